@@ -1,8 +1,9 @@
-"""What happens when timm is imported: our networks' names join its registry; wandb and torch.compile stay out.
+"""What happens when timm is imported: our networks' names join its registry; and what stays out then.
 
 timm imports Weights & Biases wherever it is installed, asked for or not. It takes a second, and a process that is
 killed leaves two folders of it in /tmp. What torch.compile consists of takes longer than timm itself: timm imports it
-for methods that are not to be compiled, and torchvision for a function that nothing here calls.
+for methods that are not to be compiled, and torchvision for a function that nothing here calls. torchmetrics imports
+scipy.signal, a quarter of its time, to name a window as it was named before 2022, for one metric of sounds.
 """
 
 from __future__ import annotations
@@ -76,6 +77,21 @@ def _execute_without_dynamo(execute: Execute, module: ModuleType) -> None:
         del sys.modules[name]
 
 
+def _execute_without_signals(execute: Execute, module: ModuleType) -> None:
+    """For `import scipy.signal`, and `hamming` if it has none."""
+    name = "scipy.signal"
+    if name in sys.modules:
+        execute(module)
+        return
+    stand_in = type(sys)(name)
+    stand_in.__dict__["hamming"] = None
+    sys.modules[name] = stand_in
+    try:
+        execute(module)
+    finally:
+        del sys.modules[name]
+
+
 def _execute_with_late_disabling(execute: Execute, module: ModuleType) -> None:
     """`torch.compiler.disable` imports all that it disables; torch's own for optimizers does so at the first call."""
     from torch._compile import _disable_dynamo
@@ -95,6 +111,7 @@ _CHANGES: dict[str, Callable[[Execute, ModuleType], None]] = {
     "timm.utils.summary": _execute_without_wandb,
     "timm.layers.typing": _execute_with_late_disabling,
     "torchvision.ops.roi_align": _execute_without_dynamo,
+    "torchmetrics": _execute_without_signals,
 }
 
 

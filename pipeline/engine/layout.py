@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from widemix.data.precision import autocast
+from widemix.optim.dtensor import is_dtensor
 
 _MIXED_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm)  # on CPUs autocast does not cast what these are given
 
@@ -27,7 +27,7 @@ class _Adapted:
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)  # type: ignore[misc]
         see = type(self)._seen.get(name)
-        if see is None or value is None or isinstance(value, DTensor) or not value.numel():  # it is sharded now
+        if see is None or value is None or is_dtensor(value) or not value.numel():  # it is sharded now
             return value
         return see(value)
 

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from widemix.distributed.topology import Topology
 from widemix.engine.average import Ema, swapped
@@ -15,6 +14,7 @@ from widemix.engine.batch_norm import Frozen
 from widemix.engine.layout import all_names
 from widemix.engine.state import Shard, State, by_parameter
 from widemix.optim.build import group_scalars, set_group_scalars
+from widemix.optim.dtensor import local_part
 from widemix.optim.section import OptimSection
 from widemix.recipe.train import TrainSection
 
@@ -185,7 +185,7 @@ class ShardedModel(ABC):
 
     def _masters(self) -> list[torch.Tensor]:
         """The local tensors of the fp32 weights."""
-        return [_local(tensor.detach()) for tensor in self.optimizer_tensors()]
+        return [local_part(tensor.detach()) for tensor in self.optimizer_tensors()]
 
     def _ema_sources(self) -> list[torch.Tensor]:
         """What the EMA averages: the weights and the statistics of batch norms."""
@@ -203,7 +203,7 @@ class ShardedModel(ABC):
         average = self.spec.evaluation_weight
         if average is None:
             return self._masters()
-        return [_local(average(self.optimizer, tensor).detach()) for tensor in self.optimizer_tensors()]
+        return [local_part(average(self.optimizer, tensor).detach()) for tensor in self.optimizer_tensors()]
 
     def _distributed_tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """(key in the state, parameter's name, local tensor) of all that has the layout of the optimizer tensors.
@@ -220,7 +220,7 @@ class ShardedModel(ABC):
                 yield f"optimizer/y/{name}", name, masters[index]
             for slot, value in self.optimizer.state.get(tensors[index], {}).items():
                 if isinstance(value, torch.Tensor) and slot != "step":
-                    yield f"optimizer/{slot}/{name}", name, _local(value)
+                    yield f"optimizer/{slot}/{name}", name, local_part(value)
 
     def _replicated_tensors(self) -> dict[str, torch.Tensor]:
         """The rest of the state, which every rank has whole: copies on the CPU. Every rank calls it."""
@@ -249,7 +249,7 @@ class ShardedModel(ABC):
             return
         if slot not in state:
             state[slot] = torch.zeros_like(tensor)
-        self.load_shard(name, value, _local(state[slot]))
+        self.load_shard(name, value, local_part(state[slot]))
 
     def _load_ema(self, ema: Ema, state: State) -> None:
         """The state's EMA; where it has none, the average starts from the state's weights."""
@@ -264,7 +264,3 @@ class ShardedModel(ABC):
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", torch.float32, copy=True)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

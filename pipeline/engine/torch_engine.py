@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from typing_extensions import override
 
 from widemix.data.batches import Batch
@@ -14,6 +13,7 @@ from widemix.distributed.topology import Topology
 from widemix.engine.contract import Engine, StepResult, block_of
 from widemix.engine.state import State
 from widemix.optim.build import build_optimizer
+from widemix.optim.dtensor import gathered
 from widemix.optim.section import OptimSection
 from widemix.recipe.train import TrainSection
 
@@ -64,8 +64,7 @@ class TorchEngine(Engine):
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
         if self.clip is not None:
             nn.utils.clip_grads_with_norm_(self.parameters.values(), self.clip, norm)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
+        norm = gathered(norm)
         self.update(norm)
         self.optimizer.zero_grad(set_to_none=True)
         return StepResult(loss, norm.detach().to(self.device), block_norms)
@@ -77,8 +76,7 @@ class TorchEngine(Engine):
             if parameter.grad is not None:
                 gradients[block_of(name)].append(parameter.grad)
         norms = [nn.utils.get_total_norm(own) for own in gradients.values()]
-        whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-        return torch.stack([norm.to(self.device) for norm in whole])  # of no gradient: a zero on the CPU
+        return torch.stack([gathered(norm).to(self.device) for norm in norms])  # of no gradient: a zero on the CPU
 
     def update(self, norm: torch.Tensor) -> None:
         """The optimizer's step, unless the gradient's norm is not finite: then nothing but fp16's scale changes."""

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -19,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from widemix.engine import prepare
 from widemix.models.registry import build_model, empty_inputs
 from widemix.models.sw_mlp.sparse import SparseLinear
+from widemix.optim.dtensor import local_part
 from widemix.recipe import Recipe
 
 GPU = torch.device("cuda")
@@ -88,8 +88,7 @@ class MemoryTracker(TorchDispatchMode):
     def watch(self, *tensors: torch.Tensor) -> None:
         """Count tensors that were created before the mode was active."""
         for tensor in tensors:
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            self._alive[local.untyped_storage()] = None
+            self._alive[local_part(tensor).untyped_storage()] = None
         self.peak = max(self.peak, self.alive)
 
     @property

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from typing_extensions import override
+
+from widemix.optim.dtensor import is_dtensor
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: five steps bring singular values to 0.7 ... 1.2
 _STEPS = 5
@@ -44,9 +45,9 @@ class Muon(torch.optim.Optimizer):
 
 def _orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     """The nearest semi-orthogonal matrix, roughly, in the layout of `matrix`: Newton-Schulz's iteration."""
-    if isinstance(matrix, DTensor):
+    if is_dtensor(matrix):
         whole = _orthogonal(matrix.full_tensor())
-        everywhere = DTensor.from_local(whole, matrix.device_mesh, run_check=False)  # replicated: the default
+        everywhere = type(matrix).from_local(whole, matrix.device_mesh, run_check=False)  # replicated: the default
         return everywhere.redistribute(placements=matrix.placements)  # without communication
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix

@@ -2,10 +2,11 @@
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import SGD
 from torch.optim.sgd import sgd
 from typing_extensions import override
+
+from widemix.optim.dtensor import local_part
 
 
 class FusedSgd(SGD):
@@ -25,18 +26,14 @@ class FusedSgd(SGD):
                 for weight in weights:
                     if "momentum_buffer" not in self.state[weight]:
                         self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
-                momenta = [_local(self.state[weight]["momentum_buffer"]) for weight in weights]
+                momenta = [local_part(self.state[weight]["momentum_buffer"]) for weight in weights]
             keys = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
             sgd(
-                [_local(weight) for weight in weights],
-                [_local(weight.grad) for weight in weights],
+                [local_part(weight) for weight in weights],
+                [local_part(weight.grad) for weight in weights],
                 momenta,
                 fused=True,
                 grad_scale=getattr(self, "grad_scale", None),
                 found_inf=getattr(self, "found_inf", None),
                 **{key: group[key] for key in keys},
             )
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
