@@ -97,15 +97,16 @@ def _summary(runs: Sequence[ReportedRun]) -> str:
 
 
 def _differences(runs: Sequence[ReportedRun]) -> str:
-    """The recipe keys that not all runs share."""
+    """The recipe keys that not all runs share: a row for each, or for each run where there are more runs."""
     keys = differing_keys([run.recipe for run in runs])
     if not keys:
         return "<p>All runs have the same recipe.</p>"
-    rows = (
-        (f"<code>{escape(name)}</code>", *("–" if value is ... else escape(str(value)) for value in values))
-        for name, values in keys
-    )
-    return table(("", *(named(runs, number) for number in range(len(runs)))), rows)
+    names = [f"<code>{escape(name)}</code>" for name, _ in keys]
+    cells = [["–" if value is ... else escape(str(value)) for value in values] for _, values in keys]
+    runs_named = [named(runs, number) for number in range(len(runs))]
+    if len(runs) > len(keys):
+        names, cells, runs_named = runs_named, [list(row) for row in zip(*cells, strict=True)], names
+    return table(("", *runs_named), ((name, *row) for name, row in zip(names, cells, strict=True)))
 
 
 def _curves(runs: Sequence[ReportedRun]) -> str:

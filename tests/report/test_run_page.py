@@ -119,6 +119,34 @@ def test_the_curves_are_those_of_metrics_jsonl(runs, tmp_path):
     assert "model.depth" not in page.text  # it does not differ
 
 
+def test_what_differs_has_a_row_for_each_key_or_where_there_are_more_runs_for_each_run(tmp_path):
+    def rows(*changes: dict) -> list[list[str]]:
+        folders = []
+        for number, change in enumerate(changes):
+            folder = tmp_path / f"{len(changes)} {number}"
+            folder.mkdir()
+            words = [(key, str(value)) for key, value in change.items()]
+            (folder / "recipe.yaml").write_text(dump_recipe(load_recipe("digits/mixer", words)))
+            (folder / "metrics.jsonl").write_text('{"step": 1, "split": "train", "images_per_s": 1.0}\n')
+            (folder / "environment.json").write_text("{}")
+            folders.append(folder)
+        part = written(tmp_path, *folders).partition("What differs")[2].partition("</table>")[0]
+        cells = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in part.split("<tr>")[1:]]
+        return [[re.sub("<.*?>", "", cell) for cell in row] for row in cells]
+
+    two = [
+        {"train.seed": 1, "model.depth": 2, "optim.lr": 0.5},
+        {"train.seed": 2, "model.depth": 3, "optim.lr": 0.25},
+    ]
+    keys = ["model.depth", "optim.lr", "train.seed"]
+    assert rows(*two) == [["", "2 0", "2 1"], [keys[0], "2", "3"], [keys[1], "0.5", "0.25"], [keys[2], "1", "2"]]
+    four = [{"train.seed": seed, "model.depth": 2 + seed // 2} for seed in range(4)]
+    assert rows(*four) == [
+        ["", "model.depth", "train.seed"],
+        *([f"4 {seed}", str(2 + seed // 2), str(seed)] for seed in range(4)),
+    ]
+
+
 def test_each_start_has_its_seconds_by_part(runs, tmp_path):
     cells = written(tmp_path, *runs).partition("Starts, in seconds")[2].partition("</table>")[0]
     rows = [re.findall(r'<td class="n">(.*?)</td>', row) for row in cells.split("<tr>")[2:]]
