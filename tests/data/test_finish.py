@@ -28,6 +28,7 @@ MIXES: dict[str, dict] = {
 ROUNDS = {FP32: 0.0, FP16: 0.0, BF16: 2**-7}  # the interpreter rounds down to bf16
 
 
+@pytest.mark.long
 @COMPILED
 def test_by_the_interpreter(pytestconfig):
     run_interpreted(__file__, pytestconfig)

@@ -114,6 +114,7 @@ def test_numbers_of_which_a_sample_may_have_several_are_in_numeric_order(tmp_pat
     assert rows == [[1, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
 
 
+@pytest.mark.long
 def test_ids_in_place_of_labels_take_no_memory_of_rows_by_classes(tmp_path):
     classes, samples = read_table(tmp_path, [f"id{i}" for i in range(100_000)], "labels")  # 40 GB as an array
     assert len(classes) == len(samples) == 100_000

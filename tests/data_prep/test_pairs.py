@@ -231,6 +231,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, folder, name):
         prepare("mnli", folder, tmp_path / "out", PrepSettings())
 
 
+@pytest.mark.long
 @tokenizers
 @pytest.mark.parametrize(
     ("source", "counts"), [("mnli", {"train": 9888, "dev_matched": 9815}), ("snli", {"dev": 9842})]

@@ -338,6 +338,7 @@ def test_changed_data_are_not_believed(tmp_path, images, uninterrupted, small_sh
     assert contents(out) == uninterrupted
 
 
+@pytest.mark.long
 def test_some_random_kills_and_damages(tmp_path):
     """A few of those of `python -m tests.data_prep.kills`, which does hundreds."""
     found = list(kills.run(["digits", "mnist"], count=2, seed=0, root=tmp_path))

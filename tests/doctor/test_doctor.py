@@ -30,6 +30,7 @@ def python(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
 # The whole command, in processes of its own.
 
 
+@pytest.mark.long
 def test_where_the_tests_run_training_can_run() -> None:
     script = "import sys; from widemix.doctor import run_doctor; code = run_doctor()"
     run = python(f"{script}; assert 'ffcv' not in sys.modules; sys.exit(code)")

@@ -33,6 +33,7 @@ def port() -> int:
     return free_port()
 
 
+@pytest.mark.long
 def test_a_rank_with_another_version_is_named_by_real_ranks(port: int, tmp_path: Path) -> None:
     metadata = tmp_path / "timm-0.0.1.dist-info" / "METADATA"
     metadata.parent.mkdir()
@@ -51,6 +52,7 @@ def test_a_rank_with_another_version_is_named_by_real_ranks(port: int, tmp_path:
     assert faulty.wait()[0] == 1
 
 
+@pytest.mark.long
 def test_a_rank_that_does_not_start_is_named(port: int, tmp_path: Path) -> None:
     faulty, nowhere = tmp_path / "faulty", tmp_path / "none" / "faulty"
     code, output = launch(2, 0, port, "--timeout", "1", "--exclude", str(faulty)).wait()

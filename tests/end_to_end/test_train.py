@@ -122,6 +122,7 @@ def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_pa
     assert_same_curve(run, undisturbed, 1e-4)
 
 
+@pytest.mark.long
 def test_ctrl_c_that_ends_the_reader_of_the_output_first(train, tmp_path):
     """As Ctrl-C at `widemix train 2>&1 | tee log` does."""
     run = tmp_path / "run"
@@ -136,6 +137,7 @@ def test_ctrl_c_that_ends_the_reader_of_the_output_first(train, tmp_path):
     assert (run / f"checkpoints/{last:08d}/COMPLETE").exists()
 
 
+@pytest.mark.long
 def test_a_run_whose_terminal_is_closed_saves(digits, tmp_path):
     """As a closed ssh does it, with a progress bar that nobody sees any more."""
     run = tmp_path / "run"
@@ -170,6 +172,7 @@ def test_a_run_stopped_where_it_would_evaluate_saves_first_and_leaves_the_same_r
     assert [line["loss"] for line in eval_lines(run)] == pytest.approx([line["loss"] for line in expected], rel=1e-4)
 
 
+@pytest.mark.long
 def test_saving_and_evaluating_by_the_clock_changes_no_number(train, undisturbed, tmp_path):
     run = tmp_path / "run"
     often = ("--train.save_minutes", "0.002", "--eval.every_minutes", "0.001", "--eval.every_epochs", "1")

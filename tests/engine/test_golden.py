@@ -39,6 +39,7 @@ def test_one_rank_has_the_losses_of_the_plain_loop(one_rank, expected, case):
     assert one_rank[case] == pytest.approx(expected(recipe)[:GOLDEN_STEPS], rel=TOLERANCE[precision])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
 def test_fp16_skips_a_step_on_all_ranks_that_is_too_large_on_one(ranks, engine):
     found = ranks(2, "overflowing")[engine]

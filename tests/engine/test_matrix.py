@@ -16,7 +16,8 @@ NEVER = {
 }
 
 
-@pytest.mark.parametrize(("job", "count"), [("matrix_begun", 6), pytest.param("matrix", 67, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("job", "count"), [("matrix_begun", 6), ("matrix", 67)])
 def test_each_two_values_that_go_together_train_on_two_ranks(job, count, ranks):
     cells, never = ranks(2, job)
     assert {cell: result for cell, result in cells.items() if result != "trained"} == {}

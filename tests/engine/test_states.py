@@ -82,6 +82,7 @@ def test_frozen_weights_stay_and_are_saved_and_loaded_with_the_others(digits, na
     assert losses + setting.run(other, range(4, STEPS)) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_probe_on_two_ranks_is_the_head_alone_on_the_features_of_the_frozen_body(ranks, digits):
     """Bit for bit the body stays, its batch norms and the average too, on every engine and when resumed."""
     setting = Setting(REPMLP, digits, *PROBE)

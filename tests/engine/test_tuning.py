@@ -43,6 +43,7 @@ def test_gradients_reduced_in_bf16_are_rounded_and_no_more(ranks, reference):
     assert found != pytest.approx(reference, rel=1e-7)
 
 
+@pytest.mark.long
 def test_hybrid_sharding_computes_and_saves_what_one_rank_does(ranks, digits, reference):
     """Two nodes of two ranks."""
     found = ranks(4, "hybrid")
@@ -104,6 +105,7 @@ def test_keys_without_effect_are_errors(overrides, words):
         load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", FIXED)
 def test_deterministic_runs_resume_bit_by_bit_on_three_ranks(ranks, engine):
     (losses, weights), (other_losses, other_weights) = ranks(3, "resumed")[engine]

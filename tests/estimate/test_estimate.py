@@ -98,7 +98,14 @@ def test_a_ring_moves_what_it_must_and_hides_it_behind_the_backward_pass():
     assert exposed([gathers], 2, 1e9, backward=1) == pytest.approx(0.5 + 50e-6)
 
 
-@pytest.mark.parametrize(("name", "published"), [("mixer_s16", 1543), ("mixer_b16", 528), ("mixer_l16", 164)])
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("mixer_b16", 528),
+        pytest.param("mixer_s16", 1543, marks=pytest.mark.long),
+        pytest.param("mixer_l16", 164, marks=pytest.mark.long),
+    ],
+)
 def test_the_roofline_against_published_speeds(name, published):
     """timm's benchmark-train-amp-nchw table for an RTX 3090."""
     values = load_recipe(B16).model_dump(mode="json")

@@ -81,7 +81,7 @@ def batches_of(name: str, images: Path, folder: Path, world: int, stop: int) -> 
     return [tuple(map(torch.cat, zip(*step, strict=True))) for step in ranks]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "package"), [("plain_loop", "torchvision"), ("lightning_module", "lightning")])
 def test_an_epoch_begun_on_two_ranks_is_ended_on_three(name: str, package: str, images: Path, tmp_path: Path) -> None:
     if importlib.util.find_spec(package) is None:

@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 
 
+@pytest.mark.long
 def test_loaders_in_forked_processes(images: Path) -> None:
     command = [
         sys.executable,

@@ -94,7 +94,7 @@ def test_a_step_is_that_of_the_block_as_it_is_written(shape, size):
         assert_near(step(block, x), exact_step(block, x), 1e-4 if scale_free else 1e-5)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.long
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs x86-64's instructions")
 @pytest.mark.parametrize("compiled_for", MACHINES, indirect=True)
 def test_a_step_is_the_same_on_other_machines(compiled_for):

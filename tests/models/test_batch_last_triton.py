@@ -26,6 +26,7 @@ TYPES = [(FP32, FP32), (BF16, BF16), (FP16, FP16), (FP32, BF16), (BF16, FP32)]
 TOLERANCE = {FP32: 5e-6, FP16: 2e-3, BF16: 1.6e-2}  # the interpreter rounds down
 
 
+@pytest.mark.long
 @COMPILED
 def test_by_the_interpreter(pytestconfig):
     run_interpreted(__file__, pytestconfig)
@@ -158,7 +159,7 @@ def test_pytorch_computes_where_triton_is_missing():
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.long
 @COMPILED
 @pytest.mark.parametrize(
     ("gpu", "types", "size"),

@@ -89,6 +89,7 @@ def test_compilers_have_no_complaint(compiler, home, monkeypatch):
     assert ctypes.CDLL(str(compiled())).mixer_block
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_compilers_make_vectors_of_avx2(compiler, tmp_path):
     """And no calls of functions for single numbers."""

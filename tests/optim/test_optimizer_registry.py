@@ -39,6 +39,7 @@ def results(digits, tmp_path_factory):
     return torch.load(folder / "results.pt")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_registered_optimizer_trains_and_resumes_on_every_engine(results, engine):
     losses, resumed = results[engine]

@@ -75,6 +75,7 @@ def test_one_that_cannot_be_opened(tmp_path, monkeypatch):
     assert not (tmp_path / "trackers.json").exists()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")  # MLflow 3.17's, on SQLAlchemy 2.1
 def test_mlflow_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'widemix[mlflow]'")
@@ -139,6 +140,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_server_that_is_gone(tmp_path, monk
     assert tracker._client.get_run(tracker.id).info.status == "FINISHED"
 
 
+@pytest.mark.long
 def test_wandb_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'widemix[wandb]'")
     from wandb.proto.wandb_internal_pb2 import Record

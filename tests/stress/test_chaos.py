@@ -53,6 +53,7 @@ def test_ranks_that_torchrun_starts_again_see_nothing_of_the_attempts_before(cha
     assert "no checkpoint was saved" not in said
 
 
+@pytest.mark.long
 def test_a_loader_that_hangs_leaves_the_stacks_of_every_rank_and_ends_the_run(chaos):
     for rank in (0, 1):
         stacks = (chaos / f"hangs/stacks/rank-{rank}.txt").read_text()
