@@ -25,7 +25,14 @@ def grow(folder, image):
 
 
 @pytest.mark.parametrize(
-    "settings", [PrepSettings(), PrepSettings(raw=True), PrepSettings(restart_markers=False, holdout=0.3)], ids=str
+    "settings",
+    [
+        PrepSettings(),
+        PrepSettings(raw=True),
+        PrepSettings(restart_markers=False, holdout=0.3),
+        PrepSettings(encoding="coefficients"),
+    ],
+    ids=str,
 )
 def test_what_is_new_is_told_and_added(tmp_path, folder, image, settings, monkeypatch):
     image(0, mode="L").save(folder / "train/ant/grey.png")

@@ -32,8 +32,12 @@ def prepare_parts(source, origin, root, options, max_bad=0.01):
 
 @pytest.mark.parametrize(
     "options",
-    [{"shuffle": True}, {"restart_markers": False, "shuffle": False, "holdout": 0.3, "seed": 1}],
-    ids=["markers", "own"],
+    [
+        {"shuffle": True},
+        {"restart_markers": False, "shuffle": False, "holdout": 0.3, "seed": 1},
+        {"encoding": "coefficients"},
+    ],
+    ids=["markers", "own", "coefficients"],
 )
 def test_the_joined_parts_have_the_bytes_of_one_preparation(tmp_path, folder, image, options):
     """With images that a rule applied to, and some that cannot be decoded; pages of several images."""
