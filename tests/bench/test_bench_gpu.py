@@ -108,3 +108,12 @@ def test_tests_that_failed_are_named(tmp_path):
         {"name": "all", "tests": 2, "failures": 1, "errors": 0, "skipped": 0},
         {"name": "failed: tests.a::test_x", "tests": None, "failures": None, "errors": None, "skipped": None},
     ]
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(1, [1]), (16, [1, 16])])
+def test_the_loader_is_timed_on_one_thread_and_on_all(tmp_path, monkeypatch, cpus, threads):
+    """On every power of two between them it would be stopped before it has written a row."""
+    monkeypatch.setattr(gpu, "usable_cpus", lambda: cpus)
+    words = list(PARTS["loader"].words(Where(tmp_path, tmp_path, False), tmp_path))
+    start = words.index("--threads") + 1
+    assert words[start : words.index("--json")] == threads
