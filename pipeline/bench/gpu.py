@@ -208,7 +208,7 @@ def run_parts(names: Sequence[str], where: Where, minutes: float) -> Exit:
 
 
 def _record(where: Where, name: str) -> Path:
-    """The file that a part with rows leaves when it has ended: command, state, seconds, machine and rows."""
+    """The file that a part leaves when it has ended: command, state, seconds, machine, and rows if there are any."""
     return where.to / f"{name}.json"
 
 
@@ -233,7 +233,7 @@ def _run_part(name: str, where: Where, limit: float) -> bool:
     try:
         rows = part.rows(folder)
     except FileNotFoundError:  # it has not come so far
-        return False
+        rows = []
     kept = {"command": shlex.join(command), "state": state, "seconds": seconds, "machine": machine(*VERSIONS)}
     atomic_write(_record(where, name), json.dumps(kept | {"rows": rows}, indent=1) + "\n")
     return code == 0
@@ -269,12 +269,12 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def table(where: Where) -> str:
-    """The rows of all parts that have ended, in Markdown."""
+    """All parts that have ended, in Markdown: how, and their rows."""
     texts = []
     for name, part in PARTS.items():
         if kept := _read(where, name):
             head = (
                 f"## {part.title}\n\n`{kept['command']}`: {kept['state']}, {kept['seconds']:g} s; {kept['machine']}"
             )
-            texts.append(f"{head}\n\n{markdown(kept['rows'])}")
+            texts.append(f"{head}\n\n{markdown(kept['rows'])}" if kept["rows"] else f"{head}\n")
     return "\n".join(texts)
