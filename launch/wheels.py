@@ -15,7 +15,7 @@ import tarfile
 import urllib.request
 from pathlib import Path
 
-from widemix.errors import InputError
+from widemix.errors import Exit, InputError
 from widemix.native.build import BuildError, compile_library, shipped
 from widemix.native.levels import LEVELS
 
@@ -54,28 +54,40 @@ def main() -> int:
     try:
         if missing := [name for name in ("cmake", "nasm", "ninja") if not shutil.which(name)]:
             raise InputError(f"{' '.join(missing)}: not installed; apt-get install cmake nasm ninja-build")
-        jpeg = arguments.jpeg or download(project / "build" / JPEG)
+        jpeg = check_jpeg(arguments.jpeg or download(project / "build" / JPEG))
         run_setuptools(project, work / "any", "sdist", "--dist-dir", dist)
         run_setuptools(project, work / "any", "build", "bdist_wheel", "--dist-dir", dist)
         for machine in arguments.machines:
             build_wheel(project, work / machine, machine, jpeg.resolve(), dist)
     except (InputError, BuildError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return Exit.WRONG_INPUT if isinstance(error, InputError) else Exit.FAILED
     print(*sorted(path.name for path in dist.iterdir()), sep="\n")
     return 0
 
 
 def download(folder: Path) -> Path:
-    """The folder of libjpeg-turbo's sources, which are downloaded if they are not there. Raises `InputError`."""
+    """The folder of libjpeg-turbo's sources, downloaded if they are not there. Raises `BuildError`."""
     if not folder.exists():
         print(f"downloading {JPEG_URL}")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        archive, _ = urllib.request.urlretrieve(JPEG_URL)
+        try:
+            archive, _ = urllib.request.urlretrieve(JPEG_URL)
+        except OSError as error:
+            cure = "where there is a network, unpack it; --jpeg FOLDER names the result"
+            raise BuildError(f"{JPEG_URL}: {getattr(error, 'reason', error)}; {cure}") from None
         if hashlib.sha256(Path(archive).read_bytes()).hexdigest() != JPEG_SHA256:
-            raise InputError(f"{JPEG_URL}: is not the file it was; its SHA-256 is not {JPEG_SHA256}")
+            raise BuildError(f"{JPEG_URL}: is not the file it was; its SHA-256 is not {JPEG_SHA256}")
         with tarfile.open(archive) as tar:
             tar.extractall(folder.parent, filter="data")
+    return folder
+
+
+def check_jpeg(folder: Path) -> Path:
+    """Check that a folder has the sources of `JPEG`; returns it. Raises `InputError`."""
+    cmake = folder / "CMakeLists.txt"
+    if not cmake.exists() or f"set(VERSION {JPEG.rpartition('-')[2]})" not in cmake.read_text():
+        raise InputError(f"{folder}: has not the sources of {JPEG}; unpack {JPEG_URL}")
     return folder
 
 

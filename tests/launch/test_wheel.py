@@ -4,12 +4,15 @@ import os
 import re
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-from widemix.errors import InputError
+from widemix.errors import Exit, InputError
+from widemix.launch import wheels
 from widemix.recipe.files import SHIPPED, find_recipe, load_recipe
 
 # A folder of a checkout taken for a module: `pipeline.train`, `-m launch.pod`, `from data_prep import`; but paths and
@@ -93,3 +96,29 @@ def test_shipped_recipes_are_found_by_name_unless_there_is_a_file(tmp_path: Path
         load_recipe("digits/rp_mixr.yaml")
     with pytest.raises(InputError, match=r"mnist/monarh: no such recipe; did you mean mnist/monarch\?"):
         load_recipe("mnist/monarh")
+
+
+def test_building_wheels_names_what_is_missing(tmp_path: Path, monkeypatch, capsys) -> None:
+    def no_network(url: str) -> None:
+        raise urllib.error.URLError("Name or service not known")
+
+    def build(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(
+            "sys.argv", ["wheels", "--project", str(tmp_path), "--to", str(tmp_path / "dist"), *words]
+        )
+        return wheels.main(), capsys.readouterr().err
+
+    monkeypatch.setattr(urllib.request, "urlretrieve", no_network)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    code, message = build()
+    assert (code, message.count("\n")) == (Exit.FAILED, 1)
+    assert re.search(r"libjpeg-turbo-3.2.0.tar.gz: Name or service not known; .*--jpeg FOLDER", message)
+    other = tmp_path / "libjpeg-turbo-2.1"
+    other.mkdir()
+    (other / "CMakeLists.txt").write_text("set(VERSION 2.1.5)\n")
+    for folder in (other, tmp_path / "none"):
+        code, message = build("--jpeg", str(folder))
+        assert (code, message.count("\n")) == (Exit.WRONG_INPUT, 1)
+        assert f"{folder}: has not the sources of libjpeg-turbo-3.2.0; unpack https://" in message
+    monkeypatch.setattr("shutil.which", lambda name: None if name == "nasm" else name)
+    assert build() == (Exit.WRONG_INPUT, "error: nasm: not installed; apt-get install cmake nasm ninja-build\n")

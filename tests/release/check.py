@@ -50,9 +50,9 @@ def check_workflows() -> None:
 def check_metadata(dist: Path, version: str) -> None:
     """Check names, metadata and the symbols that compiled code asks of the system."""
     files = sorted(dist.iterdir())
-    wheels = {file.name.removeprefix(f"widemix-{version}-py3-none-").removesuffix(".whl") for file in files[:-1]}
-    assert wheels == {"any", *(f"manylinux_2_28_{machine}" for machine in LEVELS)}, files
-    assert files[-1].name == f"widemix-{version}.tar.gz", files
+    wheels = [f"widemix-{version}-py3-none-{tag}.whl" for tag in ("any", *(f"manylinux_2_28_{m}" for m in LEVELS))]
+    if differ := {file.name for file in files}.symmetric_difference((*wheels, f"widemix-{version}.tar.gz")):
+        sys.exit(f"{dist} has not the files of {version}; missing or too many: {', '.join(sorted(differ))}")
     run(sys.executable, "-m", "twine", "check", "--strict", *files)
     for file in files:
         if "manylinux" in file.name:
