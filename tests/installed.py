@@ -29,7 +29,7 @@ FOLLOWED = (
     "report runs/a --to a.html",
     "predict exported images --to predictions.csv",
 )
-CODE = re.compile(r"^    (?!-)(.+)$|^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"^    (?!-)([^\n]+)$|^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(widemix [a-z][^`\n]*)`")
 NAME = re.compile(r"(?<![\w./-])widemix(?:\.\w+)+")
 COMMAND = re.compile(r"(?:^|[;|] |-m )widemix ((?:[a-z]+)(?: .*)?)$")

@@ -1,7 +1,7 @@
 """Check what is in dist/ before it is published: `make release-check`. Needs no network.
 
-The wheel for this machine is tested in an environment that has it and its requirements, no compiler, and a home that
-cannot be written to.
+The source distribution is built, to the files of the wheel without compiled code. The wheel for this machine is
+tested in an environment that has it and its requirements, no compiler, and a home that cannot be written to.
 """
 
 import json
@@ -33,7 +33,8 @@ def run(*command: object, folder: Path = ROOT, **environ: str) -> str:
 def check_versions() -> str:
     """The version, which all files have."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text(), "CITATION.cff has another version"
+    if f"version: {version}\n" not in (ROOT / "CITATION.cff").read_text():
+        sys.exit("CITATION.cff has another version")
     if f"## {version}" not in (ROOT / "CHANGELOG.md").read_text():
         sys.exit(f"CHANGELOG.md has no heading {version}")
     return version
@@ -64,13 +65,24 @@ def check_metadata(dist: Path, version: str) -> None:
 
 
 def check_symbols(wheel: Path) -> None:
-    """Check that compiled code has no symbols of libjpeg that another library could meet."""
+    """Check that compiled code neither gives symbols of libjpeg to other libraries nor asks for theirs."""
     with tempfile.TemporaryDirectory() as name, zipfile.ZipFile(wheel) as archive:
         for member in [member for member in archive.namelist() if member.endswith(".so")]:
             path = archive.extract(member, name)
-            symbols = run("nm", "--dynamic", "--defined-only", path)
-            assert " jpeg_library" in symbols, path
+            symbols = run("nm", "--dynamic", path)
+            assert " T jpeg_library" in symbols, path
             assert not re.search(r" (jpeg_(?!library)|jsimd_|jinit_|tj)\w*", symbols), symbols
+
+
+def check_source(source: Path, wheel: Path) -> None:
+    """Build the source distribution, and compare its files with those of the wheel without compiled code."""
+    with tempfile.TemporaryDirectory() as name:
+        options = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", name)
+        run(sys.executable, "-m", "pip", "wheel", *options, source)
+        built, ours = (zipfile.ZipFile(path) for path in (Path(name, wheel.name), wheel))
+        differ = set(built.namelist()).symmetric_difference(ours.namelist())
+        assert not differ, f"{source.name} makes another wheel: {differ}"
+        print(f"{source.name}: builds; {len(ours.namelist())} files")
 
 
 def bare_environment(folder: Path, wheel: Path) -> Path:
@@ -88,8 +100,8 @@ def check_wheel(wheel: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         python = bare_environment(folder / "venv", wheel)
-        (folder / "home").mkdir(0o500)
-        environ = {"PATH": str(python.parent), "HOME": str(folder / "home"), "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+        home = "/sys"  # where root cannot write either
+        environ = {"PATH": str(python.parent), "HOME": home, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
         environ |= {"XDG_CACHE_HOME": "", "WIDEMIX_NATIVE": ""}
         print(run(python.parent / "widemix", "--version", folder=folder, **environ), end="")
         run(python, "-P", ROOT / "tests/installed.py", ROOT, folder=folder, **environ)
@@ -110,6 +122,7 @@ def main() -> None:
     version = check_versions()
     check_workflows()
     check_metadata(ROOT / "dist", version)
+    check_source(ROOT / f"dist/widemix-{version}.tar.gz", ROOT / f"dist/widemix-{version}-py3-none-any.whl")
     for wheel in (ROOT / "dist").glob("*manylinux*.whl"):
         check_symbols(wheel)
     check_wheel(next((ROOT / "dist").glob(f"*_{platform.machine()}.whl")))
