@@ -97,7 +97,7 @@ LOWEST = tests/recipe tests/formats tests/optim tests/models/test_mixer.py tests
 lowest:
 	uv venv --quiet --clear build/lowest
 	uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[dev]'
-	build/lowest/bin/python -m pytest -o filterwarnings=default -n logical --maxprocesses 4 $(BY_FILE) $(LOWEST) $(ARGS)
+	PYTHONDONTWRITEBYTECODE= build/lowest/bin/python -m pytest -o filterwarnings=default -n logical --maxprocesses 4 $(BY_FILE) $(LOWEST) $(ARGS)
 
 # The results' tables and figures, which lie outside docs/, come into the site.
 SITE = build/docs
