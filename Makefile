@@ -93,7 +93,7 @@ check: setup
 
 # What older libraries warn of is no error there.
 LOWEST = tests/recipe tests/formats tests/optim tests/models/test_mixer.py tests/data/test_loader.py \
-	tests/library/test_library.py tests/library/test_library_loader.py
+	tests/data_prep/test_pairs.py tests/library/test_library.py tests/library/test_library_loader.py
 lowest:
 	uv venv --quiet --clear build/lowest
 	uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[dev]'

@@ -45,7 +45,9 @@ def learn_tokenizer(pairs: Sequence[Pair], words: int, length: int) -> Any:
     learner = wordpiece(lowercase=True)
     sentences = [sentence for pair in pairs for sentence in (pair.first, pair.second)]
     counts = Counter(
-        character for sentence in sentences for character in "".join(learner.normalize(sentence).split())
+        character
+        for sentence in sentences
+        for character in "".join(learner.normalizer.normalize_str(sentence).split())
     )
     alphabet = sorted(sorted(counts), key=counts.__getitem__, reverse=True)[:ALPHABET]
     first = [*SPECIAL, *alphabet, *(f"##{character}" for character in alphabet)]
