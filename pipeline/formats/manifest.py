@@ -77,7 +77,7 @@ def read_manifest(folder: Path) -> Manifest:
         return manifest
     except FileNotFoundError:
         what = "has no manifest.json" if folder.is_dir() else "no such folder"
-        raise InputError(f"{folder}: {what}; `widemix prep SOURCE --from DIR --to {folder}` writes one") from None
+        raise InputError(f"{folder}: {what}; `widemix prep SOURCE [--from DIR] --to {folder}` writes one") from None
     except NotADirectoryError:
         raise InputError(f"{folder}: is a file; name the folder that `widemix prep` wrote") from None
     except OSError as error:
