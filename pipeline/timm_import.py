@@ -49,47 +49,46 @@ class _Finder:
         return spec
 
 
-def _execute_without_wandb(execute: Execute, module: ModuleType) -> None:
-    if "wandb" in sys.modules:
+def _execute_seeing(stand_in: ModuleType | None, name: str, execute: Execute, module: ModuleType) -> bool:
+    """Execute a module in which `import NAME` finds the stand-in; not, and False, if NAME is imported already."""
+    if name in sys.modules:
         execute(module)
-        return
-    sys.modules["wandb"] = None  # type: ignore[assignment]  # which makes its import fail
+        return False
+    sys.modules[name] = stand_in  # type: ignore[assignment]  # None makes its import fail
     try:
         execute(module)
     finally:
-        del sys.modules["wandb"]
-    module.__dict__["wandb"] = _Later("wandb")
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+    return True
+
+
+def _execute_without_wandb(execute: Execute, module: ModuleType) -> None:
+    if _execute_seeing(None, "wandb", execute, module):
+        module.__dict__["wandb"] = _Later("wandb")
 
 
 def _execute_without_dynamo(execute: Execute, module: ModuleType) -> None:
     """For `from torch._dynamo.utils import is_compile_supported`, a function that `roi_align` calls."""
     name, function = "torch._dynamo.utils", "is_compile_supported"
-    if name in sys.modules:
-        execute(module)
-        return
     later = _Later(name)
     stand_in = type(sys)(name)
     setattr(stand_in, function, lambda *arguments: getattr(later, function)(*arguments))
-    sys.modules[name] = stand_in
-    try:
-        execute(module)
-    finally:
-        del sys.modules[name]
+    _execute_seeing(stand_in, name, execute, module)
 
 
 def _execute_without_signals(execute: Execute, module: ModuleType) -> None:
-    """For `import scipy.signal`, and `hamming` if it has none."""
+    """For `import scipy.signal`, and `hamming` if it has none. Who asks for more, as librosa does, gets it."""
     name = "scipy.signal"
-    if name in sys.modules:
-        execute(module)
-        return
     stand_in = type(sys)(name)
-    stand_in.__dict__["hamming"] = None
-    sys.modules[name] = stand_in
-    try:
-        execute(module)
-    finally:
-        del sys.modules[name]
+
+    def ask(attribute: str) -> object:
+        if sys.modules.get(name) is stand_in:
+            del sys.modules[name]
+        return getattr(import_module(name), attribute)
+
+    stand_in.__dict__.update(hamming=None, __getattr__=ask)
+    _execute_seeing(stand_in, name, execute, module)
 
 
 def _execute_with_late_disabling(execute: Execute, module: ModuleType) -> None:

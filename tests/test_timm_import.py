@@ -70,6 +70,26 @@ print(*torch.compile(disable_compiler(lambda x: x + torch.compiler.is_compiling(
 """
 
 
+ASKED = """
+import sys
+from widemix import timm_import
+def execute(module):
+    import scipy.signal
+    assert hasattr(scipy.signal, "hamming")
+    assert "scipy.signal.windows" not in sys.modules
+    from scipy.signal import convolve, windows
+    import scipy.signal.windows
+    print(*convolve([1, 2], [3, 4]), windows is scipy.signal.windows)
+timm_import._CHANGES["torchmetrics"](execute, None)
+print("scipy.signal" in sys.modules)
+"""
+
+
+def test_who_asks_for_more_of_what_is_left_out_gets_it(tmp_path):
+    """torchmetrics imports librosa where that is installed, which imports from scipy.signal."""
+    assert run(ASKED, tmp_path).stdout.split() == ["3", "10", "8", "True", "True"]
+
+
 def test_training_and_evaluation_import_neither_what_compiles_nor_what_they_may_not_need(tmp_path):
     """What timm and torchvision compile with is a third of `import timm`; what they take it for works as before."""
     done = run(NOT_COMPILED, tmp_path)
