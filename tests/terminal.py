@@ -41,6 +41,7 @@ class Terminal:
             ready, _, _ = select.select([self.own], [], [], max(0, deadline - time.monotonic()))
             if not ready:
                 self.process.kill()
+                self.process.wait()  # else a later test is told of it
                 raise TimeoutError(f"{text!r} was not said in {seconds:.0f} s: {said!r}")
             said += os.read(self.own, 1000)
 
