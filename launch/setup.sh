@@ -9,6 +9,7 @@ cd "$(dirname "$0")/.."
 log=.venv/setup.log
 stamp=.venv/stamp
 network='timed? ?out|connection|incomplete|name resolution|from versions: none|do not match the hashes|error sending request|failed to fetch'
+unbuilt='(failed to build|failed building wheel for|could not build wheels for).*ffcv|required package'
 
 say() { printf 'set-up: %s\n' "$*"; }
 fail() { say "$*" >&2; exit 1; }
@@ -63,11 +64,45 @@ install_packages() { # install_packages NAME...
     fi
 }
 
-# Print uv's path if it is there or pip can install it: it needs half of pip's time. Nothing where pip's configuration
-# names other indexes, which uv does not read.
+# Print what pip's configuration says as variables of uv, which reads its own alone: where packages come from, and how they
+# are reached. Fails where it says more than that.
+uv_variables() {
+    .venv/bin/python - <<'END'
+import ast, os, shlex, subprocess, sys
+
+NAMES = {
+    "index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX", "trusted-host": "UV_INSECURE_HOST", "cert": "SSL_CERT_FILE", "proxy": "ALL_PROXY",
+}
+NEEDLESS = {
+    "break-system-packages", "cache-dir", "config-file", "default-timeout", "disable-pip-version-check", "no-cache-dir",
+    "no-color", "no-input", "progress-bar", "quiet", "require-virtualenv", "retries", "root-user-action", "timeout",
+}
+listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+found = {}
+for scope in ("global", "install", ":env:"):  # as pip reads them, the last one counts
+    for line in listed.stdout.splitlines():
+        key, _, value = line.partition("=")
+        if key.startswith(scope + "."):
+            found[key[len(scope) + 1 :]] = ast.literal_eval(value).split()
+if set(found) - set(NAMES) - NEEDLESS:
+    sys.exit(1)
+# As pip does, the newest version of all indexes, not the newest of the first index that has the package.
+variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"} | {
+    variable: ("," if name == "find-links" else " ").join(found[name]) for name, variable in NAMES.items() if found.get(name)
+}
+for variable, value in variables.items():
+    if variable not in os.environ:
+        print(f"export {variable}={shlex.quote(value)}")
+END
+}
+
+# Set uv to its path if it is there or pip can install it, which takes a third of pip's time; to nothing if it is not to be had.
 find_uv() {
-    ! .venv/bin/python -m pip config list 2>/dev/null | grep -Eq 'index|find-links|proxy' || return 0
-    command -v uv || { run .venv/bin/python -m pip install --quiet uv && ls .venv/bin/uv 2>/dev/null; } || true
+    uv=
+    variables=$(uv_variables 2>>"$log") || return 0
+    eval "$variables"
+    uv=$(command -v uv || { run .venv/bin/python -m pip install --quiet uv && ls .venv/bin/uv 2>/dev/null; }) || uv=
 }
 
 # Packages are gigabytes, so the temporary folder is next to the environment: /tmp may be in memory.
@@ -96,15 +131,20 @@ logged() { tail -n 40 "$log" | grep -Eiq "$1"; }
 
 install_project() {
     with_progress run install --editable ".[$extras]" && return
-    logged "$network" || return 1
-    say "the network failed; trying once more"
+    if logged "$network"; then
+        say "the network failed; trying once more"
+        with_progress run install --editable ".[$extras]" && return
+    fi
+    { [ -n "$uv" ] && ! logged "no space left|$unbuilt"; } || return 1
+    say "uv cannot install them here; pip tries"
+    uv=
     with_progress run install --editable ".[$extras]"
 }
 
 explain_and_fail() {
     if logged 'no space left'; then
         fail "the disk is full: the environment takes 7 GB, the downloads kept 4 GB more (PIP_CACHE_DIR or UV_CACHE_DIR moves them)"
-    elif logged '(failed to build|failed building wheel for|could not build wheels for).*ffcv|required package'; then
+    elif logged "$unbuilt"; then
         fail "FFCV did not build; it needs: apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev python3-dev"
     elif logged "$network"; then
         fail "the network failed twice; run the same command again"
@@ -163,7 +203,7 @@ if [ -z "$current" ]; then
     find .venv/ -mindepth 1 ! -path "$log" -delete
     run "$python" -m venv "$(readlink -f .venv)" || fail "$python -m venv failed"
 fi
-uv=$(find_uv)
+find_uv
 say "installing Python packages by $([ -n "$uv" ] && echo uv || echo pip): downloads 3 GB the first time and takes some minutes"
 install_project || explain_and_fail
 # A wheel that pip cached on another system (containers may share a home folder) links to another OpenCV.

@@ -21,7 +21,8 @@ import sys, time
 from pathlib import Path
 records = Path(sys.prefix).parents[1]
 if sys.argv[1:] == ["config", "list"]:
-    print((records / "config").read_text() if (records / "config").exists() else "global.index-url='a mirror'")
+    config = records / "config"
+    print(config.read_text() if config.exists() else "global.constraint='what uv does not know'")
     sys.exit()
 with open(records / "pip-calls", "a") as calls:
     print(*sys.argv[1:], file=calls)
@@ -109,7 +110,7 @@ def test_installs_once(project: Project) -> None:
 
 
 def test_uv_installs_if_it_is_there_or_pip_can_install_it(project: Project) -> None:
-    (project.records / "config").touch()  # no mirror, which uv would not know
+    (project.records / "config").touch()
     assert project.set_up().returncode == 0
     assert project.calls("pip") == ["install --quiet uv", "install --use-pep517 --editable .[dev,ffcv]"]  # it cannot
 
@@ -118,6 +119,36 @@ def test_uv_installs_if_it_is_there_or_pip_can_install_it(project: Project) -> N
     assert "by uv" in project.set_up().stdout
     assert project.calls("uv") == ["pip install --python .venv/bin/python --compile-bytecode --editable .[dev,ffcv]"]
     assert len(project.calls("pip")) == 2
+
+
+def test_uv_is_told_what_pip_is_configured_to(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment counts more than the files of pip; uv's own variables count most."""
+    (project.records / "config").write_text(
+        ":env:.find-links='/a /b'\nglobal.cert='/c.pem'\nglobal.extra-index-url='\\nfile:///d\\nhttps://e/it''s'\n"
+        "global.find-links='/f'\nglobal.index-url='https://g'\nglobal.timeout='9'\ndownload.no-index='1'\n"
+    )
+    for name in [name for name in os.environ if name.startswith(("UV_", "SSL_CERT_"))]:
+        monkeypatch.delenv(name)
+    script = 'env | grep -E "^(UV_|SSL_CERT_)" | sort'
+    project.tool("uv", f'#!/bin/sh\n{script} >"{project.records}/uv-calls"\n')
+    expected = {
+        "SSL_CERT_FILE": "/c.pem",
+        "UV_DEFAULT_INDEX": "https://mine",
+        "UV_FIND_LINKS": "/a,/b",
+        "UV_INDEX": "file:///d https://e/its",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+    }
+    assert project.set_up(environ={"UV_DEFAULT_INDEX": "https://mine"}).returncode == 0
+    assert project.calls("uv") == [f"{name}={value}" for name, value in expected.items()]
+
+
+def test_pip_tries_where_uv_fails(project: Project) -> None:
+    (project.records / "config").touch()
+    project.tool("uv", "#!/bin/sh\necho 'error: a mirror with a password'; exit 2\n")
+    done = project.set_up()
+    assert done.returncode == 0
+    assert "set-up: uv cannot install them here; pip tries\n" in done.stdout
+    assert project.calls("pip") == ["install --use-pep517 --editable .[dev,ffcv]"]
 
 
 def test_a_line_every_ten_seconds_says_what_is_downloaded(project: Project) -> None:
