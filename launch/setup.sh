@@ -119,6 +119,7 @@ install() {
 with_progress() {
     while sleep 10 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
         step=$(grep -Eo '(Collecting|Downloading|Downloaded|Building|Built|Prepared|Installing|Installed) .*' "$log" | tail -n 1)
+        case $step in Installed*) [ -z "$uv" ] || step="compiling bytecode" ;; esac
         say "$(($(date +%s) - started)) s: ${step:-starting}"
     done &
     progress=$!
