@@ -166,31 +166,38 @@ def _inverse_density(network: Network) -> float | None:
 def mean_diagonals(similarities: Sequence[Similarity]) -> list[dict[str, Any]]:
     """Return figure 2a: for each 1/p the mean diagonal over all pairs of networks, their deviation, and how many.
 
-    Empty where a matrix is not square, or 1/p is not known. `std` is None for a single pair.
+    `std` is None for a single pair. Pairs that share a network are not independent, so `matched` has the values of
+    those alone that share none: the first of A with the first B of this 1/p, the second with the second, and so on.
+    Empty where a matrix is not square, or 1/p is not known.
     """
-    groups: dict[float, list[float]] = {}
+    groups: dict[float, list[tuple[str, str, float]]] = {}
     for each in similarities:
         mean = diagonal_mean(each.values)
         if mean is None or each.sparsity is None:
             return []
         if not math.isnan(mean):
-            groups.setdefault(each.sparsity, []).append(mean)
-    return [
-        {
-            "inverse_density": sparsity,
-            "mean": statistics.fmean(means),
-            "std": statistics.stdev(means) if len(means) > 1 else None,
-            "pairs": len(means),
-        }
-        for sparsity, means in sorted(groups.items())
-    ]
+            groups.setdefault(each.sparsity, []).append((each.row_network, each.column_network, mean))
+    found = []
+    for sparsity, pairs in sorted(groups.items()):
+        rows, columns, means = zip(*pairs, strict=True)
+        matches = set(zip(dict.fromkeys(rows), dict.fromkeys(columns), strict=False))
+        found.append(
+            {
+                "inverse_density": sparsity,
+                "mean": statistics.fmean(means),
+                "std": statistics.stdev(means) if len(means) > 1 else None,
+                "pairs": len(means),
+                "matched": [mean for row, column, mean in pairs if (row, column) in matches],
+            }
+        )
+    return found
 
 
 def mean_diagonals_csv(similarities: Sequence[Similarity]) -> str:
-    """Return `mean_diagonals` as a CSV table; empty where they are."""
+    """Return `mean_diagonals` as a CSV table, without `matched`; empty where they are."""
     text, rows = io.StringIO(), mean_diagonals(similarities)
     if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(text, ["inverse_density", "mean", "std", "pairs"], "", "ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return text.getvalue()

@@ -122,9 +122,10 @@ def _summary(held: Sequence[Held], found: Sequence[Verdict]) -> str:
     runs = sum(len(each.plan.table.rows) for each in held if each.ended)
     outside = sum(each.plan.study.measured and each.plan.study.search is None for each in held)
     words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    without = f"; {outside} of the studies are not under the protocol yet and have no verdict" if outside else ""
     return (
         f"{len(found)} statements have a computed verdict: {words}. {runs:,} runs of {len(held)} studies are in the "
-        f"tables; {outside} of the studies are not under the protocol yet and have no verdict."
+        f"tables{without}."
     )
 
 

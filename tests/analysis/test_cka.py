@@ -182,8 +182,10 @@ def test_several_first_networks_give_the_curve_over_all_pairs_and_tensorboard_ge
         "mean": pytest.approx(np.mean(means)),
         "std": pytest.approx(np.std(means, ddof=1)),
         "pairs": 4,
+        "matched": [pytest.approx(means[0]), pytest.approx(means[3])],  # each network with itself
     }
-    assert (tmp_path / "cka_diagonal.csv").read_text().splitlines()[1].split(",")[1] == str(point["mean"])
+    row = (tmp_path / "cka_diagonal.csv").read_text().splitlines()[1].split(",")
+    assert row[1:] == [str(point["mean"]), str(point["std"]), "4"]
     assert {path.name for path in tmp_path.glob("*.png")} == {"cka_diagonal.png"}
     board = EventAccumulator(str(run))
     board.Reload()
