@@ -63,5 +63,7 @@ def _settings(manifests: dict[Path, Manifest]) -> PrepSettings:
         found[number], count = folder, parts
     missing = [str(number) for number in range(1, count + 1) if number not in found]
     if missing:
-        raise InputError(f"part {', '.join(missing[:10])} of {count} is missing")
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        words = ("part", "is") if len(missing) == 1 else ("parts", "are")
+        raise InputError(f"{words[0]} {', '.join(missing[:10])}{more} of {count} {words[1]} missing")
     return PrepSettings(**manifest.settings | {"part": ""})

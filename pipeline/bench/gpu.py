@@ -32,7 +32,7 @@ from widemix.run.listing import read_lines
 VERSIONS = ("torch", "timm", "numpy")
 ROOT = Path(__file__).resolve().parents[2]
 STUDY, CIFAR = "figure7-small", Path("datasets/cifar10-5000")  # the data that it trains on
-ROWS = "rows.json"  # of `widemix bench`
+ROWS, JUNIT = "rows.json", "junit.xml"  # of `widemix bench` and of pytest
 _DONE = "done"  # the state of a part that succeeded
 _GRACE_S = 15  # between SIGINT, which lets a command end by itself, and SIGKILL
 
@@ -74,13 +74,13 @@ def _tests(where: Where, folder: Path) -> Sequence[object]:
         "default",
         *files,
         "--junitxml",
-        folder.resolve() / "junit.xml",
+        folder.resolve() / JUNIT,
     )
 
 
 def _test_rows(folder: Path) -> list[dict[str, Any]]:
     """Counts, and a row for each test that failed."""
-    (suite,) = ElementTree.parse(folder / "junit.xml").getroot().iter("testsuite")  # pytest has just written it
+    (suite,) = ElementTree.parse(folder / JUNIT).getroot().iter("testsuite")  # pytest has just written it
     counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
     failed = [case for case in suite.iter("testcase") if {"failure", "error"} & {each.tag for each in case}]
     names = [f"failed: {case.get('classname')}::{case.get('name')}" for case in failed]
@@ -224,6 +224,8 @@ def _run_part(name: str, where: Where, limit: float) -> bool:
     """Whether the part ended within `limit` seconds without an error."""
     part, folder = PARTS[name], where.to / name
     folder.mkdir(exist_ok=True)
+    for rows in (ROWS, JUNIT):
+        (folder / rows).unlink(missing_ok=True)  # of an earlier try, which this one may not come to
     output = folder / "output.txt"
     command = [str(word) for word in part.words(where, folder)]
     print(f"{name}: {shlex.join(command)}", flush=True)

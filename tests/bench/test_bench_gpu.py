@@ -73,6 +73,11 @@ def test_what_has_ended_is_kept_and_not_repeated(tmp_path, monkeypatch, capfd):
     (where.to / "bad.json").write_text(
         json.dumps({"command": "x", "state": "exit code 1", "seconds": 1.0, "machine": "m", "rows": [{"name": "b"}]})
     )
+    (where.to / "bad/rows.json").write_text('{"rows": [{"name": "of an earlier try"}]}')
+    parts["bad"] = Part("Bad", lambda where, folder: ("json.tool", tmp_path / "none"))
+    assert run_parts(["bad"], where, 1) is Exit.FAILED
+    assert "earlier" not in (where.to / "table.md").read_text()
+    capfd.readouterr()
     parts["bad"] = Part("Bad", rows_of(tmp_path / "in2", {"name": "c", "x": None}))
     assert run_parts(["good", "bad"], where, 1) is Exit.DONE
     lines = capfd.readouterr().out.splitlines()

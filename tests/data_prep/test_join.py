@@ -73,7 +73,8 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path, folder):
     prepare("image-folder", folder, other, PrepSettings(part="3/3", quality=80), processes=1)
     shutil.copytree(parts[1], copy)
     for chosen, words in (
-        (parts[:2], "part 3 of 3 is missing"),
+        (parts[:2], "^part 3 of 3 is missing"),
+        (parts[2:], "^parts 1, 2 of 3 are missing"),
         ([*parts, copy], r"copy: is the same part as .*/2"),
         ([*parts[:2], other], r"other: is a part of another preparation than .*/1"),
         ([whole], "whole: is no part"),
