@@ -4,6 +4,7 @@ The clock decides only when a run saves and evaluates. Neither changes any numbe
 not depend on it.
 """
 
+import math
 import time
 
 from widemix.distributed.requests import Request
@@ -23,12 +24,19 @@ class Cadence:
         }
 
     def requests(self) -> Request:
-        """What this rank's clock asks for now. Only rank 0's is shared."""
+        """What this rank's clock asks for now: to evaluate once, until it is `evaluated`. Only rank 0's is shared."""
         due = Request.NONE
         for request, timer in self._timers.items():
             if timer.expired():
                 due |= request
+                if request == Request.SAVE:
+                    timer.restart()
         return due
+
+    def evaluated(self) -> None:
+        """Count the minutes between evaluations from now."""
+        if timer := self._timers.get(Request.EVALUATE):
+            timer.restart()
 
     def saves(self, step: int, ends_epoch: bool, requests: Request) -> bool:
         """Whether to save after this step, counted from 1."""
@@ -44,16 +52,19 @@ class Cadence:
 
 
 class Timer:
-    """Expires once every so many minutes."""
+    """Expires once, so many minutes after its start or `restart`."""
 
     def __init__(self, minutes: float):
         self._seconds = 60 * minutes
-        self._began = time.monotonic()
+        self.restart()
+
+    def restart(self) -> None:
+        """Count the minutes from now."""
+        self._due = time.monotonic() + self._seconds
 
     def expired(self) -> bool:
-        """Return whether the minutes have passed since it last returned True, or since its start."""
-        now = time.monotonic()
-        if now - self._began < self._seconds:
-            return False
-        self._began = now
-        return True
+        """Return whether the minutes have passed, for the first time."""
+        expired = time.monotonic() >= self._due
+        if expired:
+            self._due = math.inf
+        return expired

@@ -205,6 +205,7 @@ class Loop:
     def _evaluate_and_log(self) -> None:
         """Evaluate, and write the line; metrics that are not finite are an event, and null in the result."""
         metrics = self._evaluate()
+        self._cadence.evaluated()
         if self.context.mistakes:
             self.context.mistakes.write(self.step)
         self._result = {name: value if math.isfinite(value) else None for name, value in metrics.items()}

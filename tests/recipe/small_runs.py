@@ -55,6 +55,7 @@ class SmallRun:
     folder: Path
     steps: list[list[Batch]] = field(default_factory=list)  # the micro-batches of each
     rates: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
     weights: list[dict[str, torch.Tensor]] = field(default_factory=list)  # the first ones, and those after each step
     # Of each part of the network that was called: its name, whether in training, its input and its output.
     calls: list[tuple[str, bool, torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -103,6 +104,7 @@ def _watch(loop: Loop, run: SmallRun, clock: SimpleNamespace) -> None:
         run.steps.append(list(batches))
         run.rates.append(lr)
         result = step(batches, lr)
+        run.losses.append(result.loss.item())
         run.weights.append(weights())
         clock.now += 60
         return result

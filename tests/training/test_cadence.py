@@ -45,6 +45,8 @@ def test_the_clock_asks_once_each_time_the_minutes_have_passed(monkeypatch):
     given, asked = when({"every_minutes": 2.0}, save_minutes=3.0), {}
     for clock[0] in range(100, 100 + 12 * 60 + 1):
         request = given.requests()
+        if Request.EVALUATE in request:
+            given.evaluated()
         if request:
             asked[(clock[0] - 100) / 60] = request
     save, evaluate = Request.SAVE, Request.EVALUATE
@@ -52,3 +54,15 @@ def test_the_clock_asks_once_each_time_the_minutes_have_passed(monkeypatch):
         2: evaluate, 3: save, 4: evaluate, 6: save | evaluate, 8: evaluate, 9: save, 10: evaluate, 12: save | evaluate
     }  # fmt: skip
     assert when().requests() == Request.NONE
+
+
+def test_the_minutes_count_from_the_last_evaluation_and_it_is_asked_for_once(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(cadence.time, "monotonic", lambda: clock[0])
+    given, asked = when({"every_minutes": 2.0}), []
+    for clock[0] in range(0, 9 * 60 + 1, 30):
+        if given.requests():
+            asked.append(clock[0] / 60)
+        if clock[0] == 5 * 60:  # where the epoch ends
+            given.evaluated()
+    assert asked == [2, 7]
