@@ -3,8 +3,9 @@
     python -m tests.stress.mutants [--seed N] [--count N] [--only WORD] [--jobs N]
 
 The places are sampled from the syntax trees, a room as often as its lines are many. For each the tests that run its
-line do so, by the map of `tests.stress.mutants.coverage`, which is made first where there is none: those of the room
-first, for as long as `BUDGET_S` allows. A break that makes them hang is noticed. Outcomes are kept in
+line do so, by the map of `tests.stress.mutants.coverage`: those of the room first, for as long as --budget allows.
+Where there is no map it is made first; not so with --only, where the tests of the room and those that import the
+module run. A break that makes them hang is noticed. Outcomes, and the test that noticed each, are kept in
 runs/mutants/SEED.jsonl, from which the same command goes on. equivalent.yaml lists breaks that change nothing that a
 test could hold, each with the reason. Ends with 1 where fewer than `LEAST` of them are noticed.
 """
@@ -33,7 +34,6 @@ from tests.stress.mutants.mutations import EQUIVALENT
 from tests.stress.mutants.sites import Site, sites
 from widemix.cgroups import usable_cpus
 
-BUDGET_S = 60  # of tests for a break, as they take without one
 LEAST = 0.9
 BLOCKS = ("batch_last_by_c", "reorder", "fuzz", "sanitized", "build", "registers")  # tests of these names
 IMAGES = ("decode", "shrink", "restart", "augment", "checksum", "build", "registers", "golden", "sanitized")
@@ -49,6 +49,7 @@ class Broken(NamedTuple):
     new: str
     outcome: str
     seconds: float
+    test: str = ""  # that noticed it
 
 
 def room_of(file: str) -> str:
@@ -83,8 +84,8 @@ def sample(texts: dict[str, str], seed: int, count: int, only: str) -> list[Site
     return list(found)
 
 
-def tests_of(site: Site, text: str, covered: Coverage) -> list[list[str]]:
-    """The test files that run a place, those of its room first, then the others, within the budget.
+def tests_of(site: Site, text: str, covered: Coverage, budget: float) -> list[list[str]]:
+    """The test files that run a place, those of its room first, then the others, within a budget of seconds.
 
     Of those that the map has not, the ones of the room, and those that import the module.
     """
@@ -107,7 +108,7 @@ def tests_of(site: Site, text: str, covered: Coverage) -> list[list[str]]:
     for part in (named + own, [test for test in found if test not in (*named, *own)]):
         kept = []
         for test in part:
-            if spent + covered.seconds(test) <= BUDGET_S:
+            if spent + covered.seconds(test) <= budget:
                 kept.append(test)
                 spent += covered.seconds(test)
         if kept:
@@ -136,17 +137,17 @@ def changed_lines(old: str, new: str) -> tuple[str, str]:
     return tuple("\n".join(line[2:].strip() for line in diff if line[0] == sign) for sign in "-+")  # type: ignore
 
 
-def outcome(site: Site, text: str, checkout: Checkout, covered: Coverage) -> str:
-    """Break a checkout, and run its tests."""
-    parts = tests_of(site, text, covered)
+def outcome(site: Site, text: str, checkout: Checkout, covered: Coverage, budget: float) -> tuple[str, str]:
+    """Break a checkout, and run its tests; returns how that ended, and the test that noticed."""
+    parts = tests_of(site, text, covered, budget)
     with checkout.changed(site.file, site.changed(text)) as environ:
         slow = 120 if "numba" not in Path(environ["NUMBA_CACHE_DIR"]).name or site.file.endswith((".c", ".h")) else 0
         for tests in parts:
             seconds = (60 + slow + 3 * sum(map(covered.seconds, tests))) * max(1, os.getloadavg()[0] / usable_cpus())
             code = checkout.run(tests, environ, seconds)
             if code != 0:
-                return "hung" if code is None else "noticed"
-    return "survived" if parts else "uncovered"
+                return "hung" if code is None else "noticed", checkout.failed()
+    return "survived" if parts else "uncovered", ""
 
 
 NOTICED = ("noticed", "hung")
@@ -196,11 +197,13 @@ def main() -> int:
     only = "only bring the map up to date, for test files whose path contains a word if there is one"
     parser.add_argument("--map", nargs="*", metavar="WORD", help=only)
     parser.add_argument("--jobs", type=int, default=2, help="at a time (default: 2)")
+    budget = "of tests for a break, as they take without one (default: 60)"
+    parser.add_argument("--budget", type=float, default=60, metavar="SECONDS", help=budget)
     parser.add_argument("--again", action="store_true", help="run those again that survived before")
     arguments = parser.parse_args()
     texts, kept, known = sources(), WORK / f"{arguments.seed}{arguments.only.replace('/', '-')}.jsonl", equivalent()
     checkouts = [Checkout(WORK / str(number)) for number in range(arguments.jobs)]
-    if arguments.map is not None or not coverage.MAP.exists():
+    if arguments.map is not None or not (arguments.only or coverage.MAP.exists()):
         coverage.main(checkouts, arguments.map or ())
     if arguments.map is not None:
         return 0
@@ -217,10 +220,10 @@ def main() -> int:
         try:
             old, new = changed_lines(text, site.changed(text))
             is_known = (site.file, old, new) in known
-            ended = "equivalent" if is_known else outcome(site, text, checkout, covered)
+            ended, test = ("equivalent", "") if is_known else outcome(site, text, checkout, covered, arguments.budget)
         finally:
             free.put(checkout)
-        found[site] = Broken(room_of(site.file), site, old, new, ended, round(time.monotonic() - began, 1))
+        found[site] = Broken(room_of(site.file), site, old, new, ended, round(time.monotonic() - began, 1), test)
         with kept.open("a") as file:
             file.write(json.dumps(found[site]._asdict()) + "\n")
         print(f"{ended:10} {found[site].seconds:5.1f} s  {site.file}:{site.line}  {site.kind}", flush=True)

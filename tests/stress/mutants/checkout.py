@@ -3,6 +3,7 @@
 import filecmp
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,12 @@ class Checkout:
         self._server.stdin.write(json.dumps(job) + "\n")
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
+
+    def failed(self) -> str:
+        """The first test that failed or could not be collected, of the last ones that ran; empty if none did."""
+        log = self.folder / "log"
+        found = re.search(r"^(?:FAILED|ERROR) (\S+)", log.read_text(errors="replace"), re.M) if log.exists() else None
+        return found[1] if found else ""
 
     def environ(self, numba: Path | None = None) -> dict[str, str]:
         """What its tests have in their environment besides. numba: another folder for what numba compiles."""
