@@ -137,9 +137,8 @@ def changed_lines(old: str, new: str) -> tuple[str, str]:
     return tuple("\n".join(line[2:].strip() for line in diff if line[0] == sign) for sign in "-+")  # type: ignore
 
 
-def outcome(site: Site, text: str, checkout: Checkout, covered: Coverage, budget: float) -> tuple[str, str]:
-    """Break a checkout, and run its tests; returns how that ended, and the test that noticed."""
-    parts = tests_of(site, text, covered, budget)
+def outcome(site: Site, text: str, checkout: Checkout, covered: Coverage, parts: list[list[str]]) -> tuple[str, str]:
+    """Break a checkout, and run tests; returns how that ended, and the test that noticed."""
     with checkout.changed(site.file, site.changed(text)) as environ:
         slow = 120 if "numba" not in Path(environ["NUMBA_CACHE_DIR"]).name or site.file.endswith((".c", ".h")) else 0
         for tests in parts:
@@ -199,6 +198,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="at a time (default: 2)")
     budget = "of tests for a break, as they take without one (default: 60)"
     parser.add_argument("--budget", type=float, default=60, metavar="SECONDS", help=budget)
+    tests = "files of tests to run for each break, instead of those that the map names"
+    parser.add_argument("--tests", nargs="+", default=[], metavar="FILE", help=tests)
     parser.add_argument("--again", action="store_true", help="run those again that survived before")
     arguments = parser.parse_args()
     texts, kept, known = sources(), WORK / f"{arguments.seed}{arguments.only.replace('/', '-')}.jsonl", equivalent()
@@ -220,7 +221,8 @@ def main() -> int:
         try:
             old, new = changed_lines(text, site.changed(text))
             is_known = (site.file, old, new) in known
-            ended, test = ("equivalent", "") if is_known else outcome(site, text, checkout, covered, arguments.budget)
+            tests = [arguments.tests] if arguments.tests else tests_of(site, text, covered, arguments.budget)
+            ended, test = ("equivalent", "") if is_known else outcome(site, text, checkout, covered, tests)
         finally:
             free.put(checkout)
         found[site] = Broken(room_of(site.file), site, old, new, ended, round(time.monotonic() - began, 1), test)
