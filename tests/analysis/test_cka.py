@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.studies.test_figure import bars
 from widemix.analysis.cka import LEAST, cka, diagonal_mean, random_samples
 from widemix.analysis.features import layer_features, layers_before_skips, layers_by_pattern
-from widemix.analysis.similarity import Samples, Similarity, compare, mean_diagonals
+from widemix.analysis.similarity import Samples, Similarity, compare, mean_diagonals, plot_diagonals
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
@@ -223,3 +224,20 @@ def test_pairs_without_a_mean_enter_no_curve():
     (point,) = mean_diagonals([pair(0.25), pair(np.nan), pair(0.75)])
     assert (point["mean"], point["pairs"]) == (0.5, 2)
     assert mean_diagonals([pair(np.nan)]) == []
+
+
+def test_the_curve_shows_the_means_of_the_pairs_and_how_many_first_networks_there_are():
+    def pair(first: str, value: float, sparsity: float | None) -> Similarity:
+        return Similarity(first, "b", ["1"], ["1"], np.full((1, 1), value), 48, 16, sparsity, sparsity and 2.0)
+
+    pairs = [pair("a", 0.25, 2.0), pair("a", 0.75, 2.0), pair("a", 0.5, 8.0)]
+    [ax] = plot_diagonals(pairs).axes
+    assert [*bars(ax).values()] == [[(2, 0.5, pytest.approx(np.std([0.25, 0.75], ddof=1))), (8, 0.5, 0)]]
+    [points] = [line for line in ax.lines if line.get_linestyle() == "None" and len(line.get_xdata()) == 3]
+    assert [*zip(*map(list, points.get_data()), strict=True)] == [(2, 0.25), (2, 0.75), (8, 0.5)]
+    assert [set(line.get_xdata()) for line in ax.lines if line.get_linestyle() == "--"] == [{2}]
+    assert ax.get_title() == "with a"
+    several = plot_diagonals([*pairs, pair("c", 0.5, 8.0), pair("d", 0.5, 8.0)]).axes[0]
+    assert several.get_title() == "with a and 2 others"
+    [unknown] = plot_diagonals([pair("a", 0.25, None), pair("a", 0.75, None)]).axes
+    assert [list(line.get_ydata()) for line in unknown.lines] == [[0.25, 0.75]]

@@ -8,8 +8,9 @@ import scipy.sparse
 import torch
 
 from tests.models.dense import matrix, transposition
+from tests.studies.test_figure import bars
 from widemix.analysis import spectrum
-from widemix.analysis.sparse_spectrum import masked_gaussian, scaling, widening
+from widemix.analysis.sparse_spectrum import masked_gaussian, plot_scaling, plot_widening, scaling, widening
 from widemix.analysis.spectrum import (
     kronecker_singular_values,
     linear_operator,
@@ -148,6 +149,34 @@ def test_the_scaling_of_figure_s1():
     whole = masked_gaussian(200, 200, 200**-1.0, np.random.default_rng((0, 0))).toarray()
     scaled = np.linalg.svd(whole, compute_uv=False) / np.sqrt(np.diag(whole @ whole.T).mean())
     np.testing.assert_allclose(values[0], scaled, atol=1e-7)
+
+
+def curves(ax) -> dict[str, list[tuple[float, float]]]:
+    """By label: the points of each line that is no error bar's."""
+    own = [line for line in ax.lines if not line.get_label().startswith("_")]
+    return {line.get_label(): [*zip(*map(list, line.get_data()), strict=True)] for line in own}
+
+
+def test_figure_4_shows_the_mean_and_deviation_of_the_trials_and_every_edge():
+    entries = [
+        {"width": 10, "largest": [1.0, 3.0], "marchenko_pastur": 4.0, "l_plus": 5.0, "l_plus_as_printed": 6.0},
+        {"width": 20, "largest": [2.0, 2.5], "marchenko_pastur": 7.0, "l_plus": 8.0, "l_plus_as_printed": 9.0},
+    ]
+    [ax] = plot_widening(entries, 100, 2.0).axes
+    assert [*bars(ax).values()] == [[(20, 2, 1), (40, 2.25, 0.25)]]
+    assert sorted(curves(ax).values()) == [[(20, 4), (40, 7)], [(20, 5), (40, 8)], [(20, 6), (40, 9)]]
+    [square] = plot_widening(entries, 100, 1.0).axes
+    assert sorted(curves(square).values()) == [[(10, 4), (20, 7)], [(10, 5), (20, 8)]]  # both readings are the same
+
+
+def test_figure_s1_shows_all_values_at_the_last_exponent_and_the_largest_over_the_exponents():
+    spectra = {0.0: np.array([[2.0, 1.0], [4.0, 1.0]]), 0.5: np.array([[5.0, 3.0, 1.0], [6.0, 2.0, 0.5]])}
+    left, right = plot_scaling(100, spectra).axes
+    [errors] = bars(right).values()
+    assert errors == [(0, 3, 1), (0.5, 5.5, 0.5)]
+    heights, edges = np.histogram(spectra[0.5], bins=60, density=True)
+    assert [bar.get_height() for bar in left.patches] == pytest.approx(list(heights))
+    assert [bar.get_x() for bar in left.patches] == pytest.approx(list(edges[:-1]))
 
 
 def test_a_run_from_its_start_on(train, tmp_path, capsys):

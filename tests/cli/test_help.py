@@ -6,11 +6,12 @@ import re
 import shlex
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
 from tests.conftest import ROOT
-from widemix.cli import parser
+from widemix.cli import main, parser
 from widemix.cli.parser import make_parser
 from widemix.cli.reference import _commands
 from widemix.command_line.arguments import Parser, describe_section
@@ -72,6 +73,19 @@ def test_a_long_import_is_named(tmp_path, capsys):
         assert spec.loader is not None
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
         assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_long_imports_are_named_on_a_terminal_alone(monkeypatch, capsys, watched):
+    timer = Mock()
+    monkeypatch.setattr("widemix.cli.Timer", lambda seconds, function: timer)
+    monkeypatch.setattr(sys, "argv", ["widemix", "--version"])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: watched, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    assert timer.start.called is watched
+    assert timer.cancel.called
 
 
 def test_the_keys_of_sections_are_filled_to_the_terminal(monkeypatch):

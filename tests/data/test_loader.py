@@ -208,6 +208,17 @@ def test_random_boxes_follow_torchvisions_law(folder):
     assert abs((top / (300 - h + 1)).mean() - 0.5) < 0.01
 
 
+def test_crops_reach_both_ends_of_an_image_and_of_its_border():
+    """Of an image of 9 x 12 pixels: squares of 8 in a border of 2, and those of half its area, of 7 pixels."""
+    ids, height, width = np.arange(2000), np.array([9]), np.array([12])
+    padded = padded_boxes(ids, height, width, 8, 2, 1, 2, 0.5)
+    random = random_boxes(ids, height, width, 1, 2, (49 / 108, 49 / 108), (1.0, 1.0), 0.5)
+    for boxes, side, border in ((padded, 8, 2), (random, 7, 0)):
+        assert set(boxes[:, 2]) == set(boxes[:, 3]) == {side}
+        assert set(boxes[:, 0]) == set(range(-border, 9 + border - side + 1))
+        assert set(boxes[:, 1]) == set(range(-border, 12 + border - side + 1))
+
+
 def test_a_image_too_wide_for_the_ratio_gives_its_centre():
     boxes = random_boxes(np.array([0]), np.array([10]), np.array([1000]), 0, 0, (1.0, 1.0), (3 / 4, 4 / 3), 0.0)
     assert boxes.tolist() == [[0, (1000 - 13) // 2, 10, 13, 0]]

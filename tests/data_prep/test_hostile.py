@@ -68,6 +68,21 @@ def test_cifars_names_in_another_encoding(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("source", "file", "words"),
+    [
+        ("csv", "list.csv", r"list\.csv: cannot be read as a \.csv"),
+        ("csv", "list.jsonl", r"list\.jsonl: cannot be read as a \.jsonl"),
+        ("imagenet", "wnids.txt", r"wnids\.txt: cannot be read .*decode byte 0xe4"),
+        ("mnli", "train.tsv", r"train\.tsv: cannot be read .*decode byte 0xe4"),
+    ],
+)
+def test_texts_in_another_encoding(tmp_path, source, file, words):
+    (tmp_path / file).write_bytes("n00000001 \xe4, path, label\n".encode("latin-1"))
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n")
+    refused(source, tmp_path / file if source == "csv" else tmp_path, words)
+
+
+@pytest.mark.parametrize(
     "shape", [[1] * 64, [0] * 65, [65_536] * 4, [8, 784], []], ids=["64 axes", "65", "overflow", "two", "none"]
 )
 @pytest.mark.parametrize("kind", ["images-idx3", "labels-idx1"])

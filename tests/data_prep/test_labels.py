@@ -225,3 +225,14 @@ def test_a_table_of_pandas_floats_is_stored_by_number(tmp_path, jpeg):
     read_table(tmp_path, [f"{i}.0" for i in range(12)])
     prepare("csv", tmp_path / "list.csv", tmp_path / "out", PrepSettings(), processes=1)
     assert open_beton(tmp_path / "out/train.beton").label.tolist() == list(range(12))
+
+
+def test_a_table_without_labels_names_the_columns_that_may_be_targets(tmp_path):
+    for columns, cure in (
+        ("path,x,split,y", "; name columns of numbers with --targets: x, y"),
+        ("path,split", ""),
+    ):
+        (tmp_path / "list.csv").write_text(f"{columns}\n" + ",".join("a" for _ in columns.split(",")) + "\n")
+        with pytest.raises(InputError) as caught:
+            csv_list.read(tmp_path / "list.csv")
+        assert str(caught.value) == f"{tmp_path / 'list.csv'}: has no column 'label' or 'labels'{cure}"

@@ -49,6 +49,24 @@ def test_without_penalty_it_is_sgd(momentum):
     assert torch.allclose(ours, reference, rtol=1e-12)
 
 
+def test_a_closure_computes_the_gradients_and_its_loss_is_returned():
+    (ours, _), (reference, _) = weights(), weights()
+
+    def closure_of(optimizer, weight):
+        def closure():
+            optimizer.zero_grad()
+            loss = (weight**2).sum()
+            loss.backward()
+            return loss
+
+        return closure
+
+    pairs = [(BetaLasso([ours], lr=0.1, l1=0.0, beta=50), ours), (torch.optim.SGD([reference], lr=0.1), reference)]
+    losses = [[optimizer.step(closure_of(optimizer, weight)).item() for _ in range(3)] for optimizer, weight in pairs]
+    assert losses[0] == losses[1] != sorted(losses[0])
+    assert torch.equal(ours, reference)
+
+
 def test_it_resumes_where_it_was():
     (ours, _), (other, _) = weights(), weights()
     one, two = (BetaLasso([w], lr=0.1, l1=0.001, beta=50, momentum=0.9) for w in (ours, other))

@@ -7,7 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from widemix.models.families import sections
+from widemix.optim.section import OptimSection
 from widemix.recipe import Recipe
+from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection, TextDataSection
 from widemix.section import Section
 
@@ -56,3 +58,36 @@ def test_both_kinds_of_keys_are_found() -> None:
         "padding",
         "seed",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "refused"),
+    [
+        ("scale", [(1e-9, 1), (0.5, 0.5)], [(0, 1), (0.6, 0.5), (0.5, 1.001)]),
+        ("ratio", [(1e-3, 1e3), (1, 1)], [(9e-4, 1), (1, 1001), (2, 1)]),
+        ("cutmix_minmax", [(0, 1), (0.3, 0.31)], [(0.3, 0.3), (0.4, 0.3), (-0.01, 1), (0.5, 1.01)]),
+        (
+            "color_jitter",
+            [(0, 0, 0, 0), (1000, 1000, 1000, 0.5)],
+            [(0, 0, 1001, 0), (0, -0.1, 0, 0), (0, 0, 0, 0.51)],
+        ),
+    ],
+)
+def test_lists_of_augment_are_taken_up_to_the_ends_of_their_ranges(name, allowed, refused):
+    for value in allowed:
+        assert getattr(AugmentSection(**{name: value}), name) == value
+    for value in refused:
+        with pytest.raises(ValidationError, match=f"{name} .* must "):
+            AugmentSection(**{name: value})
+
+
+def test_images_are_mixed_in_pairs_and_schedule_free_has_an_average():
+    assert AugmentSection(mix_group=3).mix_group == 3  # nothing is mixed
+    for mixing in ({"mixup": 0.1}, {"cutmix": 0.1}, {"cutmix_minmax": (0.2, 0.3)}):
+        assert AugmentSection(mix_group=4, **mixing).mix_group == 4
+        with pytest.raises(ValidationError, match="mix_group 3 must be even"):
+            AugmentSection(mix_group=3, **mixing)
+    for name, first in (("adamw", 0.0), ("schedule_free", 0.001)):
+        assert OptimSection(name=name, lr=0.1, betas=(first, 0.9)).betas[0] == first
+    with pytest.raises(ValidationError, match="from betas: the first must be above 0"):
+        OptimSection(name="schedule_free", lr=0.1, betas=(0.0, 0.9))

@@ -6,12 +6,16 @@ import math
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
 
 from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
 from widemix.formats.manifest import read_manifest
-from widemix.studies.baselines import FILE, Baseline, baseline_lines, count_below, read_baselines
+from widemix.studies.baselines import FILE, Baseline, baseline_lines, count_below, measure, read_baselines
 from widemix.studies.results import Result
 from widemix.studies.study import read_study, study_runs_of
 
@@ -66,3 +70,41 @@ def test_points_below_the_linear_baseline_are_named(study, digits, tmp_path):
     assert len(baseline_lines(results[1:], tmp_path)) == 1
     assert len(baseline_lines([Result(runs[0], 0.0, {"top1": math.nan})], tmp_path)) == 1
     assert baseline_lines(results, tmp_path / "none") == []
+
+
+TEXT = """
+title: Sentences
+source: ours
+runs:
+- label: Text
+  recipes: {{MNLI: {root}/recipes/mnli/mixer.yaml}}
+  set: {{data.path: {folder}, data.eval_split: dev_matched}}
+figure: {{x: width}}
+"""
+
+
+def test_of_text_the_words_are_counted_without_padding(tmp_path):
+    numbers, texts, classes = np.random.RandomState(0), {}, {}
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{letter}" for letter in "abcdefghij")]
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    for split, count in (("train", 60), ("dev_matched", 24)):
+        rows, texts[split], classes[split] = ["gold_label\tsentence1\tsentence2"], [], []
+        for number in range(count):
+            first, second = (" ".join(numbers.choice(vocabulary[4:], numbers.randint(1, 9))) for _ in range(2))
+            rows.append(f"{('entailment', 'neutral', 'contradiction')[number % 3]}\t{first}\t{second}")
+            texts[split].append(f"[CLS] {first} [SEP] {second} [SEP]")
+            classes[split].append(number % 3)
+        (tmp_path / f"source/{split}.tsv").write_text("\n".join(rows) + "\n")
+    prepare("mnli", tmp_path / "source", tmp_path / "prepared", PrepSettings(length=48))
+    path = tmp_path / "text.yaml"
+    path.write_text(TEXT.format(root=ROOT, folder=tmp_path / "prepared"))
+
+    [run] = study_runs_of(path, read_study(path))
+    row = measure(run)
+    counter = CountVectorizer(tokenizer=str.split, token_pattern=None, lowercase=False, vocabulary=vocabulary)
+    counts = {split: counter.transform(own) for split, own in texts.items()}
+    model = LogisticRegression(C=row.penalty, max_iter=200).fit(counts["train"], classes["train"])
+    assert row.features == "counts of words"
+    assert row.linear == round(100 * model.score(counts["dev_matched"], classes["dev_matched"]), 2)
+    assert (row.samples, row.majority) == (60, 33.33)

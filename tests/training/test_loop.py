@@ -159,7 +159,10 @@ def test_a_resumed_run_has_the_seconds_before_and_the_speed_of_its_own_steps(run
 
 
 def test_a_save_keeps_the_steps_that_no_line_has_yet(run):
-    saved = run(("train.save_every_steps", "3")).saved
+    saving = run(("train.save_every_steps", "3"))
+    assert [line["loss"] for line in saving.trained] == [1.5, 3.5, 5.5, 7.5, 9.5, 11.5]  # no step is counted twice
+    assert [line.get("replaced") for line in saving.trained] == [None, None, 1, None, None, None]
+    saved = saving.saved
     assert [(each.step, each.unlogged.losses) for each in saved] == [(3, [3]), (6, []), (9, [9]), (12, [])]
     assert [each.unlogged.grad_norms for each in saved] == [[4], [], [16], []]
 

@@ -87,18 +87,33 @@ def test_the_trace_is_of_the_asked_steps(watched):
     assert len(list((watched / "two/profile").iterdir())) == 1  # of rank 0
 
 
+REGRESSION = [("data.targets", "regression"), ("train.loss", "mse"), ("augment.smoothing", "0")]
+
+
 @pytest.mark.parametrize(
     ("overrides", "error_message"),
     [
         ([("train.profile", "30:20")], "should be FIRST:STOP, two step numbers such as 20:30"),
         ([("train.profile", "20")], "train.profile 20: "),
-        ([("log.mistakes", "8"), ("data.num_classes", "21841")], "too many for a confusion matrix"),
+        ([("log.mistakes", "8"), ("data.num_classes", "2001")], "too many for a confusion matrix"),
+        ([("log.mistakes", "8"), *REGRESSION], "log.mistakes is for data.targets class, not regression; set it to 0"),
         ([("log.block_norms", "true"), ("engine.kind", "deepspeed")], "take engine.kind ddp or fsdp"),
     ],
 )
 def test_what_cannot_be_watched(overrides, error_message):
     with pytest.raises(InputError, match=error_message):
         load_recipe("digits/mixer", overrides)
+
+
+def test_what_can_be_watched():
+    for overrides in (
+        [("log.mistakes", "8"), ("data.num_classes", "2000")],
+        [("log.mistakes", "0"), ("data.num_classes", "2001")],
+        [("log.mistakes", "0"), *REGRESSION],
+        [("log.block_norms", "true"), ("engine.kind", "fsdp")],
+        [("engine.kind", "deepspeed")],
+    ):
+        assert load_recipe("digits/mixer", overrides).log.images
 
 
 def test_utilisation_is_flops_over_the_peak():
