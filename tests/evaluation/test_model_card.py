@@ -50,6 +50,30 @@ def test_a_later_evaluation_is_in_the_card_and_in_the_run(run: Path, digits: Pat
     assert card.data.pipeline_tag == "image-classification"
 
 
+def test_the_card_has_the_evaluations_until_the_checkpoint_and_its_head_those_of_its_step(run, digits, tmp_path):
+    """Pretended ones: at steps 2 and 4 of a checkpoint at step 3; with averaged weights too, which are others'."""
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run/metrics.jsonl"
+    lines = [line for line in map(json.loads, path.read_text().splitlines()) if line["split"] != "eval"]
+    card = write_and_load(path, lines, tmp_path / "none")
+    assert "\nNone; `widemix eval` of the run measures it" in card.text
+    assert not card.data.eval_results
+    numbers = {"loss": 1.0, "top5": 90.0, "ema_loss": 2.0, "ema_top1": 99.0, "ema_top5": 99.0}
+    lines += [{"step": step, "split": "eval", "epoch": 1.0, **numbers, "top1": 10.0 + step} for step in (2, 4)]
+    card = write_and_load(path, lines, tmp_path / "before")
+    rows = [line for line in card.text.splitlines() if line.endswith(" % |")]
+    assert rows == [f"| 2 | {digits.name} | test | 1.0000 | 12.00 % | 90.00 % |"]
+    assert not card.data.eval_results
+    lines.append({"step": 3, "split": "eval", "epoch": 1.0, **numbers, "top1": 13.0})
+    card = write_and_load(path, lines, tmp_path / "own")
+    assert [result.metric_value for result in card.data.eval_results or []] == [13.0, 90.0]
+
+
+def write_and_load(path: Path, lines: list[dict], to: Path) -> ModelCard:
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return card_of(path.parent, to)
+
+
 def test_a_checkpoint_away_from_its_run_is_evaluated_without_a_record(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "checkpoints/00000003", tmp_path / "a/b/00000003")
     widemix("eval", tmp_path / "a/b/00000003")

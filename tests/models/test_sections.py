@@ -50,11 +50,21 @@ def test_kind_picks_the_family(recipe):
         ({"permuted_blocks": "[3]"}, "a depth of 3 has blocks 0 to 2"),
         ({"permuted_layers": "each"}, "an s_mixer has one layer a mixing"),
         ({"expansion": "2"}, "an s_mixer has no hidden layer"),
+        ({"permuted_skips": "true"}, "permuted_skips: the skips of an RP Mixer; set permutation to random"),
+        ({"permuted_skips": "true", "permutation": "commutation"}, "permuted_skips: the skips of an RP Mixer"),
+        ({"token_groups": "3"}, "token_groups 3 does not divide channels 8"),
     ],
 )
 def test_what_is_wrong_costs_one_line(recipe, overrides, message):
     with pytest.raises(InputError, match=message):
         load_recipe(recipe(), [(f"model.{name}", value) for name, value in overrides.items()])
+
+
+def test_the_last_block_may_be_permuted_and_the_skips_of_an_rp_mixer(recipe):
+    overrides = {"permutation": "random", "permuted_skips": "true", "permuted_blocks": "[0, 2]", "token_groups": "8"}
+    model = load_recipe(recipe(), [(f"model.{name}", value) for name, value in overrides.items()]).model
+    assert isinstance(model, MixerSection)
+    assert (model.permuted_skips, model.permuted_blocks, model.token_groups) == (True, (0, 2), 8)
 
 
 def test_missing_and_unknown_keys_are_named_without_the_kind(recipe):
