@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
 from tests.conftest import ROOT
@@ -96,6 +97,12 @@ def test_losses_and_weights_are_those_of_the_plain_loop(name, overrides):
     found = engine.state().model
     for key, value in weights.items():
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=2e-5, msg=key)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1"])
+def test_the_weights_are_sharded_by_fsdp_alone(name):
+    module = case(*overrides_for(name)).engine().module
+    assert all(isinstance(each, DTensor) for each in module.parameters()) is (name == "fsdp")
 
 
 @pytest.mark.one_in(5)
