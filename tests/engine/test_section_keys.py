@@ -1,0 +1,144 @@
+"""Every key of section `engine` reaches torch or DeepSpeed, with a value that is not its default.
+
+What the keys change over several ranks: test_tuning.py, test_reduction.py, test_states.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from tests.engine.ranks import Setting
+from widemix.distributed.topology import Topology
+from widemix.engine import fsdp
+from widemix.recipe.engine import EngineSection
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
+
+FSDP = (("engine.kind", "fsdp"),)
+ZERO_1 = (("engine.kind", "deepspeed"),)
+ZERO_3 = (*ZERO_1, ("engine.zero_stage", "3"))
+HALF = ("train.precision", "bf16")
+
+
+@dataclass(frozen=True)
+class Row:
+    """`seen` of the engine with that value is `expected`; without it, it is not."""
+
+    value: str
+    seen: Callable[[Setting], Any]
+    expected: Any
+    others: tuple[tuple[str, str], ...] = ()
+
+
+def of_engine(read: Callable[[Any], Any]) -> Callable[[Setting], Any]:
+    return lambda setting: read(setting.engine())
+
+
+def rounded(setting: Setting) -> bool:
+    """Whether the gradients that the optimizer gets are numbers of bf16."""
+    engine, found = setting.engine(), []
+    step = engine.optimizer.step
+
+    def watched() -> None:
+        gradients = [getattr(t.grad, "_local_tensor", t.grad) for t in engine.optimizer_tensors()]
+        found.extend(torch.equal(gradient, gradient.bfloat16().float()) for gradient in gradients)
+        step()
+
+    engine.optimizer.step = watched
+    setting.run(engine, range(1))
+    return all(found)
+
+
+def offloaded(engine: Any) -> bool:
+    return fully_shard.state(engine.module)._fsdp_param_group.fsdp_params[0].offload_to_cpu
+
+
+class FakeMesh:
+    """Of four ranks on two nodes, for FSDP, which is not built: it stops at `mesh.size`."""
+
+    groups = ("nodes", "ranks")
+
+    def get_all_groups(self) -> tuple[str, ...]:
+        return self.groups
+
+    def size(self, dimension: int) -> int:
+        raise StopIteration
+
+
+def mesh_and_timeouts(setting: Setting) -> tuple[Any, list[Any]]:
+    """The mesh that FSDP asks for on two nodes of two ranks, and the timeouts of its groups."""
+    shapes, timeouts = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsdp, "init_device_mesh", lambda _, shape, **__: shapes.append(shape) or FakeMesh())
+        patch.setattr(fsdp, "set_timeout", lambda seconds, group: timeouts.append((seconds, group)))
+        recipe, topology = setting.recipe, Topology(0, 4, 0, 2, torch.device("cpu"))
+        with pytest.raises(StopIteration):
+            fsdp.FSDPEngine(setting.model(), recipe.engine, recipe.optim, recipe.train, topology)
+    return shapes, timeouts
+
+
+def zero_timeout(engine: Any) -> float:
+    group = engine.engine.data_parallel_group
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+ROWS: list[tuple[str, Row]] = [
+    ("kind", Row("fsdp", of_engine(lambda e: {type(p) for p in e.parameters.values()} == {DTensor}), True)),
+    ("kind", Row("deepspeed", of_engine(lambda e: e.config is not None), True)),
+    ("zero_stage", Row("3", of_engine(lambda e: e.engine.zero_optimization_stage()), 3, ZERO_1)),
+    ("cpu_offload", Row("true", of_engine(offloaded), True, FSDP)),
+    ("cpu_offload", Row("true", of_engine(lambda e: e.zero.cpu_offload), True, ZERO_1)),
+    ("deepspeed_config", Row("DS.json", of_engine(lambda e: e.zero.round_robin_gradients), True, ZERO_1)),
+    ("sharding", Row("hybrid", mesh_and_timeouts, ([(2, 2)], [(1800, "nodes"), (1800, "ranks")]), FSDP)),
+    ("bucket_cap_mb", Row("1", of_engine(lambda e: e.model.bucket_bytes_cap), 2**20)),
+    (
+        "bucket_cap_mb",
+        Row(
+            "1",
+            of_engine(lambda e: (e.engine.zero_reduce_bucket_size(), e.engine.zero_allgather_bucket_size())),
+            (2**18, 2**18),  # numbers of 4 bytes
+            ZERO_1,
+        ),
+    ),
+    ("gradient_as_bucket_view", Row("false", of_engine(lambda e: e.model.gradient_as_bucket_view), False)),
+    ("static_graph", Row("true", of_engine(lambda e: e.model.static_graph), True)),
+    ("reduce_dtype", Row("bf16", rounded, True)),
+    ("reduce_dtype", Row("bf16", rounded, True, FSDP)),
+    (
+        "reduce_dtype",
+        Row("bf16", of_engine(lambda e: e.engine.communication_data_type), torch.bfloat16, (*ZERO_1, HALF)),
+    ),
+    (
+        "memory_layout",
+        Row("batch_last", of_engine(lambda e: [block.batch_last for block in e.module.blocks]), [True, True]),
+    ),
+    ("overlap_comm", Row("false", of_engine(lambda e: e.engine.zero_overlap_comm()), False, ZERO_3)),
+    ("timeout_s", Row("3456", of_engine(zero_timeout), 3456, ZERO_1)),
+    (
+        "timeout_s",
+        Row(
+            "3456",
+            mesh_and_timeouts,
+            ([(2, 2)], [(3456, "nodes"), (3456, "ranks")]),
+            (*FSDP, ("engine.sharding", "hybrid")),
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "row"), ROWS, ids=[key for key, _ in ROWS])
+def test_a_key_reaches_what_it_is_for(key, row, digits, tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text('{"zero_optimization": {"round_robin_gradients": true}}')
+    value = row.value.replace("DS.json", str(path))
+    assert row.seen(Setting("mixer", digits, *row.others, (f"engine.{key}", value))) == row.expected
+    assert row.seen(Setting("mixer", digits, *row.others)) != row.expected
+
+
+def test_the_table_has_every_key():
+    assert {key for key, _ in ROWS} == set(EngineSection.model_fields)
