@@ -76,6 +76,11 @@ SOURCES = {
     ),
     "mnli": Source("widemix.data_prep.pairs.mnli", "MultiNLI sentence pairs: .jsonl, .txt or .tsv files, .gz or not"),
     "snli": Source("widemix.data_prep.pairs.snli", "SNLI sentence pairs: .jsonl, .txt or .tsv files, .gz or not"),
+    "far-pairs": Source(
+        "widemix.data_prep.far_pairs.read",
+        "25,000 generated sentence pairs whose class depends on words that are far apart; takes no --from",
+        takes_origin=False,
+    ),
 }
 
 

@@ -148,4 +148,5 @@ LAYOUTS: dict[str, tuple[str, Callable[[Path], None] | None]] = {
     "stl10": ("stl10", stl10),
     "svhn": ("svhn", svhn),
     "mnli": ("mnli", mnli),
+    "far-pairs": ("far-pairs", None),
 }
