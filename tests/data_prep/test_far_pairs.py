@@ -42,9 +42,8 @@ def test_a_word_says_nothing_and_the_table_of_both_all(splits):
     pairs = splits["train"][:6000]
     labels = np.array([pair.label for pair in pairs])
     assert abs(labels.mean() - 0.5) < 0.02
-    first, second = (
-        np.stack([one_hot(sentence) for sentence in each]) for each in zip(*[pair[2:] for pair in pairs])
-    )
+    first = np.stack([one_hot(pair.first) for pair in pairs])
+    second = np.stack([one_hot(pair.second) for pair in pairs])
     alone = np.concatenate([first, second], 1).reshape(len(pairs), -1)
     together = np.einsum("npa,npb->nab", first, second).reshape(len(pairs), -1)
     for features, low, high in ((alone, 0.45, 0.55), (together, 0.99, 1.0)):
