@@ -3,8 +3,8 @@
 Each sentence has seven of eight words that stand in a circle. Word i of the second follows word i of the first if it
 is up to three places after it; the class is whether more of the seven follow than do not. A word follows half of all
 words, so neither sentence says anything by itself, nor do any counts of words; the sum over the seven pairs of a
-table of both words says all of it. As a function of the two sentences that sum has a separation rank of at least four,
-the rank of the table.
+table of both words says all of it. As a function of the two sentences that sum has a separation rank of at least
+four, that of the table.
 """
 
 import numpy as np
