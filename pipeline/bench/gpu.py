@@ -224,8 +224,8 @@ def _run_part(name: str, where: Where, limit: float) -> bool:
     """Whether the part ended within `limit` seconds without an error."""
     part, folder = PARTS[name], where.to / name
     folder.mkdir(exist_ok=True)
-    for rows in (ROWS, JUNIT):
-        (folder / rows).unlink(missing_ok=True)  # of an earlier try, which this one may not come to
+    for earlier in (ROWS, JUNIT):
+        (folder / earlier).unlink(missing_ok=True)  # of an earlier try, which this one may not come to
     output = folder / "output.txt"
     command = [str(word) for word in part.words(where, folder)]
     print(f"{name}: {shlex.join(command)}", flush=True)
