@@ -90,6 +90,7 @@ def test_who_asks_for_more_of_what_is_left_out_gets_it(tmp_path):
     assert run(ASKED, tmp_path).stdout.split() == ["3", "10", "8", "True", "True"]
 
 
+@pytest.mark.long
 def test_training_and_evaluation_import_neither_what_compiles_nor_what_they_may_not_need(tmp_path):
     """What timm and torchvision compile with is a third of `import timm`; what they take it for works as before."""
     done = run(NOT_COMPILED, tmp_path)

@@ -186,6 +186,7 @@ def test_positions_are_uniform(count):
     _assert_uniform(np.bincount(steps * bins // (count - 1), minlength=bins), bins, count - 1)
 
 
+@pytest.mark.long
 def test_paged_positions_are_uniform():
     """The same of the paged order: no sample is early, late or left out more often than others."""
     count, batch, bins, epochs = 1030, 64, 10, 4000

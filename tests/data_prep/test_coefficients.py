@@ -375,6 +375,7 @@ def test_settings_and_sizes(images, tmp_path):
     assert read_manifest(out).settings["encoding"] == "coefficients"
 
 
+@pytest.mark.long
 def test_ffcv_refuses_the_file(images, tmp_path):
     reader = pytest.importorskip("ffcv.reader", reason="FFCV is not installed")
     prepare("image-folder", images, tmp_path / "out", SETTINGS, processes=1)

@@ -170,6 +170,7 @@ def samples_named(lines):
     return named
 
 
+@pytest.mark.long
 def test_200_corruptions_are_named(prepared, capsys):
     path = prepared / "train.beton"
     whole = prepared.with_name("whole.beton")

@@ -196,6 +196,7 @@ def into_nothing(*words: str) -> None:
     print(json.dumps([(process.communicate()[1], process.returncode) for process in (closed, refused)]))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("words", [["study", "plan", "figure7"], ["cost", "digits/mixer", "--samples", "1000"]])
 def test_a_closed_pipe_and_a_full_disk_as_the_output(words, tmp_path):
     """The first ends a command without a word, as `head` expects it; the second with a line."""

@@ -53,6 +53,7 @@ def test_counts_hours_and_memory_of_mixer_b16():
     assert found["read rate"] == pytest.approx(4096 / found["step"] / 32 * 102_000)
 
 
+@pytest.mark.long
 def test_a_small_network_takes_the_time_of_its_launches():
     small = load_recipe("digits/mixer")
     operators = len(fake_pass(small, 64).operators)

@@ -70,6 +70,7 @@ def test_losses_are_those_of_the_cpu(way, train, tmp_path):
     assert_near(curve(train, tmp_path, "gpu", *WAYS[way]), expected, TOLERANCE[way.rpartition(" ")[2]])
 
 
+@pytest.mark.long
 def test_the_comparison_itself(train, tmp_path):
     """On a CPU: a way that computes the same is near, and another experiment is not."""
     plain = curve(train, tmp_path, "plain", "--engine.memory_layout", "plain", cpu=True)

@@ -153,6 +153,7 @@ def test_what_is_no_pair_is_refused(tmp_path: Path, pairs: Any, words: str) -> N
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ["a script", "a piped script", "a notebook"])
 def test_a_preparation_by_processes_does_not_run_the_users_script_again(tmp_path: Path, way: str) -> None:
     """Which is not written as `multiprocessing` wants it, or is in no file."""

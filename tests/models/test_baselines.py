@@ -130,7 +130,7 @@ def test_repmlp_fuses_exactly_into_plain_layers():
     assert any(isinstance(module, torch.nn.Conv2d) for module in model.blocks.modules())
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.long
 @pytest.mark.parametrize("section", [FF_ONLY, PERMUTATOR, REPMLP], ids=lambda section: section.kind)
 def test_baselines_compile_and_take_gradients(section):
     model = build(section)

@@ -114,7 +114,7 @@ def test_widths_and_budgets_that_cannot_be_are_refused():
         TextTransformerSection(kind="text_transformer", channels=6, **SHAPE)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.long
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
 def test_text_models_compile_and_change_heads(section):
     model = build(section)

@@ -83,7 +83,7 @@ def test_gradient_checkpointing_changes_nothing_but_memory(name):
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.long
 def test_compiles_without_graph_breaks(name):
     model = create(name).train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -47,6 +47,7 @@ def test_a_registered_optimizer_trains_and_resumes_on_every_engine(results, engi
     assert resumed == losses
 
 
+@pytest.mark.long
 def test_its_states_are_counted(results, rmsprop):
     parameters, optimizer_bytes = results["bytes"]
     assert state_bytes(parameters, optimizer=rmsprop).optimizer == optimizer_bytes
