@@ -14,11 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import chdir, suppress
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+PRELOADED = "tests.everything"
 # Below those that the kernel gives to whoever asks for any port, which another test would be given at any moment, and
 # below those of widemix.distributed.launchers. Processes begin at different ones.
 _PORTS = range(10_000, 20_000)
@@ -33,7 +35,9 @@ class Forks:
 
     def __init__(self, target: Callable[..., Any], *words: Any, log: Path, environs: Sequence[Mapping] = ({},)):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.everything"])
+        context.set_forkserver_preload([PRELOADED])
+        with chdir(ROOT):  # else it starts without `tests`, says nothing, and each fork imports everything by itself
+            forkserver.ensure_running()
         log.touch()
         self.log, self._began = log, log.stat().st_size
         self.codes: dict[int, int] = {}  # exit codes, or minus a signal
@@ -83,6 +87,7 @@ class Forks:
 
 def _be(target: Callable[..., Any], words: Sequence[Any], environ: dict[str, str], log: Path) -> None:
     """In the fork."""
+    assert PRELOADED in sys.modules, f"the fork server could not import {PRELOADED}"
     os.setsid()
     os.chdir(ROOT)
     os.environ |= environ
