@@ -211,7 +211,7 @@ install_project || explain_and_fail
 [ "$extras" = dev ] || ffcv_loads 2>>"$log" || run install --force-reinstall --no-deps $([ -n "$uv" ] && echo --no-cache || echo --no-cache-dir) ffcv || explain_and_fail
 # Optional: without it Pillow decodes images, to the same pixels but slower.
 run .venv/bin/python -m widemix.native || say "pipeline/native did not build, so loading images is slower; see $log"
-say "compiling what prepares batches, which takes half a minute"
+say "compiling what prepares batches, which takes a minute"
 run .venv/bin/python -m widemix.api.compile_ahead || say "it is compiled at the first batch instead; see $log"
 rm -rf .venv/tmp
 echo "$(environment_id) $inputs" >"$stamp"
