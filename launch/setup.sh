@@ -97,7 +97,7 @@ for variable, value in variables.items():
 END
 }
 
-# Set uv to its path if it is there or pip can install it, which takes a third of pip's time; to nothing if it is not to be had.
+# Set uv, which needs half of pip's time, to its path if it is there or pip can install it, else to nothing.
 find_uv() {
     uv=
     variables=$(uv_variables 2>>"$log") || return 0

@@ -197,7 +197,8 @@ def mean_diagonals_csv(similarities: Sequence[Similarity]) -> str:
     """Return `mean_diagonals` as a CSV table, without `matched`; empty where they are."""
     text, rows = io.StringIO(), mean_diagonals(similarities)
     if rows:
-        writer = csv.DictWriter(text, ["inverse_density", "mean", "std", "pairs"], "", "ignore", lineterminator="\n")
+        names = [name for name in rows[0] if name != "matched"]
+        writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return text.getvalue()

@@ -138,7 +138,7 @@ def _rounds(name: str, rounds: int) -> Words:
 
 
 def _study(where: Where, folder: Path) -> Sequence[object]:
-    """The search and one seed; with five it takes over ten minutes."""
+    """The search and one seed of five, as a part has ten minutes."""
     chosen: Sequence[object] = ("--only", "*seed-0*", "--at-once", 4)
     if where.small:
         chosen = ("--only", "*depth-2*seed-0*", "--train.epochs=1")
