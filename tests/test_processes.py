@@ -149,7 +149,7 @@ def test_so_do_ranks():
 
 def test_nohup_keeps_a_run_going():
     terminal = Terminal("-c", STOPPABLE, ignores=True)
-    terminal.wait_for(b"up")
+    terminal.wait_for(b"up\r\n")  # to the end of the line, which it could not write to a closed terminal
     os.close(terminal.own)
     terminal.process.send_signal(signal.SIGHUP)
     time.sleep(0.3)
