@@ -85,13 +85,14 @@ class BlockTensorTrain(StructuredLinear):
 
     def product(self, x: Tensor) -> Tensor:
         """[B, n, I] -> [B, n, O]."""
-        batch, rows, blocks = x.shape[0], x.shape[1], self.right.shape[0]
-        x = x.reshape(batch * rows, blocks, -1).transpose(0, 1)  # [g, B n, d]
+        (blocks, _, inputs), others = self.right.shape, self.left.shape[0]
+        lead = x.shape[:2]
+        x = x.reshape(lead.numel(), blocks, inputs).transpose(0, 1)  # [g, B n, d]
         x = x @ self.right.transpose(1, 2)  # [g, B n, b r]
-        x = x.reshape(blocks, batch * rows, self.left.shape[0], -1)
+        x = x.unflatten(2, (others, self.right.shape[1] // others))
         x = x.permute(2, 1, 0, 3).flatten(2)  # [b, B n, g r]
         x = x @ self.left.transpose(1, 2)  # [b, B n, a]
-        return x.permute(1, 2, 0).reshape(batch, rows, -1)
+        return x.permute(1, 2, 0).reshape(*lead, self.out_features)
 
 
 class DiagonalBlocks(StructuredLinear):
@@ -99,18 +100,19 @@ class DiagonalBlocks(StructuredLinear):
 
     def product(self, x: Tensor) -> Tensor:
         """[B, n, I] -> [B, n, O]."""
-        batch, rows, blocks = x.shape[0], x.shape[1], self.right.shape[0]
-        x = x.reshape(batch * rows, blocks, -1).transpose(0, 1) @ self.right.transpose(1, 2)  # [k, B n, O / k]
-        return x.transpose(0, 1).reshape(batch, rows, -1)
+        (blocks, _, inputs), lead = self.right.shape, x.shape[:2]
+        x = x.reshape(lead.numel(), blocks, inputs).transpose(0, 1) @ self.right.transpose(1, 2)  # [k, B n, O / k]
+        return x.transpose(0, 1).reshape(*lead, self.out_features)
 
 
-_MODULES = {
+_MODULES: dict[str, type[StructuredLinear]] = {
     "low_rank": LowRank,
     "kronecker": Kronecker,
     "monarch": BlockTensorTrain,
     "btt": BlockTensorTrain,
     "block_diagonal": DiagonalBlocks,
 }
+STRUCTURED = frozenset(_MODULES.values())
 
 
 def linear_of(structure: Structure) -> Callable[[int, int], nn.Linear | StructuredLinear]:

@@ -24,6 +24,9 @@ SHAPES = {
     "rp s_mixer": S_MIXER | {"permutation": "random", "tokens": 10},
     "no norm": MLP | {"tokens": 20, "norm": "none", "activation": "square", "permutation": "random"},
     "tanh": MLP | {"activation": "gelu_tanh", "drop_path_rate": 0.4},
+    "low rank": MLP | {"token_weights": "low_rank", "rank": 2, "channel_weights": "block_diagonal", "blocks": 3},
+    "kronecker": S_MIXER | {"permutation": "random", "tokens": 10, "token_weights": "kronecker"},
+    "btt": S_MIXER | {"tokens": 10, "token_weights": "monarch", "channel_weights": "btt", "rank": 2},
 }
 BATCHES = [0, 1, 5, 64]
 

@@ -23,6 +23,7 @@ from widemix.models.batch_last.layers import (
     same_versions,
     sound_index,
     versions_of,
+    weight_of,
 )
 from widemix.models.batch_last.operations import activate, add, images_of, norm
 from widemix.models.permutation import Permute, commutation, compose, identity
@@ -90,7 +91,7 @@ def _normed(own_norm: nn.Module, x: Tensor, places: "Places") -> Tensor:
 
 def _product(layer: nn.Module, x: Tensor, rows: int) -> Tensor:
     """Its weight [D, d] times x, in which each of d numbers has n rows: [d*n, B] -> [D*n, B]."""
-    weight, batch = cast(Tensor, layer.weight), x.shape[1]
+    weight, batch = cast(Tensor, weight_of(layer)), x.shape[1]
     return (weight @ x.view(weight.shape[1], rows * batch)).view(len(weight) * rows, batch)
 
 

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from widemix.models.batch_last.layers import Block, index_of, layers_of, same_versions, sound_index, versions_of
+from widemix.models.batch_last.layers import (
+    Block,
+    index_of,
+    layers_of,
+    same_versions,
+    sound_index,
+    versions_of,
+    weight_of,
+)
 from widemix.models.drop_path import DropPath
 from widemix.models.permutation import Permute
 from widemix.models.pk import Mixing, Square
@@ -113,7 +121,7 @@ def _parameters(block: Block) -> list[Tensor | None]:
         second = None if first is last else last
         skip_norm = getattr(skip, "norm", None)
         for part in (norm, first, second):
-            found += [getattr(part, "weight", None), getattr(part, "bias", None)]
+            found += [None, None] if part is None else [weight_of(part), getattr(part, "bias", None)]
         found += [getattr(getattr(skip, "fc", None), "weight", None)]
         found += [getattr(skip_norm, "weight", None), getattr(skip_norm, "bias", None)]
     return found

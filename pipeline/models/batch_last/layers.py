@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from widemix.models.permutation import Permute, Transpose, commutation, identity
 from widemix.models.pk import Mixing, MixingLayer
+from widemix.models.structured import StructuredLinear
 
 _checked: WeakKeyDictionary[Permute, tuple[Tensor, int]] = WeakKeyDictionary()
 
@@ -54,6 +55,11 @@ def layers_of(mixing: Mixing) -> tuple[nn.Linear, nn.Linear]:
     """The first and the last layer, which may be one."""
     layers = (mixing.fc, mixing.fc) if isinstance(mixing, MixingLayer) else (mixing.fc1, mixing.fc2)
     return cast(tuple[nn.Linear, nn.Linear], layers)
+
+
+def weight_of(layer: nn.Module) -> Tensor | None:
+    """W [D, d], of a structured layer the dense matrix of its factors; None where there is no weight."""
+    return layer.dense_weight() if isinstance(layer, StructuredLinear) else getattr(layer, "weight", None)
 
 
 def index_of(module: nn.Module, rows: int, columns: int) -> Tensor:

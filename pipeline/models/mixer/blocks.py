@@ -29,7 +29,7 @@ from widemix.models.pk import (
     random_permutations,
     token_permutations,
 )
-from widemix.models.structured import linear_of
+from widemix.models.structured import STRUCTURED, linear_of
 
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "none": nn.Identity}
 
@@ -166,7 +166,7 @@ class MixerBlock(nn.Module):
 
 # What a block that can be computed with the batch last is made of.
 _PARTS = {TokenSkip, MixingLayer, MixingMlp, Permute, Transpose, DropPath, Square}
-_PARTS |= {nn.Identity, nn.Linear, nn.LayerNorm, nn.GELU}
+_PARTS |= {nn.Identity, nn.Linear, nn.LayerNorm, nn.GELU, *STRUCTURED}
 
 
 def mixer_blocks(shape: MixerShape, tokens_in: int) -> nn.Sequential:
