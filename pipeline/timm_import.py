@@ -78,11 +78,16 @@ def _execute_without_dynamo(execute: Execute, module: ModuleType) -> None:
 
 
 def _execute_without_signals(execute: Execute, module: ModuleType) -> None:
-    """For `import scipy.signal`, and `hamming` if it has none. Who asks for more, as librosa does, gets it."""
+    """For `import scipy.signal`, and `hamming` if it has none. Who asks for more, as librosa does, gets it.
+
+    Not who asks all modules for `__file__`: `inspect.getmodule` does, which torchvision's registrations call.
+    """
     name = "scipy.signal"
     stand_in = type(sys)(name)
 
     def ask(attribute: str) -> object:
+        if attribute == "__file__":
+            raise AttributeError(attribute)
         if sys.modules.get(name) is stand_in:
             del sys.modules[name]
         return getattr(import_module(name), attribute)

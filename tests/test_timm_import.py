@@ -71,11 +71,12 @@ print(*torch.compile(disable_compiler(lambda x: x + torch.compiler.is_compiling(
 
 
 ASKED = """
-import sys
+import inspect, sys
 from widemix import timm_import
 def execute(module):
     import scipy.signal
     assert hasattr(scipy.signal, "hamming")
+    inspect.getmodule(compile("", "nowhere", "exec"))
     assert "scipy.signal.windows" not in sys.modules
     from scipy.signal import convolve, windows
     import scipy.signal.windows
