@@ -64,11 +64,11 @@ vectorise; and for functions that mostly call others, which LLVM would otherwise
 def _notice() -> str:
     kept = os.environ.get("NUMBA_CACHE_DIR") or home_cache()
     often = (
-        "once on this machine"
+        "which are kept for later runs"
         if kept
         else "in each run, as no cache folder can be written to (XDG_CACHE_HOME names one)"
     )
-    return f"compiling the functions that prepare batches, {often}; 5 to 40 seconds"
+    return f"compiling the functions that prepare these batches, {often}; 5 to 40 seconds"
 
 
 class _Notice(event.Listener):

@@ -79,13 +79,14 @@ def test_long_compilation_is_announced_once(capsys):
             notice.on_end(end)
             notice.on_end(end)
     assert short._timer is None
-    assert capsys.readouterr().err.count("compiling the functions that prepare batches, once on this machine") == 1
+    assert capsys.readouterr().err.count("compiling the functions that prepare these batches") == 1
 
 
 def test_the_announcement_says_where_nothing_is_kept(tmp_path, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert "once on this machine" in _notice()
+    # Not "once": another augmentation has functions of its own, which are compiled at its first batch.
+    assert "these batches, which are kept for later runs" in _notice()
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert "in each run, as no cache folder can be written to (XDG_CACHE_HOME names one)" in _notice()
