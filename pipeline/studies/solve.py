@@ -1,6 +1,6 @@
 """Values of a key that solve a constraint, such as the tokens that give a Mixer 2^18 connections a layer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from widemix.errors import InputError
 from widemix.models.section import ModelSection
@@ -10,24 +10,33 @@ from widemix.recipe import Recipe
 _WIDEST = 2**20
 
 
-def solve(key: str, constraint: str, target: float, recipe: Recipe) -> int | float | None:
-    """Return the value of the key `model.LEAF` at which the recipe's network has the target; None if there is none.
+def solve(keys: Sequence[str], constraint: str, target: float, recipe: Recipe) -> int | float | None:
+    """Return the value of the keys `model.LEAF`, the same for all, at which the recipe's network has the target.
 
     constraint: one of `CONSTRAINTS`.
-    recipe: has the run's other keys, and any value of this one.
+    recipe: has the run's other keys, and any value of these.
+
+    None if there is no such value.
     """
-    section, _, leaf = key.partition(".")
-    if section != "model" or leaf not in type(recipe.model).model_fields:
-        raise InputError(f"{key}: {constraint} is solved for a key of the model, of kind {recipe.model.kind} here")
-    return CONSTRAINTS[constraint](leaf, target, recipe)
+    leaves = []
+    for key in keys:
+        section, _, leaf = key.partition(".")
+        if section != "model" or leaf not in type(recipe.model).model_fields:
+            raise InputError(
+                f"{key}: {constraint} is solved for a key of the model, of kind {recipe.model.kind} here"
+            )
+        leaves.append(leaf)
+    if len(leaves) > 1 and constraint != "forward_mflops":
+        raise InputError(f"{', '.join(keys)}: {constraint} is solved for one key")
+    return CONSTRAINTS[constraint](leaves, target, recipe)
 
 
-def _omega(leaf: str, target: float, recipe: Recipe) -> int | float | None:
+def _omega(leaves: Sequence[str], target: float, recipe: Recipe) -> int | float | None:
     """Omega, mean connections of a mixing layer: gamma (C S^2 + S C^2) / 2 of a Mixer, gamma p m^2 of an SW-MLP.
 
     Hayase & Karakida 2024, equations 13 and 14. Tokens, channels and widths are rounded to the nearest.
     """
-    own = recipe.model.model_dump()
+    (leaf,), own = leaves, recipe.model.model_dump()
     gamma = own.get("expansion") or 1.0
     other = {"tokens": "channels", "channels": "tokens"}.get(leaf)
     if other in own:
@@ -45,8 +54,9 @@ def _omega(leaf: str, target: float, recipe: Recipe) -> int | float | None:
     return value if leaf != "density" or value <= 1 else None
 
 
-def _weights(leaf: str, target: float, recipe: Recipe) -> int | None:
+def _weights(leaves: Sequence[str], target: float, recipe: Recipe) -> int | None:
     """The greatest whole number (of a transformer, multiple of its heads) whose blocks have at most so many."""
+    (leaf,) = leaves
     unit = getattr(recipe.model, "width_multiple", 1)
 
     def fits(value: int) -> bool:
@@ -77,7 +87,31 @@ def block_weights(section: ModelSection, recipe: Recipe) -> int:
     return depth * (two.parameters - one.parameters)
 
 
-CONSTRAINTS: Mapping[str, Callable[[str, float, Recipe], int | float | None]] = {
+def _forward_mflops(leaves: Sequence[str], target: float, recipe: Recipe) -> int | None:
+    """The greatest whole number that the network may have, of those that take at most so many MFLOPs for an image."""
+    from widemix.models.cost import model_cost
+
+    own, side = recipe.model.model_dump(), recipe.data.image_size
+
+    def fits(value: int) -> bool | None:
+        try:
+            section = type(recipe.model).model_validate(own | dict.fromkeys(leaves, value))
+            section.check_image_size(side)
+        except ValueError:
+            return None  # a width that the matrices cannot have
+        return model_cost(section, side, recipe.data.num_classes).forward_flops <= target * 1e6 * (1 + 1e-9)
+
+    # Matrices of two factors cost least where the width is a square, and no wider one is cheaper than those of 4^k.
+    limit = own.get("blocks") or 1
+    while fits(limit) is not False:
+        limit *= 4
+        if limit > _WIDEST:
+            raise InputError(f"{', '.join(f'model.{leaf}' for leaf in leaves)}: the FLOPs do not grow with this")
+    return next((value for value in range(limit - 1, 0, -1) if fits(value)), None)
+
+
+CONSTRAINTS: Mapping[str, Callable[[Sequence[str], float, Recipe], int | float | None]] = {
     "omega": _omega,
     "weights": _weights,
+    "forward_mflops": _forward_mflops,
 }

@@ -22,7 +22,7 @@ from widemix.studies.solve import CONSTRAINTS, solve
 from widemix.studies.study_run import StudyRun, yaml_text
 
 LEAST_SEEDS = 3  # of a study that searches first
-Solve = dict[Literal["omega", "weights"], float | list[float]]
+Solve = dict[Literal["omega", "weights", "forward_mflops"], float | list[float]]
 
 
 class Group(Section):
@@ -34,8 +34,9 @@ class Group(Section):
     axes: dict[str, list[Any] | Solve] = key(
         {},
         "section.key names with a list of values each; every combination is a run. Several keys that vary together "
-        "are one axis, 'KEY, KEY', with a list of rows. {omega: X} or {weights: X} instead of a list: the value at "
-        "which the network has X connections a layer, or the greatest with X weights in all blocks; X may be a list",
+        "are one axis, 'KEY, KEY', with a list of rows. {omega: X} instead of a list: the value at which the network "
+        "has X connections a layer; {weights: X}: the greatest with X weights in all blocks; {forward_mflops: X}: "
+        "the greatest with X MFLOPs an image, for all keys of the axis. X may be a list",
     )
     lines: list[str] = key([], "axes that have a line for each value; the others run along the line")
     seeded: list[str] = key([], "keys that are set to the seed too, such as model.permutation_seed")
@@ -269,10 +270,10 @@ def _combinations(
         for axis, value in zip(group.axes, chosen, strict=True):
             constraint = group.axes[axis]
             if isinstance(constraint, dict):
-                base = load_recipe(recipe, [*shared, *varied])
-                solution = solve(axis, next(iter(constraint)), value, base)
+                names, base = split_axis(axis), load_recipe(recipe, [*shared, *varied])
+                solution = solve(names, next(iter(constraint)), value, base)
                 solved = solved and solution is not None
-                varied.append((axis, yaml_text(solution)))
+                varied += [(name, yaml_text(solution)) for name in names]
         if solved:
             labels = [_label(axis, value, group) for axis, value in zip(group.axes, chosen, strict=True)]
             yield tuple(varied), ", ".join([group.label, *filter(None, labels)])
@@ -284,7 +285,8 @@ def _label(axis: str, value: Any, group: Group) -> str:
         return ""
     constraint = group.axes[axis]
     if isinstance(constraint, dict):
-        return f"{value:,.0f} {'weights' if 'weights' in constraint else 'connections'}"
+        unit = {"omega": "connections", "weights": "weights", "forward_mflops": "MFLOPs"}[next(iter(constraint))]
+        return f"{value:,.0f} {unit}" if value >= 100 else f"{value:g} {unit}"
     return f"{axis.partition('.')[2]} {yaml_text(value)}"
 
 

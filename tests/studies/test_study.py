@@ -146,7 +146,7 @@ def test_omega_has_a_solution_up_to_the_dense_network_and_down_to_width_1(key, t
     overrides = [("model.kind", "sw_mlp"), ("model.width", "64"), ("model.density", "0.25"), ("model.depth", "2")]
     overrides += [("model.patch_size", "2"), ("model.expansion", "2"), ("model.project_tokens", "true")]
     recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)
-    assert solve(f"model.{key}", "omega", target, recipe) == value
+    assert solve([f"model.{key}"], "omega", target, recipe) == value
 
 
 def test_a_budget_of_weights_may_be_met_exactly():
@@ -154,10 +154,47 @@ def test_a_budget_of_weights_may_be_met_exactly():
     weights = block_weights(recipe.model, recipe)
     channels = recipe.model.channels
     for budget, expected in ((weights - 1, channels - 1), (weights, channels), (weights + 1, channels)):
-        assert solve("model.channels", "weights", budget, recipe) == expected
+        assert solve(["model.channels"], "weights", budget, recipe) == expected
     smallest = block_weights(recipe.model.model_copy(update={"channels": 1}), recipe)
-    assert solve("model.channels", "weights", smallest, recipe) == 1
-    assert solve("model.channels", "weights", smallest - 1, recipe) is None
+    assert solve(["model.channels"], "weights", smallest, recipe) == 1
+    assert solve(["model.channels"], "weights", smallest - 1, recipe) is None
+
+
+@pytest.mark.parametrize(
+    "weights", [{"kind": "kronecker"}, {"kind": "block_diagonal", "blocks": 4}, {"kind": "dense"}]
+)
+def test_widths_fill_their_budget_of_flops(weights):
+    """By PyTorch's own counter: of all widths that the matrices can have, the greatest that costs no more."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from widemix.models.registry import build_model
+
+    keys = {"model.kind": "s_mixer", "model.expansion": "null", "model.depth": "2", "model.project_tokens": "true"}
+    keys |= {"model.token_weights": weights["kind"], "model.channel_weights": weights["kind"]}
+    if "blocks" in weights:
+        keys["model.blocks"] = str(weights["blocks"])
+
+    def flops(width):
+        both = {"model.tokens": str(width), "model.channels": str(width)}
+        try:
+            recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [*keys.items(), *both.items()])
+        except InputError:
+            return None
+        with torch.device("meta"), FlopCounterMode(display=False) as counter:
+            build_model(recipe.model, 8, 10)(torch.empty(1, 3, 8, 8))
+        return counter.get_total_flops()
+
+    costs = {width: cost for width in range(1, 41) if (cost := flops(width)) is not None}
+    recipe = load_recipe(
+        ROOT / "recipes/digits/mixer.yaml", [*keys.items(), ("model.tokens", "12"), ("model.channels", "12")]
+    )
+    both = ["model.tokens", "model.channels"]
+    for budget in sorted(costs.values()):
+        if budget < costs[36]:  # a square: none beyond it costs less
+            expected = max(width for width, cost in costs.items() if cost <= budget)
+            assert solve(both, "forward_mflops", budget / 1e6, recipe) == expected
+    assert solve(both, "forward_mflops", (min(costs.values()) - 1) / 1e6, recipe) is None
 
 
 @pytest.mark.parametrize(("name", "unit"), [("svhn", 1), ("mnli", 4)])
@@ -199,6 +236,13 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
         ("x: width", "x: error", [], "*", "error is a result"),
         ("model.channels: [8, 16]", "optim.lr: {omega: 4}", [], "*", "omega is solved for a key of the model"),
         ("model.channels: [8, 16]", "model.depth: {omega: 4}", [], "*", "model.depth: omega can't be solved"),
+        (
+            "model.channels: [8, 16]",
+            "'model.tokens, model.channels': {omega: 4}",
+            [],
+            "*",
+            "omega is solved for one key",
+        ),
         ("recipes/digits/s_mixer.yaml", "no.yaml", [], "*", "no.yaml: no such recipe"),
         ("title: t", "title: [", [], "*", "not valid YAML"),
     ],
