@@ -17,7 +17,13 @@ def tile(images):
     return torch.cat(rows, dim=1)[None]
 
 
-@pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
+CHANNELS = [
+    {**MLP, "channel_weights": "monarch"},
+    {**SINGLE, "permutation": "random", "channel_weights": "low_rank", "rank": 2},
+]
+
+
+@pytest.mark.parametrize("section", [*VARIANTS.values(), *CHANNELS], ids=[*VARIANTS, "monarch", "low rank"])
 def test_copies_compute_on_each_sub_image_what_the_small_one_did(section):
     small = build(**section)
     large = small.grown(FACTOR)
@@ -69,6 +75,8 @@ def test_what_has_no_grid_is_refused():
         build(**MLP, permutation="random").grown(2, "bilinear")
     with pytest.raises(InputError, match="token_groups"):
         build(**MLP, token_groups=2).grown(2, "bilinear")
+    with pytest.raises(InputError, match=r"growing: copies of kronecker token_weights are no such matrix"):
+        build(**SINGLE, token_weights="kronecker").grown(2)
 
 
 def test_growing_leaves_the_small_one_and_its_mode_alone():

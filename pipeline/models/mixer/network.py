@@ -89,11 +89,15 @@ class Mixer(MlpMixer):
         """Return the network for images `factor` times as high and wide, with this one's weights.
 
         `InputError` for bilinear growing of random permutations or projected tokens, which have no grid, and of
-        groups of channels; and for structured matrices.
+        groups of channels; and for structured token mixings, since block-diagonal copies of a structured matrix have
+        no structure of these. Structured channel mixings stay as they are.
         """
         shape, parts = self.shape, factor**2
-        if {shape.token_weights, shape.channel_weights} != {"dense"}:
-            raise InputError("growing: is not offered for structured token_weights and channel_weights")
+        if shape.token_weights != "dense":
+            raise InputError(
+                f"growing: copies of {shape.token_weights} token_weights are no such matrix; take a network with dense "
+                "ones (channel_weights may be structured)"
+            )
         weight = next(self.parameters())
         small = copy.deepcopy(self).cpu()
         if method == "copies":
