@@ -30,7 +30,7 @@ def add_results(verbs) -> None:
 
 
 def _results(arguments: argparse.Namespace) -> Exit:
-    from widemix.estimate.recipe_tables import replace_between
+    from widemix.estimate.recipe_tables import split_between
     from widemix.files import atomic_write
     from widemix.recipe.files import SHIPPED
     from widemix.studies.papers import read_papers
@@ -38,14 +38,16 @@ def _results(arguments: argparse.Namespace) -> Exit:
 
     if not arguments.report.is_dir():
         raise InputError(f"--report {arguments.report}: no such folder")
+    if arguments.readme:  # before the work, and the page, which is not written where this one lacks the lines
+        begin = "<!-- written by `widemix study results --readme README.md` -->\n"
+        before, after = split_between(arguments.readme, begin, "<!-- end -->\n")
     papers, studies = read_papers(), SHIPPED / "studies"
     if arguments.gpu:
         atomic_write(arguments.report / FULL_SIZE, full_size_csv(papers, studies, arguments.gpu))
     links = os.path.relpath(arguments.report, arguments.to_file.parent)
     page, numbers = results_page(papers, studies, arguments.report, links)
-    if arguments.readme:  # before the page, which is not written where this one lacks the lines
-        begin = "<!-- written by `widemix study results --readme README.md` -->\n"
-        replace_between(arguments.readme, begin, "<!-- end -->\n", f"{numbers}\n")
+    if arguments.readme:
+        atomic_write(arguments.readme, f"{before}{numbers}\n{after}")
     atomic_write(arguments.to_file, page)
     print(f"{arguments.to_file}: {numbers}")
     return Exit.DONE

@@ -84,12 +84,13 @@ def _name(path: Path) -> str:
 def refresh(folder: Path) -> Path:
     """Regenerate the tables in the folder's README.md, between the lines `BEGIN` and `END`; returns its path."""
     path = folder / "README.md"
-    replace_between(path, BEGIN, END, f"\n{table(folder)}\n")
+    before, after = split_between(path, BEGIN, END)
+    atomic_write(path, f"{before}\n{table(folder)}\n{after}")
     return path
 
 
-def replace_between(path: Path, begin: str, end: str, text: str) -> None:
-    """Replace what a text file has between two lines; raises `InputError` if it does not have both."""
+def split_between(path: Path, begin: str, end: str) -> tuple[str, str]:
+    """Return a text file up to the line `begin` and from the line `end` on; `InputError` if it does not have both."""
     try:
         before, found, rest = path.read_text(encoding="utf-8").partition(begin)
     except OSError:
@@ -97,4 +98,4 @@ def replace_between(path: Path, begin: str, end: str, text: str) -> None:
     _, ended, after = rest.partition(end)
     if not (found and ended):
         raise InputError(f"{path}: needs the lines {begin.strip()} and {end.strip()}, in this order")
-    atomic_write(path, before + begin + text + end + after)
+    return before + begin, end + after

@@ -407,16 +407,17 @@ def test_the_options_of_the_page_of_results_reach_it(names, monkeypatch):
     def call(target: str) -> Reached:
         return call_of(OTHERS["results"].format(**names), f"widemix.{target}", monkeypatch)
 
+    assert call("estimate.recipe_tables.split_between").arguments[0] == P(names["names"])
+    monkeypatch.setattr("widemix.estimate.recipe_tables.split_between", lambda *_: ("before\n", "after\n"))
     assert call("studies.results_page.full_size_csv").arguments[2] == "h100"
     monkeypatch.setattr("widemix.studies.results_page.full_size_csv", lambda *_: "")
     assert call("studies.results_page.results_page").arguments[2:] == (P(names["tmp"]), ".")
     monkeypatch.setattr("widemix.studies.results_page.results_page", lambda *_: ("page", "numbers"))
-    readme, *_, text = call("estimate.recipe_tables.replace_between").arguments
-    assert (readme, text) == (P(names["names"]), "numbers\n")
-    monkeypatch.setattr("widemix.estimate.recipe_tables.replace_between", lambda *_: None)
-    assert call("files.atomic_write").arguments[0] == P(names["tmp"], "results_full_size.csv").with_name(
-        "full_size.csv"
-    )
+    written = []
+    monkeypatch.setattr("widemix.files.atomic_write", lambda *each: written.append(each))
+    assert run_command(make_parser(), argv=shlex.split(OTHERS["results"].format(**names))) == 0
+    assert written[0][0] == P(names["tmp"], "results_full_size.csv").with_name("full_size.csv")
+    assert written[1:] == [(P(names["names"]), "before\nnumbers\nafter\n"), (P(names["tmp"], "page.md"), "page")]
 
 
 def test_no_option_is_left_out():

@@ -95,8 +95,8 @@ class Mixer(MlpMixer):
         shape, parts = self.shape, factor**2
         if shape.token_weights != "dense":
             raise InputError(
-                f"growing: copies of {shape.token_weights} token_weights are no such matrix; take a network with dense "
-                "ones (channel_weights may be structured)"
+                f"growing: copies of {shape.token_weights} token_weights are no such matrix; take a network with "
+                "dense ones (channel_weights may be structured)"
             )
         weight = next(self.parameters())
         small = copy.deepcopy(self).cpu()
