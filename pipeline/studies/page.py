@@ -67,7 +67,7 @@ def as_page(
     missing = [result for result in results if result.row is None]
     if missing and study.measured:
         parts.append(f"Missing: {len(missing)} of {len(results)} runs, among them `{missing[0].study_run.name}`.")
-    if study.measured and study.search is None:
+    if study.measured and not study.by_protocol:
         parts.append(_NOT_SEARCHED)
     parts.append(_conditions(results, study, name, searched))
     return "\n\n".join(parts) + "\n"

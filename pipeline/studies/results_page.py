@@ -56,9 +56,9 @@ class Held:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """What its runs say; nothing where it has no search."""
+        """What its runs say; nothing where it does not follow the protocol."""
         study = self.plan.study
-        decided = self.ended if study.search is not None else not study.measured
+        decided = self.ended if study.by_protocol else not study.measured
         return verdicts(self.results, study) if decided else []
 
     @property
@@ -120,7 +120,7 @@ def _summary(held: Sequence[Held], found: Sequence[Verdict]) -> str:
     """The page's numbers in one line."""
     counts = {word: sum(verdict.word == word for verdict in found) for word in _WORDS}
     runs = sum(len(each.plan.table.rows) for each in held if each.ended)
-    outside = sum(each.plan.study.measured and each.plan.study.search is None for each in held)
+    outside = sum(each.plan.study.measured and not each.plan.study.by_protocol for each in held)
     words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     without = f"; {outside} of the studies are not under the protocol yet and have no verdict" if outside else ""
     return (
@@ -200,7 +200,7 @@ def _row(
 def _state(held: Held) -> str:
     if not held.plan.study.measured:
         return "computed, no training"
-    if held.plan.study.search is None:
+    if not held.plan.study.by_protocol:
         return (
             "not under the protocol" if held.results and any(r.row for r in held.results) else "withdrawn, to be run"
         )
@@ -240,10 +240,10 @@ def _study(held: Held, folder: Path, links: str) -> list[str]:
         parts[0] = (
             f"**{escaped(study.title)}** (computed: `widemix study report {name} --report recipes/studies/results`)"
         )
-    elif study.search is None:
+    elif not study.by_protocol:
         parts.append(_OUTSIDE if held.ended else "No runs in the tables, so no result: they are open.")
     elif not held.ended:
-        parts.append("By the protocol; its search and runs have not ended. No verdict yet.")
+        parts.append("By the protocol; its runs have not ended. No verdict yet.")
     if held.verdicts:
         parts.append(claims_table(held.verdicts))
     if study.measured and not held.ended:

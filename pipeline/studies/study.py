@@ -151,6 +151,12 @@ class Study(Section):
         return self
 
     @property
+    def by_protocol(self) -> bool:
+        """Whether differences are those of networks: rates are searched for each point, or are what is compared."""
+        compares_rates = self.figure.x == "optim.lr" and len(set(self.seeds)) >= LEAST_SEEDS
+        return self.search is not None or compares_rates
+
+    @property
     def measured(self) -> bool:
         """Whether the figure needs runs; False if it shows sizes of networks alone."""
         return self.figure.x == "epoch" or any(name in MEASURED for name in self.figure.y)
