@@ -59,9 +59,7 @@ apt_get() { $sudo env DEBIAN_FRONTEND=noninteractive apt-get -y -o DPkg::Lock::T
 
 install_packages() { # install_packages NAME...
     say "installing system packages by apt-get, about a minute: $*"
-    if ! run apt_get update || ! run apt_get install --no-install-recommends "$@"; then
-        fail "apt-get failed; see $log"
-    fi
+    run apt_get update && run apt_get install --no-install-recommends "$@"
 }
 
 # Print what pip's configuration says as variables of uv, which reads its own alone: where packages come from, and how they
@@ -105,41 +103,51 @@ find_uv() {
     uv=$(command -v uv || { run .venv/bin/python -m pip install --quiet uv && ls .venv/bin/uv 2>/dev/null; }) || uv=
 }
 
-# Packages are gigabytes, so the temporary folder is next to the environment: /tmp may be in memory.
+# Packages are gigabytes, so the temporary folder is next to the environment: /tmp may be in memory. Bytecode is written
+# when a module is first imported: of all the modules' a fifth is ever needed.
 install() {
     mkdir -p .venv/tmp
     if [ -n "$uv" ]; then
-        TMPDIR=$PWD/.venv/tmp "$uv" pip install --python .venv/bin/python --compile-bytecode "$@"
+        TMPDIR=$PWD/.venv/tmp "$uv" pip install --python .venv/bin/python "$@"
     else
-        TMPDIR=$PWD/.venv/tmp .venv/bin/python -m pip install --use-pep517 "$@"
+        TMPDIR=$PWD/.venv/tmp .venv/bin/python -m pip install --no-compile --use-pep517 "$@"
     fi
 }
 
-# with_progress COMMAND...: run it; a line every 10 seconds says how far the log is
+# with_progress LOG COMMAND...: run it; a line every 10 seconds says how far the log is
 with_progress() {
     while sleep 10 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
-        step=$(grep -Eo '(Collecting|Downloading|Downloaded|Building|Built|Prepared|Installing|Installed) .*' "$log" | tail -n 1)
-        case $step in Installed*) [ -z "$uv" ] || step="compiling bytecode" ;; esac
+        step=$(grep -Eo '(Collecting|Downloading|Downloaded|Building|Built|Prepared|Installing|Installed|Unpacking|Setting up|compiling) .*' "$1" | tail -n 1)
         say "$(($(date +%s) - started)) s: ${step:-starting}"
     done &
     progress=$!
+    shift
     if "$@"; then failed=0; else failed=1; fi
     kill $progress
     return $failed
 }
 
+# Optional: without compiled code Pillow decodes images, to the same pixels but slower; the rest is compiled at its first use.
+compile_ahead() {
+    log=$log.compiled
+    : >"$log"
+    run .venv/bin/python -m widemix.native || say "pipeline/native did not build, so loading images is slower; see $log"
+    say "compiling what prepares batches, which takes a minute"
+    run .venv/bin/python -m widemix.api.compile_ahead || say "it is compiled at the first batch instead; see $log"
+}
+
 logged() { tail -n 40 "$log" | grep -Eiq "$1"; }
 
 install_project() {
-    with_progress run install --editable ".[$extras]" && return
+    with_progress "$log" run install --editable ".[$extras]" && return
     if logged "$network"; then
         say "the network failed; trying once more"
-        with_progress run install --editable ".[$extras]" && return
+        with_progress "$log" run install --editable ".[$extras]" && return
     fi
     { [ -n "$uv" ] && ! logged "no space left|$unbuilt"; } || return 1
     say "uv cannot install them here; pip tries"
     uv=
-    with_progress run install --editable ".[$extras]"
+    with_progress "$log" run install --editable ".[$extras]"
 }
 
 explain_and_fail() {
@@ -197,22 +205,36 @@ fi
 mkdir -p .venv
 : >"$log"
 rm -f "$stamp"
+unset PYTHONDONTWRITEBYTECODE
 # shellcheck disable=SC2086 # split into one word per package
-[ -z "$missing" ] || install_packages $missing
+if [ -n "$missing" ] && [ -n "$(missing_packages "$python" needed)" ]; then # there is no environment without these
+    install_packages $missing || fail "apt-get failed; see $log"
+    missing=
+fi
+if [ -n "$missing" ]; then # for FFCV and pipeline/native only, which come last
+    # shellcheck disable=SC2086
+    (log=$log.apt && : >"$log" && install_packages $missing) &
+    apt_get=$!
+fi
 
 if [ -z "$current" ]; then
-    find .venv/ -mindepth 1 ! -path "$log" -delete
+    find .venv/ -mindepth 1 ! -path "$log*" -delete
     run "$python" -m venv "$(readlink -f .venv)" || fail "$python -m venv failed"
 fi
 find_uv
 say "installing Python packages by $([ -n "$uv" ] && echo uv || echo pip): downloads 3 GB the first time and takes some minutes"
+[ -z "$missing" ] || extras=dev
 install_project || explain_and_fail
+[ -z "$missing" ] || with_progress "$log.apt" wait $apt_get || fail "apt-get failed; see $log.apt"
+compile_ahead & # while FFCV is built
+ahead=$!
+if [ -n "$missing" ]; then
+    extras=dev,ffcv
+    install_project || explain_and_fail
+fi
 # A wheel that pip cached on another system (containers may share a home folder) links to another OpenCV.
 [ "$extras" = dev ] || ffcv_loads 2>>"$log" || run install --force-reinstall --no-deps $([ -n "$uv" ] && echo --no-cache || echo --no-cache-dir) ffcv || explain_and_fail
-# Optional: without it Pillow decodes images, to the same pixels but slower.
-run .venv/bin/python -m widemix.native || say "pipeline/native did not build, so loading images is slower; see $log"
-say "compiling what prepares batches, which takes a minute"
-run .venv/bin/python -m widemix.api.compile_ahead || say "it is compiled at the first batch instead; see $log"
+with_progress "$log.compiled" wait $ahead || say "it is compiled at the first batch instead; see $log.compiled"
 rm -rf .venv/tmp
 echo "$(environment_id) $inputs" >"$stamp"
 say "done in $(($(date +%s) - started)) s; everything is in .venv"

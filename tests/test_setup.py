@@ -102,7 +102,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 def test_installs_once(project: Project) -> None:
     first = project.set_up()
     assert first.returncode == 0, first.stderr
-    assert project.calls("pip") == ["install --use-pep517 --editable .[dev,ffcv]"]
+    assert project.calls("pip") == ["install --no-compile --use-pep517 --editable .[dev,ffcv]"]
 
     second = project.set_up()
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
@@ -112,12 +112,12 @@ def test_installs_once(project: Project) -> None:
 def test_uv_installs_if_it_is_there_or_pip_can_install_it(project: Project) -> None:
     (project.records / "config").touch()
     assert project.set_up().returncode == 0
-    assert project.calls("pip") == ["install --quiet uv", "install --use-pep517 --editable .[dev,ffcv]"]  # it cannot
+    assert project.calls("pip") == ["install --quiet uv", "install --no-compile --use-pep517 --editable .[dev,ffcv]"]  # it cannot
 
     shutil.rmtree(project.folder / ".venv")
     project.tool("uv", f'#!/bin/sh\necho "$@" >>"{project.records}/uv-calls"\n')
     assert "by uv" in project.set_up().stdout
-    assert project.calls("uv") == ["pip install --python .venv/bin/python --compile-bytecode --editable .[dev,ffcv]"]
+    assert project.calls("uv") == ["pip install --python .venv/bin/python --editable .[dev,ffcv]"]
     assert len(project.calls("pip")) == 2
 
 
@@ -148,7 +148,7 @@ def test_pip_tries_where_uv_fails(project: Project) -> None:
     done = project.set_up()
     assert done.returncode == 0
     assert "set-up: uv cannot install them here; pip tries\n" in done.stdout
-    assert project.calls("pip") == ["install --use-pep517 --editable .[dev,ffcv]"]
+    assert project.calls("pip") == ["install --no-compile --use-pep517 --editable .[dev,ffcv]"]
 
 
 def test_a_line_every_ten_seconds_says_what_is_downloaded(project: Project) -> None:
@@ -255,7 +255,7 @@ def test_a_failure_gives_its_cure_after_the_end_of_the_log(
 
 def test_an_ffcv_wheel_of_another_system_is_compiled_here(project: Project) -> None:
     assert project.set_up(order="elsewhere").returncode == 0
-    assert project.calls("pip")[-1] == "install --use-pep517 --force-reinstall --no-deps --no-cache-dir ffcv"
+    assert project.calls("pip")[-1] == "install --no-compile --use-pep517 --force-reinstall --no-deps --no-cache-dir ffcv"
 
 
 def test_a_python_that_is_too_old_is_refused(project: Project) -> None:
@@ -277,6 +277,30 @@ def test_missing_system_packages_come_from_apt(project: Project) -> None:
     update, install = project.calls("apt")
     assert update.endswith("update")
     assert install.endswith("install --no-install-recommends libturbojpeg0-dev")
+
+
+def test_packages_are_installed_while_apt_get_is_at_work(project: Project) -> None:
+    """All but FFCV, which is built against what apt-get brings."""
+    project.lack_turbojpeg()
+    project.tool("id", "#!/bin/sh\necho 0\n")
+    waits = f"for try in $(seq 400); do [ ! -e '{project.records}/pip-calls' ] || break; sleep 0.05; done"
+    record = f"echo apt-get $(cat '{project.records}/pip-calls') >>'{project.records}/apt-calls'"
+    project.tool("apt-get", f"#!/bin/sh\ncase $* in *install*) {waits}; {record} ;; esac\n")
+    done = project.set_up()
+    assert done.returncode == 0, done.stderr
+    install = "install --no-compile --use-pep517 --editable"
+    assert project.calls("apt") == [f"apt-get {install} .[dev]"]
+    assert project.calls("pip") == [f"{install} .[dev]", f"{install} .[dev,ffcv]"]
+
+
+def test_apt_get_that_fails_ends_the_set_up(project: Project) -> None:
+    project.lack_turbojpeg()
+    project.tool("id", "#!/bin/sh\necho 0\n")
+    project.tool("apt-get", "#!/bin/sh\necho 'no such package'; exit 100\n")
+    failed = project.set_up()
+    assert failed.returncode == 1
+    assert failed.stderr.splitlines() == ["no such package", "set-up: apt-get failed; see .venv/setup.log.apt"]
+    assert not project.stamped
 
 
 def test_sudo_that_asks_nothing_is_used(project: Project) -> None:
@@ -306,7 +330,7 @@ def test_without_root_and_sudo_ffcv_is_left_out_in_one_line(nobody: Project) -> 
         "libturbojpeg0-dev missing, which root can install; "
         "then .venv/bin/pip install -e '.[ffcv]'"
     )
-    assert nobody.calls("pip") == ["install --use-pep517 --editable .[dev]"]
+    assert nobody.calls("pip") == ["install --no-compile --use-pep517 --editable .[dev]"]
     assert nobody.stamped
 
 
