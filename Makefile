@@ -18,7 +18,8 @@
 # make fuzz    set up, then 100,000 damaged and intact JPEGs through the C code, built with sanitizers, and libjpeg;
 #              ARGS='--cases 1000000 --seed 1' for others
 # make check   set up, then ruff and mypy
-# make lowest  tests with the oldest versions that pyproject.toml allows, in build/lowest; needs uv
+# make lowest  tests with the oldest versions that pyproject.toml allows, in build/lowest; needs uv; ARGS=--below says what
+#              fails with the release before each bound, ARGS='--keep --below numpy scipy' for these, in the same environment
 # make site    set up, then the pages in docs/ as a site, in site/; ARGS=serve shows it while you write
 # make wheels  set up, then the source distribution and the wheels, in dist/; needs cmake, nasm and ninja (apt-get),
 #              and downloads libjpeg-turbo; ARGS='--jpeg FOLDER' for its sources on disk
@@ -91,13 +92,8 @@ check: setup
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
 
-# What older libraries warn of is no error there.
-LOWEST = tests/recipe tests/formats tests/optim tests/models/test_mixer.py tests/data/test_loader.py \
-	tests/data_prep/test_pairs.py tests/library/test_library.py tests/library/test_library_loader.py
 lowest:
-	uv venv --quiet --clear build/lowest
-	uv pip install --quiet --python build/lowest/bin/python --resolution lowest-direct --editable '.[dev]'
-	PYTHONDONTWRITEBYTECODE= build/lowest/bin/python -m pytest -o filterwarnings=default -n logical --maxprocesses 4 $(BY_FILE) $(LOWEST) $(ARGS)
+	python3 tests/release/lowest.py $(ARGS)
 
 # The results' tables and figures, which lie outside docs/, come into the site.
 SITE = build/docs

@@ -99,7 +99,9 @@ def build_wheel(project: Path, work: Path, machine: str, jpeg: Path, dist: Path)
     native = work / "lib" / "widemix" / "native"
     for name, level in LEVELS[machine].items():
         own = [_ZIG.get(flag, flag) for flag in level.flags]
-        compile_library([str(cc)], native / shipped(name).name, *own, *flags, "-s", libraries=libraries)
+        target = native / shipped(name).name
+        compile_library([str(cc)], target, *own, *flags, "-s", libraries=libraries, timeout=None)
+        print(f"compiled {machine} {name}", flush=True)
     for name in JPEG_LICENCES:
         shutil.copy(jpeg / name, native / f"libjpeg-turbo.{name}")
     platform = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"

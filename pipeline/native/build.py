@@ -137,23 +137,30 @@ def _machine_flags(level: str) -> Sequence[str]:
 
 
 def compile_library(
-    compiler: Sequence[str], target: Path, *flags: str, libraries: Sequence[str] = _LIBRARIES
+    compiler: Sequence[str],
+    target: Path,
+    *flags: str,
+    libraries: Sequence[str] = _LIBRARIES,
+    timeout: float | None = 300,
 ) -> None:
-    """Compile all sources into a shared library, which appears whole. Raises `BuildError`."""
+    """Compile all sources into a shared library, which appears whole. Raises `BuildError`, also after `timeout` s."""
     descriptor, name = tempfile.mkstemp(prefix=".native-", suffix=".so", dir=target.parent)
     os.close(descriptor)
     try:
-        _output(*compiler, *_FLAGS, *flags, "-o", name, *map(str, sorted(SOURCES.glob("*.c"))), *libraries)
+        sources = map(str, sorted(SOURCES.glob("*.c")))
+        _output(*compiler, *_FLAGS, *flags, "-o", name, *sources, *libraries, timeout=timeout)
         os.replace(name, target)
     finally:
         Path(name).unlink(missing_ok=True)
 
 
-def _output(*command: str) -> str:
+def _output(*command: str, timeout: float | None = 300) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except OSError as error:
         raise BuildError(f"{command[0]} does not run ({error})") from None
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{command[0]} was not done in {timeout:g} s") from None
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line] or [f"exit code {done.returncode}"]
         cure = "; apt-get install libjpeg-dev" if "jpeg" in errors[0] else ""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from widemix.native import BuildError, build, compiled
-from widemix.native.build import cache_folder
+from widemix.native.build import cache_folder, compile_library
 
 ROOT = Path(__file__).parents[2]
 
@@ -116,6 +116,15 @@ def test_a_compiler_that_fails_leaves_nothing_and_says_why(home, monkeypatch, tm
     with pytest.raises(BuildError, match=r"fatal error: jpeglib.h: No; apt-get install libjpeg-dev"):
         compiled()
     assert not list(home.iterdir())
+
+
+def test_a_compiler_that_is_not_done_in_time_is_named(tmp_path):
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    with pytest.raises(BuildError, match=rf"^{compiler} was not done in 0.05 s$"):
+        compile_library([str(compiler)], tmp_path / "target.so", timeout=0.05)
+    assert list(tmp_path.iterdir()) == [compiler]
 
 
 def test_a_user_without_a_home_has_a_temporary_folder(monkeypatch):
