@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+INSTALL = "install --no-compile --use-pep517"
 
 # Says what it was asked for, then does as the file `order` says, one word a call; without one it succeeds.
 PIP = """
@@ -102,7 +103,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 def test_installs_once(project: Project) -> None:
     first = project.set_up()
     assert first.returncode == 0, first.stderr
-    assert project.calls("pip") == ["install --no-compile --use-pep517 --editable .[dev,ffcv]"]
+    assert project.calls("pip") == [f"{INSTALL} --editable .[dev,ffcv]"]
 
     second = project.set_up()
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
@@ -112,7 +113,7 @@ def test_installs_once(project: Project) -> None:
 def test_uv_installs_if_it_is_there_or_pip_can_install_it(project: Project) -> None:
     (project.records / "config").touch()
     assert project.set_up().returncode == 0
-    assert project.calls("pip") == ["install --quiet uv", "install --no-compile --use-pep517 --editable .[dev,ffcv]"]  # it cannot
+    assert project.calls("pip") == ["install --quiet uv", f"{INSTALL} --editable .[dev,ffcv]"]  # it cannot
 
     shutil.rmtree(project.folder / ".venv")
     project.tool("uv", f'#!/bin/sh\necho "$@" >>"{project.records}/uv-calls"\n')
@@ -148,7 +149,7 @@ def test_pip_tries_where_uv_fails(project: Project) -> None:
     done = project.set_up()
     assert done.returncode == 0
     assert "set-up: uv cannot install them here; pip tries\n" in done.stdout
-    assert project.calls("pip") == ["install --no-compile --use-pep517 --editable .[dev,ffcv]"]
+    assert project.calls("pip") == [f"{INSTALL} --editable .[dev,ffcv]"]
 
 
 def test_a_line_every_ten_seconds_says_what_is_downloaded(project: Project) -> None:
@@ -255,7 +256,7 @@ def test_a_failure_gives_its_cure_after_the_end_of_the_log(
 
 def test_an_ffcv_wheel_of_another_system_is_compiled_here(project: Project) -> None:
     assert project.set_up(order="elsewhere").returncode == 0
-    assert project.calls("pip")[-1] == "install --no-compile --use-pep517 --force-reinstall --no-deps --no-cache-dir ffcv"
+    assert project.calls("pip")[-1] == f"{INSTALL} --force-reinstall --no-deps --no-cache-dir ffcv"
 
 
 def test_a_python_that_is_too_old_is_refused(project: Project) -> None:
@@ -288,9 +289,8 @@ def test_packages_are_installed_while_apt_get_is_at_work(project: Project) -> No
     project.tool("apt-get", f"#!/bin/sh\ncase $* in *install*) {waits}; {record} ;; esac\n")
     done = project.set_up()
     assert done.returncode == 0, done.stderr
-    install = "install --no-compile --use-pep517 --editable"
-    assert project.calls("apt") == [f"apt-get {install} .[dev]"]
-    assert project.calls("pip") == [f"{install} .[dev]", f"{install} .[dev,ffcv]"]
+    assert project.calls("apt") == [f"apt-get {INSTALL} --editable .[dev]"]
+    assert project.calls("pip") == [f"{INSTALL} --editable .[dev]", f"{INSTALL} --editable .[dev,ffcv]"]
 
 
 def test_apt_get_that_fails_ends_the_set_up(project: Project) -> None:
@@ -330,7 +330,7 @@ def test_without_root_and_sudo_ffcv_is_left_out_in_one_line(nobody: Project) -> 
         "libturbojpeg0-dev missing, which root can install; "
         "then .venv/bin/pip install -e '.[ffcv]'"
     )
-    assert nobody.calls("pip") == ["install --no-compile --use-pep517 --editable .[dev]"]
+    assert nobody.calls("pip") == [f"{INSTALL} --editable .[dev]"]
     assert nobody.stamped
 
 
