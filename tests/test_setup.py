@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 INSTALL = "install --no-compile --use-pep517"
 
-# Says what it was asked for, then does as the file `order` says, one word a call; without one it succeeds.
+# Takes a word of `order` at each call (it succeeds without one), records what it was asked, and does as that says.
 PIP = """
 import sys, time
 from pathlib import Path
@@ -25,11 +25,11 @@ if sys.argv[1:] == ["config", "list"]:
     config = records / "config"
     print(config.read_text() if config.exists() else "global.constraint='what uv does not know'")
     sys.exit()
-with open(records / "pip-calls", "a") as calls:
-    print(*sys.argv[1:], file=calls)
 order = records / "order"
 now, *later = order.read_text().split() if order.exists() else ["succeed"]
 order.write_text(" ".join(later or ["succeed"]))
+with open(records / "pip-calls", "a") as calls:
+    print(*sys.argv[1:], file=calls)
 if now == "hang":
     time.sleep(600)
 if now == "disconnect":
