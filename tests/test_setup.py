@@ -284,7 +284,7 @@ def test_packages_are_installed_while_apt_get_is_at_work(project: Project) -> No
     """All but FFCV, which is built against what apt-get brings."""
     project.lack_turbojpeg()
     project.tool("id", "#!/bin/sh\necho 0\n")
-    waits = f"for try in $(seq 400); do [ ! -e '{project.records}/pip-calls' ] || break; sleep 0.05; done"
+    waits = f"for try in $(seq 4000); do [ ! -s '{project.records}/pip-calls' ] || break; sleep 0.05; done"
     record = f"echo apt-get $(cat '{project.records}/pip-calls') >>'{project.records}/apt-calls'"
     project.tool("apt-get", f"#!/bin/sh\ncase $* in *install*) {waits}; {record} ;; esac\n")
     done = project.set_up()
