@@ -104,7 +104,7 @@ site: setup
 	cp -r docs/. $(SITE)
 	cp -r recipes/studies/results $(SITE)/recipes/studies
 	sed -i 's|](\.\./recipes/|](recipes/|g' $(SITE)/results.md
-	.venv/bin/zensical $(or $(ARGS),build --clean)
+	REPOSITORY=$$(sed -n 's/^Repository = "\(.*\)"/\1/p' pyproject.toml) .venv/bin/zensical $(or $(ARGS),build --clean)
 
 wheels: setup
 	.venv/bin/python -m pip install --quiet --editable '.[release]'
