@@ -36,7 +36,7 @@ def test_examples_are_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 40
 
 
-INLINE = "%matplotlib inline\n"  # without it IPython 7, which Colab has, prints a figure's name in place of the figure
+INLINE = "%matplotlib inline\n"  # without it IPython 7, which Colab has, prints a figure as text
 
 
 def test_the_notebook_runs_and_its_figures_are_those_of_its_code() -> None:
