@@ -3,7 +3,8 @@
 timm imports Weights & Biases wherever it is installed, asked for or not. It takes a second, and a process that is
 killed leaves two folders of it in /tmp. What torch.compile consists of takes longer than timm itself: timm imports it
 for methods that are not to be compiled, and torchvision for a function that nothing here calls. torchmetrics imports
-scipy.signal, a quarter of its time, to name a window as it was named before 2022, for one metric of sounds.
+scipy.signal, a quarter of its time, to name a window as it was named before 2022, for one metric of sounds, and
+matplotlib, an eighth of what an evaluation takes, for metrics that are plotted.
 """
 
 from __future__ import annotations
@@ -96,6 +97,41 @@ def _execute_without_signals(execute: Execute, module: ModuleType) -> None:
     _execute_seeing(stand_in, name, execute, module)
 
 
+def _execute_without_plots(execute: Execute, module: ModuleType) -> None:
+    """For the types of its annotations, which are then `object`, and for the style in which its functions plot."""
+    names = "matplotlib", "matplotlib.axes", "matplotlib.colors", "matplotlib.pyplot"
+    if names[0] in sys.modules:
+        execute(module)
+        return
+    plots, axes, colors, pyplot = stand_ins = [type(sys)(name) for name in names]
+    plots.__dict__.update(axes=axes, colors=colors, pyplot=pyplot)
+    axes.__dict__["Axes"] = colors.__dict__["Colormap"] = pyplot.__dict__["Figure"] = object
+    later = _Later(names[-1])
+
+    def context(style: object) -> Callable[[Callable[..., object]], object]:
+        from functools import wraps
+
+        def decorate(plot: Callable[..., object]) -> Callable[..., object]:
+            @wraps(plot)
+            def in_style(*arguments: object, **options: object) -> object:
+                return later.style.context(style)(plot)(*arguments, **options)  # type: ignore[attr-defined]
+
+            return in_style
+
+        return decorate
+
+    pyplot.__dict__["style"] = type(sys)("style")
+    pyplot.style.context = context
+    sys.modules.update(zip(names, stand_ins, strict=True))
+    try:
+        execute(module)
+    finally:
+        for name, stand_in in zip(names, stand_ins, strict=True):
+            if sys.modules.get(name) is stand_in:
+                del sys.modules[name]
+    module.__dict__.update(matplotlib=_Later(names[0]), plt=later)
+
+
 def _execute_with_late_disabling(execute: Execute, module: ModuleType) -> None:
     """`torch.compiler.disable` imports all that it disables; torch's own for optimizers does so at the first call."""
     from torch._compile import _disable_dynamo
@@ -116,6 +152,7 @@ _CHANGES: dict[str, Callable[[Execute, ModuleType], None]] = {
     "timm.layers.typing": _execute_with_late_disabling,
     "torchvision.ops.roi_align": _execute_without_dynamo,
     "torchmetrics": _execute_without_signals,
+    "torchmetrics.utilities.plot": _execute_without_plots,
 }
 
 

@@ -96,3 +96,23 @@ def test_training_and_evaluation_import_neither_what_compiles_nor_what_they_may_
     """What timm and torchvision compile with is a third of `import timm`; what they take it for works as before."""
     done = run(NOT_COMPILED, tmp_path)
     assert done.stdout.split("\n")[:-1] == ["3 10 8", "18.0", "tensor(0.) tensor(0.)"], done.stderr
+
+
+PLOTTED = """
+import sys
+import widemix, torch, torchmetrics
+assert "matplotlib" not in sys.modules
+metric = torchmetrics.MeanMetric()
+metric.update(torch.ones(2))
+import matplotlib.pyplot as plt
+plt.style.use("dark_background")
+figure, axes = metric.plot()
+assert isinstance(figure, plt.Figure), figure
+print(figure.get_facecolor(), plt.rcParams["figure.facecolor"])
+"""
+
+
+@pytest.mark.long
+def test_metrics_are_plotted_in_their_own_style_though_matplotlib_comes_late(tmp_path):
+    done = run(PLOTTED, tmp_path)
+    assert done.stdout.strip() == "(1.0, 1.0, 1.0, 1.0) black", done.stderr
