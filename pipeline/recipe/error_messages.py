@@ -12,6 +12,9 @@ from widemix.recipe.key_table import families, key_names, keys
 from widemix.recipe.renamed import RENAMED
 from widemix.recipe.schema import Recipe
 
+_ABSENT: Mapping[str, Any] = {}  # of a key that is missing
+_OF_KEYS = ("extra_forbidden", "missing", "union_tag_not_found", "union_tag_invalid", "invalid_key")
+
 
 def error_message(
     error: ValidationError, values: Mapping[str, Any], origin: Mapping[str, str], default_origin: str
@@ -22,9 +25,13 @@ def error_message(
     """
     # A mistyped key is often the reason why another one is missing: report it first.
     first, *others = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
-    path = [part for part in first["loc"] if isinstance(part, str)]
-    family = _kind(path, values)
+    path, family = _path(first, values)
     name = ".".join(path)
+    # Of a key that takes one of several types, each type has its own mistake: all of them are one.
+    of_types = [
+        each for each in others if first["type"] not in _OF_KEYS and _place(each, values) == _place(first, values)
+    ]
+    others = [each for each in others if each not in of_types]
     where = origin.get(name, default_origin)
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
@@ -53,6 +60,7 @@ def error_message(
     message = message.removeprefix("Value error, ").replace("valid tuple", "list")
     message = message.replace("valid dictionary", "mapping of keys")
     message = message.replace("be a list", f"be a list, such as [{first['input']}]")
+    message = ", or ".join([message, *(each["msg"].removeprefix("Input should be ") for each in of_types)])
     given = f" {_as_yaml(first['input'])}" if not isinstance(first["input"], (dict, BaseModel)) else ""
     subject = f"{name}{given}: " if name else ""
     return f"{where}: {subject}{message[0].lower() + message[1:] if subject else message}{more}"
@@ -62,6 +70,26 @@ def _as_yaml(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return shown(value)
+
+
+def _path(error: Any, values: Mapping[str, Any]) -> tuple[list[str], str | None]:
+    """The key that one of pydantic's errors is about, and the kind of its section where there are several.
+
+    pydantic puts the type behind the key of a union: `constrained-int` and the like, below what is no mapping.
+    """
+    path = [part for part in error["loc"] if isinstance(part, str)]
+    family = _kind(path, values)
+    value: Any = values
+    for number, part in enumerate(path):
+        if not isinstance(value, Mapping) or (part not in value and error["type"] not in _OF_KEYS):
+            return path[:number], family
+        value = value.get(part, _ABSENT)
+    return path, family
+
+
+def _place(error: Any, values: Mapping[str, Any]) -> list[Any]:
+    """The key, and which of its items."""
+    return [*_path(error, values)[0], *(part for part in error["loc"] if isinstance(part, int))]
 
 
 def _kind(path: list[str], values: Mapping[str, Any]) -> str | None:

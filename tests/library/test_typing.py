@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 from widemix.api import reference
 
@@ -21,6 +23,7 @@ def mypy(folder: Path, *files: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_users_program_is_typed_strictly(tmp_path: Path) -> None:
     source = (ROOT / "tests/library/consumer.py").read_text()
     (tmp_path / "consumer.py").write_text(source)

@@ -83,6 +83,7 @@ def compiled_for(request, tmp_path, monkeypatch):
     by_c._library.cache_clear()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_step_is_that_of_the_block_as_it_is_written(shape, size):

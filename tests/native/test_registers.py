@@ -13,9 +13,11 @@ from widemix.native import build, levels
 
 HEIGHT, WIDTH = 67, 90
 GREY = 0x7F7F7F
+PLATFORM = levels.LEVELS.get(platform.machine(), {})
+LEVELS = [pytest.param(level, marks=pytest.mark.long) if level == "v3" else level for level in PLATFORM]
 
 
-@pytest.fixture(scope="module", params=levels.LEVELS.get(platform.machine(), {}))
+@pytest.fixture(scope="module", params=LEVELS)
 def library(request) -> ctypes.CDLL:
     """Compiled for other processors; other tests have this machine's."""
     if request.param not in levels.runnable():

@@ -65,6 +65,7 @@ def test_a_loader_that_hangs_leaves_the_stacks_of_every_rank_and_ends_the_run(ch
     assert not any(path.stat().st_size for path in (chaos / "ddp").glob("stacks/*"))  # killed, not hung
 
 
+@pytest.mark.long
 def test_the_rank_that_fails_shows_its_traceback_and_the_others_name_the_reason(chaos):
     said = (chaos / "raises.log").read_text().splitlines()
     assert said.count("OSError: [Errno 5] Input/output error") == 1
@@ -74,6 +75,7 @@ def test_the_rank_that_fails_shows_its_traceback_and_the_others_name_the_reason(
     assert "[Errno 5] Input/output error; so this rank ends" in other
 
 
+@pytest.mark.long
 def test_images_that_are_nan_are_skipped_and_nothing_else_changes(chaos, digits):
     """Two steps in a row are skipped; of six the run rolls back after four, excludes these and skips the others."""
     found = [(e["event"], e["step"], e.get("skipped_ranges")) for e in events(chaos / "nan")]
