@@ -98,7 +98,10 @@ def _execute_without_signals(execute: Execute, module: ModuleType) -> None:
 
 
 def _execute_without_plots(execute: Execute, module: ModuleType) -> None:
-    """For the types of its annotations, which are then `object`, and for the style in which its functions plot."""
+    """For the types of its annotations, which are then `object`, and for the style in which its functions plot.
+
+    A release that needs more of matplotlib when it is imported gets it.
+    """
     names = "matplotlib", "matplotlib.axes", "matplotlib.colors", "matplotlib.pyplot"
     if names[0] in sys.modules:
         execute(module)
@@ -123,13 +126,20 @@ def _execute_without_plots(execute: Execute, module: ModuleType) -> None:
     pyplot.__dict__["style"] = type(sys)("style")
     pyplot.style.context = context
     sys.modules.update(zip(names, stand_ins, strict=True))
+    enough = False
     try:
         execute(module)
+        enough = True
+    except (ImportError, AttributeError):
+        pass
     finally:
         for name, stand_in in zip(names, stand_ins, strict=True):
             if sys.modules.get(name) is stand_in:
                 del sys.modules[name]
-    module.__dict__.update(matplotlib=_Later(names[0]), plt=later)
+    if enough:
+        module.__dict__.update(matplotlib=_Later(names[0]), plt=later)
+    else:
+        execute(module)
 
 
 def _execute_with_late_disabling(execute: Execute, module: ModuleType) -> None:

@@ -5,10 +5,12 @@ import subprocess
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
+from types import ModuleType
 
 import pytest
 
 from tests.conftest import ROOT
+from widemix import timm_import
 
 NEEDS_WANDB = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 KILLED = """
@@ -116,3 +118,23 @@ print(figure.get_facecolor(), plt.rcParams["figure.facecolor"])
 def test_metrics_are_plotted_in_their_own_style_though_matplotlib_comes_late(tmp_path):
     done = run(PLOTTED, tmp_path)
     assert done.stdout.strip() == "(1.0, 1.0, 1.0, 1.0) black", done.stderr
+
+
+@pytest.mark.parametrize("line", ["import matplotlib.figure", "from matplotlib.pyplot import subplots"])
+def test_a_release_that_needs_more_of_matplotlib_gets_it(line, tmp_path, monkeypatch):
+    package = tmp_path / "matplotlib"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for name in ("figure", "pyplot"):
+        (package / f"{name}.py").write_text("subplots = 'its own'")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    module = ModuleType("plot")
+    try:
+        timm_import._execute_without_plots(lambda module: exec(line, module.__dict__), module)
+        name = line.split()[1]
+        assert sys.modules[name].subplots == "its own"
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+            del sys.modules[name]
