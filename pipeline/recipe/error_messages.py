@@ -12,7 +12,6 @@ from widemix.recipe.key_table import families, key_names, keys
 from widemix.recipe.renamed import RENAMED
 from widemix.recipe.schema import Recipe
 
-_ABSENT: Mapping[str, Any] = {}  # of a key that is missing
 _OF_KEYS = ("extra_forbidden", "missing", "union_tag_not_found", "union_tag_invalid", "invalid_key")
 
 
@@ -83,7 +82,7 @@ def _path(error: Any, values: Mapping[str, Any]) -> tuple[list[str], str | None]
     for number, part in enumerate(path):
         if not isinstance(value, Mapping) or (part not in value and error["type"] not in _OF_KEYS):
             return path[:number], family
-        value = value.get(part, _ABSENT)
+        value = value.get(part, {})
     return path, family
 
 

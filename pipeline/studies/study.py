@@ -153,8 +153,7 @@ class Study(Section):
     @property
     def by_protocol(self) -> bool:
         """Whether differences are those of networks: rates are searched for each point, or are what is compared."""
-        compares_rates = self.figure.x == "optim.lr" and len(set(self.seeds)) >= LEAST_SEEDS
-        return self.search is not None or compares_rates
+        return self.search is not None or (self.figure.x == "optim.lr" and len(set(self.seeds)) >= LEAST_SEEDS)
 
     @property
     def measured(self) -> bool:
