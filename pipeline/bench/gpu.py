@@ -61,7 +61,8 @@ class Part:
 
 def _tests(where: Where, folder: Path) -> Sequence[object]:
     files = ["tests/gpu"]
-    if not where.small:
+    if not where.small:  # most of their time is that of starts on the CPU
+        files = ["-n", str(min(8, usable_cpus())), *files]
         files += ["tests/models/test_batch_last_triton.py", "tests/data/test_finish.py"]
         files += ["tests/data/test_device_transfer.py"]
     return (
@@ -182,7 +183,11 @@ PARTS = {
     "figure7": Part("A step of the S-Mixers of figure 7", _step("cifar10/figure7", 128)),
     "mixup": Part("mixup and CutMix, beside a step of Mixer-B/16", _rounds("mixup", 5)),
     "wait": Part("Mixer-B/16 on the loader with the whole recipe", _scale(), absent=_no_jpegs_in_large),
-    "fp8": Part("The same in float8", _scale("--train.fp8", "true"), absent=_no_jpegs_in_large),
+    "fp8": Part(
+        "The same in float8, compiled",
+        _scale("--train.fp8", "true", "--train.compile", "true"),
+        absent=_no_jpegs_in_large,
+    ),
     "loader": Part("The loader", _loader, absent=lambda where: _no_package("ffcv") or _no_jpegs(where)),
     "checkpoint": Part("Saving Mixer-B/16", _rounds("checkpoint", 2), absent=lambda _: _no_package("deepspeed")),
     "study": Part("Figure 7 in the small", _study, _study_rows, _no_cifar),

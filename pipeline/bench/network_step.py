@@ -105,9 +105,13 @@ def _networks(recipe: Recipe, compiled: bool) -> tuple[Networks, Networks]:
     if timms := section.timm_twin(*size):
         alone["timm eager"] = timms
     if compiled:
-        name, eager = list(alone.items())[-1]
-        alone[name.replace("eager", "compiled")] = lambda: cast(nn.Module, torch.compile(eager()))
+        each = ours | ({"timm": timms} if timms else {})
+        alone |= {f"{name} compiled": partial(_compile, build) for name, build in each.items()}
     return ours, alone
+
+
+def _compile(build: Callable[[], nn.Module]) -> nn.Module:
+    return cast(nn.Module, torch.compile(build()))
 
 
 def _contestant(name: str, build: Callable[[], nn.Module], device: torch.device) -> Contestant:

@@ -40,13 +40,16 @@ def peak_memory(
     None on a CPU for a compiled network, whose buffers are unknown. others: tensors that are alive before it, beside
     those of the network.
     """
-    if device.type == "cuda":
+    own = [*network.parameters(), *network.buffers(), *others]
+    if device.type == "cuda":  # where other networks may lie too
         torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
         step()
-        return round(torch.cuda.max_memory_allocated(device) / 2**30, 3)
+        added = torch.cuda.max_memory_allocated(device) - before
+        return round((added + sum(each.nbytes for each in own if each.is_cuda)) / 2**30, 3)
     if isinstance(network, torch._dynamo.eval_frame.OptimizedModule):
         return None
     with MemoryTracker() as tracker:
-        tracker.watch(*network.parameters(), *network.buffers(), *others)
+        tracker.watch(*own)
         step()
     return round(tracker.peak / 2**30, 3)

@@ -1,6 +1,7 @@
 """Engines: a train step on many ranks, from a network and an optimizer, with DDP, FSDP2 or DeepSpeed."""
 
 import os
+import warnings
 from importlib.util import find_spec
 
 import torch
@@ -71,6 +72,8 @@ def prepare(module: nn.Module, train: TrainSection, device: torch.device) -> Non
     if train.sync_batch_norm:
         sync_batch_norms(module)
     if train.compile:
+        # Advice to round fp32's products on a GPU, where train.matmul_precision says that they are not to be.
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
         module.compile()
 
 

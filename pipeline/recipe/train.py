@@ -23,7 +23,9 @@ class TrainSection(Section):
     grad_accum_steps: Positive = key(1, "micro-batches per step over which each rank accumulates its gradient")
     precision: Literal["fp32", "bf16", "fp16"] = key("fp32", "precision of forward and backward; weights stay fp32")
     fp8: bool = key(
-        False, "with bf16, products of the mixings in float8 while training (torchao): on Hopper GPUs and newer ones"
+        False,
+        "with bf16, products of the mixings in float8 while training (torchao): on Hopper GPUs and newer ones, with "
+        "compile (without, a step of Mixer-B/16 takes four times bf16's on an H100)",
     )
     loss: Annotated[str, OneOf("loss", LOSSES)] = key("softmax", "the loss, mean over samples")
     matmul_precision: Literal["highest", "high"] = key(
@@ -33,7 +35,11 @@ class TrainSection(Section):
         0.0, "initial bias of the head; with the sigmoid loss -6.9 is usual for 1000 classes"
     )
     activation_checkpointing: bool = key(False, "recompute each block in the backward pass, to save memory")
-    compile: bool = key(False, "torch.compile the model: a minute at the start, faster steps on a GPU")
+    compile: bool = key(
+        False,
+        "torch.compile the model: a minute at the start; on a GPU faster steps of small networks, but not of large "
+        "Mixers, for which engine.memory_layout has kernels",
+    )
     ema_decay: Decay | None = key(
         None, "decay of an exponential moving average of the weights, evaluated too; 0.9999 is usual, null is off"
     )

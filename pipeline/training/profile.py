@@ -14,7 +14,8 @@ def torch_profiler(**options) -> profile:
         activities.append(ProfilerActivity.CUDA)
     else:  # libkineto would print "ERROR: gpuGetDeviceCount failed"
         os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-    return profile(activities=activities, **options)
+    # Without acc_events torch 2.11 warns that a cycle's events are lost at the next, of which there is none.
+    return profile(activities=activities, acc_events=True, **options)
 
 
 class Profiler:

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
 from widemix.models import permutation
+from widemix.models.batch_last import operations
 from widemix.models.batch_last.block import _places, arrange
 from widemix.models.batch_last.operations import activate, add, norm
 from widemix.models.mixer.network import Mixer
@@ -107,11 +108,39 @@ def test_bf16_is_as_near_to_fp64_as_the_plain_blocks_bf16():
     assert apart[1] < 1.2 * apart[0]
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 12), (5, 7), (1, 9), (7, 1)])
+def test_a_product_by_aligned_copies_is_that_of_the_matrix(outputs, inputs):
+    weight, x = torch.randn(outputs, inputs).double(), torch.randn(inputs, 30).double()
+    g = torch.randn(outputs, 30).double()
+    results = []
+    for multiply in (operations._Product.apply, torch.matmul):
+        own = [weight.clone().requires_grad_(), x.clone().requires_grad_()]
+        y = multiply(*own)
+        y.backward(g)
+        results.append((y.detach(), *(each.grad for each in own)))
+    assert_near(*results, 1e-14)
+    for each in (operations._aligned(weight), operations._aligned(weight.t())):
+        assert each.stride()[0] % 8 == 0
+
+
+def test_gpus_multiply_by_aligned_copies_in_16_bits():
+    with FakeTensorMode():
+        for dtype, inputs, copied in (
+            (torch.bfloat16, 12, True),
+            (torch.bfloat16, 16, False),
+            (torch.float32, 12, False),
+        ):
+            weight = torch.empty(6, inputs, dtype=dtype, device="cuda", requires_grad=True)
+            y = operations.product(weight, torch.empty(inputs, 8, dtype=dtype, device="cuda"), dtype)
+            assert (y.grad_fn.name() == "_ProductBackward") == copied
+            assert y.shape == (6, 8)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_number_that_is_not_one_stays_so(dtype):
     x = torch.tensor([[1.0, torch.nan], [2.0, 3.0]], dtype=dtype)
     one = torch.ones(2)
-    for found in (norm(x, one, one, 1e-6), activate(x, one), add(x, x, one)):
+    for found in (norm(x, one, one, 1e-6)[0], activate(x, one), add(x, x, one)):
         assert found.isnan()[:, 1].any()
         assert not found.isnan()[:, 0].any()
 

@@ -25,7 +25,7 @@ from widemix.models.batch_last.layers import (
     versions_of,
     weight_of,
 )
-from widemix.models.batch_last.operations import activate, add, images_of, norm
+from widemix.models.batch_last.operations import activate, add, images_of, norm, product
 from widemix.models.permutation import Permute, commutation, compose, identity
 from widemix.models.pk import Mixing, MixingLayer, MixingMlp
 from widemix.models.reorder import inverse
@@ -56,8 +56,8 @@ def forward(block: Block, x: Tensor) -> Tensor:
     if by_c.takes(block, x):
         return by_c.forward(block, x)
     x = x.permute(1, 2, 0).contiguous().view(tokens * channels, batch)
-    x = _mix(_skip(block.skip, x, channels), block.norm1, block.mlp_tokens, block.drop_path1, x, channels)
-    x = _mix(_skip(block.channel_skip, x, channels), block.norm2, block.mlp_channels, block.drop_path2, x, channels)
+    x = _mix(block.skip, block.norm1, block.mlp_tokens, block.drop_path1, x, channels)
+    x = _mix(block.channel_skip, block.norm2, block.mlp_channels, block.drop_path2, x, channels)
     return images_of(x, channels)
 
 
@@ -66,10 +66,13 @@ def arrange(block: Block, x: Tensor) -> Tensor:
     return x.contiguous() if by_c.takes(block, x) else x.permute(1, 2, 0).contiguous().permute(2, 0, 1)
 
 
-def _mix(skip: Tensor, own_norm: nn.Module, mixing: Mixing, drop_path: nn.Module, x: Tensor, channels: int) -> Tensor:
-    """skip + mixing(norm(x)): [S0*C, B] -> [S*C, B]."""
+def _mix(
+    own_skip: nn.Module, own_norm: nn.Module, mixing: Mixing, drop_path: nn.Module, x: Tensor, channels: int
+) -> Tensor:
+    """skip(x) + drop_path(mixing(norm(x))): [S0*C, B] -> [S*C, B]."""
     places = _places(mixing, x, channels)
-    z = _normed(own_norm, x, places)
+    z, x = _normed(own_norm, x, places)
+    skip = _skip(own_skip, x, channels)
     if isinstance(mixing, MixingLayer):
         bias = None
         y = _activated(mixing.act, _product(mixing.fc, z, places.rows), mixing.fc.bias, None)
@@ -82,17 +85,18 @@ def _mix(skip: Tensor, own_norm: nn.Module, mixing: Mixing, drop_path: nn.Module
     return skip + drop_path(add(None, y, bias, places.outward).t()).t()
 
 
-def _normed(own_norm: nn.Module, x: Tensor, places: "Places") -> Tensor:
-    """The norm of x at the places before a mixing, in the type of the products."""
+def _normed(own_norm: nn.Module, x: Tensor, places: "Places") -> tuple[Tensor, Tensor]:
+    """The norm of x at the places before a mixing, in the type of the products, and x."""
     if isinstance(own_norm, nn.LayerNorm):
         return norm(x, own_norm.weight, own_norm.bias, own_norm.eps, places.inward, _product_type(x))
-    return x if places.source is None else add(None, x, None, places.source)
+    return x if places.source is None else add(None, x, None, places.source), x
 
 
 def _product(layer: nn.Module, x: Tensor, rows: int) -> Tensor:
     """Its weight [D, d] times x, in which each of d numbers has n rows: [d*n, B] -> [D*n, B]."""
     weight, batch = cast(Tensor, weight_of(layer)), x.shape[1]
-    return (weight @ x.view(weight.shape[1], rows * batch)).view(len(weight) * rows, batch)
+    x = x.view(weight.shape[1], rows * batch)
+    return product(weight, x, _product_type(x)).view(len(weight) * rows, batch)
 
 
 def _activated(act: nn.Module, x: Tensor, bias: Tensor, index: Tensor | None) -> Tensor:
@@ -113,7 +117,7 @@ def _skip(skip: nn.Module, x: Tensor, channels: int) -> Tensor:
     if isinstance(own_norm, nn.Identity):
         return projected
     own_norm = cast(nn.LayerNorm, own_norm)
-    return norm(projected, own_norm.weight, own_norm.bias, own_norm.eps, None, _norm_type(projected))
+    return norm(projected, own_norm.weight, own_norm.bias, own_norm.eps, None, _norm_type(projected))[0]
 
 
 def _product_type(x: Tensor) -> torch.dtype:

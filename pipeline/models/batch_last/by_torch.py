@@ -19,15 +19,16 @@ def norm(
 
 
 def norm_backward(
-    g: Tensor, x: Tensor, weight: Tensor, place: Tensor | None, mean: Tensor, scale: Tensor
+    g: Tensor, x: Tensor, weight: Tensor, place: Tensor | None, mean: Tensor, scale: Tensor, more: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of `norm` by x, weight and bias, from g [m, B]."""
+    """The gradients of `norm` by x, weight and bias, from g [m, B] and for x `more` [m, B]."""
     shape = (len(x) // len(weight), len(weight), x.shape[1])
     own = _exact(_gathered(g, place)).view(shape)
     normed = (_exact(x).view(shape) - mean[:, None]) * scale[:, None]
     along = own * _exact(weight)[:, None]
     dx = scale[:, None] * (along - along.mean(1, keepdim=True) - normed * (along * normed).mean(1, keepdim=True))
-    return dx.view(x.shape).to(x.dtype), (own * normed).sum((0, 2)), own.sum((0, 2))
+    dx = dx.view(x.shape) if more is None else dx.view(x.shape) + _exact(more)
+    return dx.to(x.dtype), (own * normed).sum((0, 2)), own.sum((0, 2))
 
 
 def activate(x: Tensor, bias: Tensor) -> Tensor:

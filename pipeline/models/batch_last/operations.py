@@ -1,4 +1,4 @@
-"""What lies between the products of a block, with its gradients: LayerNorm, bias and activation, bias and sum.
+"""The products of a block and what lies between, with gradients: LayerNorm, bias and activation, bias and sum.
 
 Shapes: m rows (features), B columns (images), S tokens, C channels. An index is a permutation, int32 [m], or None.
 By Triton on GPUs, and PyTorch's operators where it can't; both compute in fp32, fp64 in fp64.
@@ -13,11 +13,23 @@ from torch.autograd.function import once_differentiable
 
 from widemix.models.batch_last import by_torch
 
+_ALIGNED = 8  # numbers of 2 bytes, at multiples of which rows must begin for the fast products of GPUs
+
+
+def product(weight: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """W [D, d] times x [d, N], in `dtype`."""
+    if x.is_cuda and dtype.itemsize == 2 and weight.shape[1] % _ALIGNED:
+        return _Product.apply(weight.to(dtype), x.to(dtype))
+    return weight @ x
+
 
 def norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, place: Tensor | None = None, dtype: torch.dtype | None = None
-) -> Tensor:
-    """LayerNorm over the C channels of each token of x [S*C, B], row i of it at row place[i], in `dtype` (x's)."""
+) -> tuple[Tensor, Tensor]:
+    """LayerNorm over the C channels of each token of x [S*C, B], row i of it at row place[i], in `dtype` (x's).
+
+    Returns x too, for what else is computed from it: its gradient is added in the pass that computes the norm's.
+    """
     return _Norm.apply(x, weight, bias, eps, place, dtype or x.dtype)
 
 
@@ -36,21 +48,53 @@ def images_of(x: Tensor, channels: int) -> Tensor:
     return _ImagesOf.apply(x, channels)
 
 
-class _Norm(torch.autograd.Function):
+class _Product(torch.autograd.Function):
+    """By a copy of W column by column, and its gradient alike: no product then has a matrix with unaligned rows."""
+
     @staticmethod
-    def forward(ctx, x, weight, bias, eps, place, dtype):
-        """[S*C, B] -> [S*C, B], by LayerNorm."""
-        x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-        y, mean, scale = _backend(x, dtype).norm(x, weight, bias, eps, place, dtype)
-        ctx.save_for_backward(x, weight, bias, place, mean, scale)
-        return y
+    def forward(ctx, weight, x):
+        """[D, d], [d, N] -> [D, N]."""
+        columns = _aligned(weight.t())
+        columns.copy_(weight.t())
+        ctx.save_for_backward(columns, x)
+        return columns.t() @ x
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
+        """The gradients of W and x: [D, d], [d, N]."""
+        columns, x = ctx.saved_tensors
+        by_columns = _aligned(columns)
+        torch.mm(x, g.t(), out=by_columns)
+        return by_columns.t(), columns @ g
+
+
+def _aligned(like: Tensor) -> Tensor:
+    """An empty matrix of this shape, in which rows begin at multiples of `_ALIGNED`."""
+    rows, columns = like.shape
+    return like.new_empty(rows, -(-columns // _ALIGNED) * _ALIGNED)[:, :columns]
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, eps, place, dtype):
+        """[S*C, B] -> [S*C, B], by LayerNorm, and the input."""
+        ctx.set_materialize_grads(False)
+        rows, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+        y, mean, scale = _backend(rows, dtype).norm(rows, weight, bias, eps, place, dtype)
+        ctx.save_for_backward(rows, weight, bias, place, mean, scale)
+        return y, x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g, more):
         """The gradients of x, weight and bias: [S*C, B], [C], [C]."""
         x, weight, bias, place, mean, scale = ctx.saved_tensors
-        dx, dweight, dbias = _backend(x, g.dtype).norm_backward(g.contiguous(), x, weight, place, mean, scale)
+        if g is None:  # only x was used
+            return more, None, None, None, None, None
+        more = None if more is None else more.contiguous()
+        backend = _backend(x, g.dtype)
+        dx, dweight, dbias = backend.norm_backward(g.contiguous(), x, weight, place, mean, scale, more)
         return dx, dweight.to(weight.dtype), dbias.to(bias.dtype), None, None, None
 
 
