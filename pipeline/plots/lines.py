@@ -60,6 +60,28 @@ def plot_reference(axes: Axes, points: Sequence[Sequence[float]], name: str) -> 
     axes.errorbar(x, y, yerr=bars, color=_GREY, linestyle="--", marker="_", label=legend_text(name))
 
 
+def plot_pareto_hull(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
+    """Plot the convex hull of the points (x, y) from below, down to the lowest y, as a wide grey line behind them.
+
+    Convex as the axes are, linear or logarithmic.
+    """
+    scaled = zip(points, axes.transScale.transform(points), strict=True)
+    hull: list[tuple[tuple[float, float], Any]] = []
+    for point, place in sorted(scaled, key=lambda pair: tuple(pair[1])):
+        if hull and place[1] >= hull[-1][1][1]:
+            continue
+        while len(hull) > 1 and _turns_right(hull[-2][1], hull[-1][1], place):
+            hull.pop()
+        hull.append((point, place))
+    style: dict[str, Any] = {"color": "0.85", "linewidth": 8, "solid_capstyle": "round", "zorder": 0.5}
+    axes.plot(*zip(*(point for point, _ in hull), strict=True), label="Pareto hull", **style)
+
+
+def _turns_right(a: Sequence[float], b: Sequence[float], c: Sequence[float]) -> bool:
+    """Whether b is on or above the line from a to c, to the right of a."""
+    return (b[0] - a[0]) * (c[1] - a[1]) <= (b[1] - a[1]) * (c[0] - a[0])
+
+
 def legend_text(name: str, longest: int = 100) -> str:
     """A name as matplotlib shows it, in one line: no dollar begins a formula, no underscore hides it.
 

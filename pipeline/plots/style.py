@@ -1,6 +1,7 @@
 """The style of all figures: one size of type, colours that colour-blind readers can tell apart, no frames."""
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -11,7 +12,9 @@ import matplotlib as mpl
 import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullFormatter
 
 from widemix.files import atomic_write
 
@@ -60,6 +63,19 @@ def _as_file(figure: Figure, suffix: str) -> bytes:
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # it is shown as a box
         figure.savefig(buffer, format=suffix, dpi=DPI, metadata={"Date": None} if suffix == "svg" else None)
     return buffer.getvalue()
+
+
+def log_axis(axis: Axis) -> None:
+    """Make an axis logarithmic, once all is plotted; of less than three decades with ticks that read as numbers."""
+    axis._set_axes_scale("log")
+    low, high = axis.get_view_interval()
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1, 2, 5) if high > 10 * low else (1, 2, 3, 4, 6, 8)
+    ticks = [tick for power in powers for digit in digits if low <= (tick := digit * 10.0**power) <= high]
+    if len(ticks) > 1 and high < 1000 * low and low >= 1e-3 and high < 1e6:
+        axis.set_major_locator(FixedLocator(ticks))
+        axis.set_major_formatter("{x:,g}")
+        axis.set_minor_formatter(NullFormatter())
 
 
 def heat_map(axes: Axes, values: np.ndarray, names: tuple[Sequence[str], Sequence[str]], label: str) -> None:

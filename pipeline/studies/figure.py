@@ -6,8 +6,8 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from widemix.plots.lines import Line, add_legend_below, legend_text, plot_reference
-from widemix.plots.style import new_figure, save, styled
+from widemix.plots.lines import Line, add_legend_below, legend_text, plot_pareto_hull, plot_reference
+from widemix.plots.style import log_axis, new_figure, save, styled
 from widemix.studies.quantity import is_number, label_of
 from widemix.studies.results import Point, Result, lines_of
 from widemix.studies.study import Published, Study
@@ -36,6 +36,7 @@ def plot(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None
 def _plot_panel(ax: Axes, lines: dict[str, list[Point]], published: Sequence[Published], study: Study) -> None:
     places = [p.x for points in lines.values() for p in points]
     names = [] if all(map(is_number, places)) else list(dict.fromkeys(map(str, places)))
+    everywhere: list[tuple[float, float]] = []
     for number, (name, points) in enumerate(lines.items()):
         line = Line(ax, number, name)
         x = [_place(str(p.x), names, name, lines) if names else float(p.x) for p in points]
@@ -48,6 +49,7 @@ def _plot_panel(ax: Axes, lines: dict[str, list[Point]], published: Sequence[Pub
         if names and not study.measured:
             line.values(at, means)
             ax.margins(y=0.15)
+        everywhere += zip(at, means, strict=True)
         line.missing([at for at, p in zip(x, points, strict=True) if not p.count])
     for one in published:
         how = ", digitised" if one.digitised else ""
@@ -61,9 +63,11 @@ def _plot_panel(ax: Axes, lines: dict[str, list[Point]], published: Sequence[Pub
     elif not study.figure.log_x:
         _whole_ticks(ax, lines)
     elif positive_x:
-        ax.set_xscale("log")
+        log_axis(ax.xaxis)
     if study.figure.log_y and positive_y:
-        ax.set_yscale("log")
+        log_axis(ax.yaxis)
+    if study.figure.pareto_hull and everywhere and not names:
+        plot_pareto_hull(ax, everywhere)
     ax.grid(alpha=0.25)
 
 

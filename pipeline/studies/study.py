@@ -70,6 +70,7 @@ class Figure(Section):
     log_x: bool = key(False, "logarithmic x axis")
     log_y: bool = key(False, "logarithmic y axis")
     joined: bool = key(True, "join the points of a line; false where x does not order them, as the width of shapes")
+    pareto_hull: bool = key(False, "show in grey the convex hull of all points from below, down to the lowest")
     x_label: str = key("", "text of the x axis; empty: that of x")
     names: dict[str, str] = key({}, "what values of x that are no numbers are called, by value")
     max_std: float | None = key(
