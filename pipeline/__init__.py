@@ -7,10 +7,15 @@ knows our networks by name.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 if __name__ != "widemix":
     raise ImportError("pipeline/ is the folder of the package widemix: `import widemix`", name=__name__)
+
+# In a clone this folder is found by its own name or by the link `widemix`, as the process was started. numba keeps
+# what it has compiled by the paths of modules: by two paths it would compile all of it twice.
+__path__ = [os.path.realpath(folder) for folder in __path__]
 
 from widemix.timm_import import watch_timm
 

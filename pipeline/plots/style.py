@@ -67,7 +67,7 @@ def _as_file(figure: Figure, suffix: str) -> bytes:
 
 def log_axis(axis: Axis) -> None:
     """Make an axis logarithmic, once all is plotted; of less than three decades with ticks that read as numbers."""
-    axis._set_axes_scale("log")
+    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
     low, high = axis.get_view_interval()
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     digits = (1, 2, 5) if high > 10 * low else (1, 2, 3, 4, 6, 8)

@@ -141,3 +141,12 @@ def test_what_set_up_compiles_is_all_that_a_run_needs(digits):
         with EvalLoader(recipe.data, 4, topology).batches() as batches:
             next(batches)
     assert signatures() == before
+
+
+def test_modules_have_one_path_however_the_package_is_found():
+    """Else the command `widemix` does not find what set-up has compiled: in a clone the package is a link too."""
+    script = "import widemix.errors; print(widemix.errors.__file__)"
+    command, by_path = [sys.executable, "-c", script], os.environ | {"PYTHONPATH": str(ROOT / "pipeline" / "..")}
+    for folder, env in ((ROOT, None), ("/", by_path)):  # by the link in this folder, or as it is installed
+        found = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=True).stdout
+        assert found == f"{ROOT.resolve()}/pipeline/errors.py\n"
