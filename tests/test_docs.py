@@ -105,6 +105,18 @@ def test_what_a_page_links_to_is_on_the_site_too(page):
             assert link.startswith(added), link
 
 
+NAMED = re.compile(r"`((?:data_prep|docs|examples|launch|pipeline|recipes|tests)/[\w./-]+\.\w+)`")
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CHANGELOG.md", "docs", "pipeline", "data_prep", "recipes", "tests", "launch"]
+)
+def test_files_that_pages_name_are_there(page):
+    pages = [ROOT / page] if page.endswith(".md") else sorted((ROOT / page).rglob("*.md"))
+    named = {(path.relative_to(ROOT), name) for path in pages for name in NAMED.findall(path.read_text())}
+    assert [pair for pair in named if not (ROOT / pair[1]).exists()] == []
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text()
     pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]

@@ -34,12 +34,14 @@ GPUS = {
 }
 
 # Speed of an eager step as a fraction of its roofline (`network.Pass.seconds`): timm's published training speeds of
-# mixer_s16, b16 and l16 on an RTX 3090 (AMP: 1,543, 528, 164 images/s) are 0.81, 0.82 and 0.84 of it.
+# mixer_s16, b16 and l16 on an RTX 3090 (AMP: 1,543, 528, 164 images/s) are 0.81, 0.82 and 0.84 of it. On an H100 the
+# forward and backward passes of imagenet/mixer_b16 in batches of 256 take 0.86 to 0.96 (57.6 and 64.4 ms), compiled
+# 0.89, eager 0.57; those of imagenet/mixer_b_w 0.44, whose odd widths its tensor cores multiply slowly.
 EFFICIENCY = 0.82
-# Seconds in which the host starts an operator, which no GPU makes faster: the shortest of 400 eager passes of
-# digits/mixer with 16 channels and one image on a core of a Xeon, 1.69 ms for 154 operators. Others took 15 to
-# 46 us an operator on that busy machine: a step of a small network may well take twice the floor.
-LAUNCH = 11e-6
+# Seconds in which the host starts an operator, which no GPU makes faster: eager passes of cifar10/figure7 on an H100
+# with a Xeon take 5.2 ms for 132 operators, 9.1 ms for 200 with random permutations (`widemix bench step`), a step's
+# kernels 2.3 ms. The shortest of 400 passes of a tiny network on a core of another Xeon took 11 us an operator.
+LAUNCH = 40e-6
 # Seconds that even the smallest collective takes: assumed, from some tens of hops of an InfiniBand network.
 LATENCY = 50e-6
 

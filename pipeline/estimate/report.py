@@ -147,8 +147,8 @@ def _step(recipe: Recipe, network: Pass, cluster: Cluster) -> list[Row]:
     how = f"operator by operator, {EFFICIENCY:.0%} of its roofline"
     if launching > computing:
         how = (
-            f"at least: the host starts {len(network.operators)} operators, {LAUNCH * 1e6:.0f} us each "
-            f"(measured on a CPU), while the GPU computes for {1e3 * computing:.2g} ms"
+            f"the host starts {len(network.operators)} operators, {LAUNCH * 1e6:.0f} us each (measured on that of an "
+            f"H100), while the GPU computes for {1e3 * computing:.2g} ms"
         )
     roofline = f"{how}, {fraction:.0%} of the 16-bit peak{emulated}"
     return [
