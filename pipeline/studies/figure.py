@@ -12,6 +12,7 @@ from widemix.studies.quantity import is_number, label_of
 from widemix.studies.results import Point, Result, lines_of
 from widemix.studies.study import Published, Study
 
+_ABREAST = 3  # panels in a row: of more no page shows the text, unless rows are other quantities
 _SIDE = 0.5  # of the distance of two names: how far the lines of one are apart
 
 
@@ -19,16 +20,20 @@ _SIDE = 0.5  # of the distance of two names: how far the lines of one are apart
 def plot(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None:
     """Plot the figure into files, each in the format of its suffix."""
     panels = list(dict.fromkeys(result.study_run.panel for result in results))
-    rows, width = study.figure.y, max(5.6, 3.9 * len(panels))
-    figure, axes = new_figure(width, 3.7 * len(rows), len(panels), len(rows), squeeze=False)
-    for row, name in enumerate(rows):
-        for column, panel in enumerate(panels):
-            ax = axes[row][column]
-            published = [one for one in study.published if row == 0 and one.points and one.panel in ("", panel)]
-            _plot_panel(ax, lines_of(results, panel, name, study.figure), published, study)
-            title = legend_text(panel) if row == 0 else ""
-            below = legend_text(study.figure.x_label).strip() or label_of(study.figure.x)
-            ax.set(title=title, xlabel=below, ylabel=label_of(name))
+    cells = [(name, panel) for name in study.figure.y for panel in panels]
+    columns = len(panels)
+    if len(cells) == columns > _ABREAST:
+        columns = math.ceil(columns / math.ceil(columns / _ABREAST))
+    rows = math.ceil(len(cells) / columns)
+    figure, axes = new_figure(max(5.6, 3.9 * columns), 3.7 * rows, columns, rows, squeeze=False)
+    for (name, panel), ax in zip(cells, axes.flat, strict=False):
+        first = name == study.figure.y[0]
+        published = [one for one in study.published if first and one.points and one.panel in ("", panel)]
+        _plot_panel(ax, lines_of(results, panel, name, study.figure), published, study)
+        below = legend_text(study.figure.x_label).strip() or label_of(study.figure.x)
+        ax.set(title=legend_text(panel) if first else "", xlabel=below, ylabel=label_of(name))
+    for ax in axes.flat[len(cells) :]:
+        ax.remove()
     add_legend_below(figure, axes.flat)
     save(figure, paths)
 

@@ -174,3 +174,16 @@ def test_any_label_is_plotted_without_a_word(study, tmp_path, name):
     study_runs = [replace(run, line=name, panel=name) for run in study_runs_of(study, parsed)]
     results = [Result(run, "k", {"error": 2.0}) for run in study_runs]
     write_report(results, parsed.model_copy(update={"figure": figure}), study, tmp_path)
+
+
+@pytest.mark.parametrize(("count", "columns"), [(3, 3), (4, 2), (5, 3), (7, 3)])
+def test_many_panels_stand_in_rows(study, plotted, count, columns):
+    parsed = read_study(study)
+    (run,) = study_runs_of(study, parsed)[:1]
+    results = [Result(replace(run, panel=str(n)), 8, {"error": float(n)}) for n in range(count)]
+    (panels,) = plotted(results, parsed)
+    assert [ax.get_title().strip() for ax in panels] == list(map(str, range(count)))
+    places = [ax.get_subplotspec() for ax in panels]
+    assert [(place.rowspan.start, place.colspan.start) for place in places] == [
+        divmod(n, columns) for n in range(count)
+    ]
