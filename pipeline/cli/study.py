@@ -231,6 +231,8 @@ def _runner(arguments: argparse.Namespace, plan: "Plan", folder: Path, search: "
         plan.table.add_finished(study_runs, folder)
         missing = plan.table.missing(study_runs)
         print(f"{plan.table.path}: {len(study_runs) - len(missing)} of {len(study_runs)} runs have ended", flush=True)
+        if not missing:
+            return Exit.DONE
 
         def ended(study_run: "StudyRun") -> None:
             plan.table.add_finished([study_run], folder)
