@@ -6,13 +6,12 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter
 
@@ -65,9 +64,10 @@ def _as_file(figure: Figure, suffix: str) -> bytes:
     return buffer.getvalue()
 
 
-def log_axis(axis: Axis) -> None:
-    """Make an axis logarithmic, once all is plotted; of less than three decades with ticks that read as numbers."""
-    getattr(axis.axes, f"set_{axis.axis_name}scale")("log")
+def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
+    """Make one of the axes logarithmic, once all is plotted; of less than three decades with ticks that read as numbers."""
+    set_scale, axis = (axes.set_xscale, axes.xaxis) if name == "x" else (axes.set_yscale, axes.yaxis)
+    set_scale("log")
     low, high = axis.get_view_interval()
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     digits = (1, 2, 5) if high > 10 * low else (1, 2, 3, 4, 6, 8)

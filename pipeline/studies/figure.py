@@ -8,9 +8,10 @@ from matplotlib.axes import Axes
 
 from widemix.plots.lines import Line, add_legend_below, legend_text, plot_pareto_hull, plot_reference
 from widemix.plots.style import log_axis, new_figure, save, styled
+from widemix.studies.plotted import Published
 from widemix.studies.quantity import is_number, label_of
 from widemix.studies.results import Point, Result, lines_of
-from widemix.studies.study import Published, Study
+from widemix.studies.study import Study
 
 _ABREAST = 3  # panels in a row: of more no page shows the text, unless rows are other quantities
 _SIDE = 0.5  # of the distance of two names: how far the lines of one are apart
@@ -68,9 +69,9 @@ def _plot_panel(ax: Axes, lines: dict[str, list[Point]], published: Sequence[Pub
     elif not study.figure.log_x:
         _whole_ticks(ax, lines)
     elif positive_x:
-        log_axis(ax.xaxis)
+        log_axis(ax, "x")
     if study.figure.log_y and positive_y:
-        log_axis(ax.yaxis)
+        log_axis(ax, "y")
     if study.figure.pareto_hull and everywhere and not names:
         plot_pareto_hull(ax, everywhere)
     ax.grid(alpha=0.25)

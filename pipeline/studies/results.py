@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from widemix.studies.plotted import Figure
 from widemix.studies.quantity import MEASURED, is_number, value_of
 from widemix.studies.rows import Row, Table
-from widemix.studies.study import Figure, Study
+from widemix.studies.study import Study
 from widemix.studies.study_run import StudyRun
 
 

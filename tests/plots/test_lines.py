@@ -16,7 +16,7 @@ def test_the_hull_is_scipys_from_below_down_to_the_lowest_point(seed, log):
     axes = Figure().subplots()
     axes.plot(*points.T, "o")
     if log:
-        log_axis(axes.xaxis)
+        log_axis(axes, "x")
     plot_pareto_hull(axes, points.tolist())
     scaled = np.stack([np.log(points[:, 0]) if log else points[:, 0], points[:, 1]], axis=1)
     corners = ConvexHull(scaled).vertices.tolist()  # counterclockwise
@@ -50,7 +50,7 @@ def test_ticks_of_few_decades_read_as_numbers(low, high, labels):
     figure = Figure()
     axes = figure.subplots()
     axes.plot([low, high], [0, 1])
-    log_axis(axes.xaxis)
+    log_axis(axes, "x")
     as_png(figure)
     view = axes.get_xlim()
     shown = [tick.get_text() for tick in axes.get_xticklabels() if view[0] <= tick.get_position()[0] <= view[1]]
