@@ -65,7 +65,7 @@ def _as_file(figure: Figure, suffix: str) -> bytes:
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"]) -> None:
-    """Make one of the axes logarithmic, once all is plotted; of less than three decades with ticks that read as numbers."""
+    """Make one of the axes logarithmic, once all is plotted; within three decades with ticks that read as numbers."""
     set_scale, axis = (axes.set_xscale, axes.xaxis) if name == "x" else (axes.set_yscale, axes.yaxis)
     set_scale("log")
     low, high = axis.get_view_interval()
