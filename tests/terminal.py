@@ -39,11 +39,15 @@ class Terminal:
         said, deadline = b"", time.monotonic() + seconds
         while said.count(text) < times:
             ready, _, _ = select.select([self.own], [], [], max(0, deadline - time.monotonic()))
-            if not ready:
+            try:
+                piece = os.read(self.own, 1000) if ready else b""
+            except OSError:  # of Linux, at the end
+                piece = b""
+            if not piece:
                 self.process.kill()
-                self.process.wait()  # else a later test is told of it
-                raise TimeoutError(f"{text!r} was not said in {seconds:.0f} s: {said!r}")
-            said += os.read(self.own, 1000)
+                code = self.process.wait()  # else a later test is told of it
+                raise AssertionError(f"{text!r} was not said in {seconds:.0f} s, exit code {code}: {said!r}")
+            said += piece
 
     def read(self) -> bytes:
         """What has been printed, so that the process need not wait for it."""

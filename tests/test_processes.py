@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.terminal import Terminal
+from widemix.distributed.signals import StopRequest
 from widemix.processes import end_with_torchrun, stop_signals
 
 # A rank, or a run: says that it is up, and how it ends.
@@ -108,14 +109,17 @@ def test_signals_of_terminals_count_unless_they_were_ignored_at_the_start(number
 
 
 STOPPABLE = """
-import sys, time
-from widemix.distributed.signals import StopRequest
+import signal, sys, time
+from widemix.distributed.signals import StopRequest, ignore_repeated_signals
 with StopRequest() as stop:
     print("up", flush=True)
     while not stop.requested:
         time.sleep(0.01)
-    print("nobody reads this", flush=True)
-    print("nor this", file=sys.stderr, flush=True)
+ignore_repeated_signals()
+signal.raise_signal(signal.SIGHUP)  # from the terminal and from the starter
+signal.raise_signal(signal.SIGTERM)
+print("nobody reads this", flush=True)
+print("nor this", file=sys.stderr, flush=True)
 sys.exit(75)
 """
 
@@ -138,6 +142,36 @@ def test_a_key_of_the_terminal_stops_after_the_step_and_a_second_one_at_once(key
     terminal.wait_for(f"{name}: stopping after this step, with a checkpoint; a second {name} stops at once".encode())
     os.write(terminal.own, key)
     assert terminal.process.wait(600) == -signal.SIGINT  # KeyboardInterrupt
+
+
+def test_a_key_that_the_signal_passed_on_for_it_has_overtaken_is_no_second_one(capfd, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    ended = []
+    with StopRequest():
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+            try:
+                signal.raise_signal(number)
+            except KeyboardInterrupt:
+                ended.append(number)
+            else:
+                ended.append(None)
+    assert ended == [None, None, None, signal.SIGINT]
+    said = "stopping after this step, with a checkpoint"
+    assert capfd.readouterr().err == f"SIGTERM: {said}\nCtrl-C: {said}; a second Ctrl-C stops at once\n"
+
+
+@pytest.mark.parametrize(("code", "number"), [(75, signal.SIGTERM), (0, signal.SIGTERM), (75, signal.SIGHUP)])
+def test_a_train_that_has_stopped_ends_with_its_code_however_often_it_is_asked_to(digits, code, number):
+    run = f"""
+        import atexit, signal, sys, widemix.trainer
+        from widemix.cli import main
+        widemix.trainer.train = lambda *_: {code}
+        atexit.register(signal.raise_signal, {int(number)})
+        sys.argv[1:] = ["train", "digits/mixer", "--data.path", {str(digits)!r}]
+        main()
+    """
+    with python(run) as process:
+        assert process.wait(600) == (code or -number)
 
 
 def test_so_do_ranks():

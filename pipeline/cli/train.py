@@ -12,6 +12,7 @@ from widemix.command_line.arguments import Parser, add_recipe_arguments
 from widemix.command_line.commands import check_least, load_from_arguments
 from widemix.distributed.launchers import export_torchrun_env, unused_tasks
 from widemix.distributed.rank_status import has_rank_status, remove_earlier_statuses, write_rank_status
+from widemix.distributed.signals import ignore_repeated_signals
 from widemix.distributed.start_times import note_process
 from widemix.errors import Exit, InputError, command
 from widemix.recipe import Recipe, check_world, dump_recipe, match_folder
@@ -131,7 +132,7 @@ def _train_rank(arguments: argparse.Namespace) -> Exit:
     with announce_import():
         from widemix.trainer import train
 
-    return train(
+    code = train(
         recipe,
         arguments.run_dir,
         arguments.resume,
@@ -139,3 +140,6 @@ def _train_rank(arguments: argparse.Namespace) -> Exit:
         arguments.overrides,
         arguments.verbosity,
     )
+    if code == Exit.REQUEUE:
+        ignore_repeated_signals()
+    return code

@@ -16,11 +16,13 @@ class Stopped(Exception):
 class StopRequest:
     """A flag that a signal sets and the training loop reads; use it in a `with` block.
 
-    A second Ctrl-C, or Ctrl-\\, raises KeyboardInterrupt at once, as Python does without a handler.
+    A second Ctrl-C, or Ctrl-\\, raises KeyboardInterrupt at once, as Python does without a handler. One after another
+    signal is the first: the SIGTERM that whoever started this rank passes on may overtake it.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self._key = False  # a key of the terminal was among the signals
         self._at_once = False
 
     def __enter__(self) -> "StopRequest":
@@ -44,17 +46,28 @@ class StopRequest:
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         leave_closed_terminal()
+        key, again = number in KEYS, self._key and number in KEYS
+        known, self.requested, self._key = self.requested, True, self._key or key
         if self._at_once:
-            self.requested, self._at_once = True, False
+            self._at_once = False
             raise Stopped(_name(number))
-        if self.requested and number in KEYS:
+        if again:
             raise KeyboardInterrupt
-        known, self.requested = self.requested, True
-        if not known and os.environ.get("RANK", "0") == "0":
-            again = f"; a second {KEYS[number]} stops at once" if number in KEYS else ""
+        if (key or not known) and os.environ.get("RANK", "0") == "0":
+            more = f"; a second {KEYS[number]} stops at once" if key else ""
             with suppress(OSError):  # Ctrl-C also ended what read it, such as tee
                 # not print: the signal may have interrupted another one
-                os.write(2, f"{_name(number)}: stopping after this step, with a checkpoint{again}\n".encode())
+                os.write(2, f"{_name(number)}: stopping after this step, with a checkpoint{more}\n".encode())
+
+
+def ignore_repeated_signals() -> None:
+    """Let a process that has saved, and has nothing left to do, end with its own exit code.
+
+    A stop often comes twice: from a terminal, `pkill` or a batch system, and from whoever started the rank.
+    """
+    for number in stop_signals():
+        if number not in KEYS:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _name(number: int) -> str:
