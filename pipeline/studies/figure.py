@@ -10,7 +10,7 @@ from widemix.plots.lines import Line, add_legend_below, legend_text, plot_pareto
 from widemix.plots.style import log_axis, new_figure, save, styled
 from widemix.studies.plotted import Published
 from widemix.studies.quantity import is_number, label_of
-from widemix.studies.results import Point, Result, lines_of
+from widemix.studies.results import Point, Result, lines_of, measured_label
 from widemix.studies.study import Study
 
 _ABREAST = 3  # panels in a row: of more no page shows the text, unless rows are other quantities
@@ -32,7 +32,7 @@ def plot(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None
         published = [one for one in study.published if first and one.points and one.panel in ("", panel)]
         _plot_panel(ax, lines_of(results, panel, name, study.figure), published, study)
         below = legend_text(study.figure.x_label).strip() or label_of(study.figure.x)
-        ax.set(title=legend_text(panel) if first else "", xlabel=below, ylabel=label_of(name))
+        ax.set(title=legend_text(panel) if first else "", xlabel=below, ylabel=measured_label(name, results))
     for ax in axes.flat[len(cells) :]:
         ax.remove()
     add_legend_below(figure, axes.flat)

@@ -12,7 +12,7 @@ from widemix.studies.baselines import baseline_lines
 from widemix.studies.claims import Verdict, verdicts
 from widemix.studies.figure import plot
 from widemix.studies.quantity import is_number, label_of
-from widemix.studies.results import Point, Result, as_csv, lines_of
+from widemix.studies.results import Point, Result, as_csv, lines_of, measured_label
 from widemix.studies.search import Arm, Trial, best
 from widemix.studies.search import as_csv as trials_as_csv
 from widemix.studies.study import Study
@@ -144,7 +144,7 @@ def _tables(results: Sequence[Result], study: Study) -> list[str]:
         for name in study.figure.y:
             lines = lines_of(results, panel, name, study.figure)
             spread = ", mean ± standard deviation (seeds)" if study.measured else ""
-            head = f"{escaped(panel)}: {label_of(name)}{spread}"
+            head = f"{escaped(panel)}: {measured_label(name, results)}{spread}"
             rows = _end_rows(lines) if study.figure.x == "epoch" else _rows(lines, study.figure.names)
             first = "last epoch" if study.figure.x == "epoch" else study.figure.x_label or label_of(study.figure.x)
             table = [

@@ -57,14 +57,16 @@ COMPUTED: dict[str, tuple[str, Callable[[Recipe, Any], float | str]]] = {
 # Those that a recipe says without its cost, which takes seconds to count; the others are numbers above 0.
 OF_RECIPE = ("depth_to_width", "c_over_s", "s_over_c", "patch_size", "permuted_block", "patch_features")
 
-# Results of a run: label of the axis, and the column of the results.
+# Results of a run: label of the axis, with the split that was evaluated, and the column of the results.
 MEASURED = {
-    "error": "test error (%)",
+    "error": "{split} error (%)",
     "top1": "top-1 (%)",
-    "loss": "test loss",
+    "loss": "{split} loss",
     "train_loss": "train loss",
     "epoch_seconds": "seconds an epoch",
 }
+
+_KEYS = {"data.path": "data", "optim.lr": "learning rate"}  # label of the axis, where the key's name is none
 
 CURVES = ("error", "top1", "loss", "train_loss")  # of these, what has a value for each epoch
 
@@ -92,13 +94,13 @@ def _cost(recipe: Recipe) -> "ModelCost":
     return model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
 
 
-def label_of(name: str) -> str:
-    """Return the text of a quantity's axis."""
+def label_of(name: str, split: str = "test") -> str:
+    """Return the text of a quantity's axis; `split` is what the samples that runs were evaluated on are called."""
     if name in COMPUTED:
         return COMPUTED[name][0]
-    if name == "data.path":
-        return "data"
-    return MEASURED.get(name) or name.rpartition(".")[2].replace("_", " ")
+    if name in MEASURED:
+        return MEASURED[name].format(split=split)
+    return _KEYS.get(name) or name.rpartition(".")[2].replace("_", " ")
 
 
 def is_number(value: float | str) -> bool:

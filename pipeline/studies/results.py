@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from widemix.studies.plotted import Figure
-from widemix.studies.quantity import MEASURED, is_number, value_of
+from widemix.studies.quantity import MEASURED, is_number, label_of, value_of
 from widemix.studies.rows import Row, Table
 from widemix.studies.study import Study
 from widemix.studies.study_run import StudyRun
@@ -39,6 +39,12 @@ class Point:
     count: int
     wanted: int
     diverged: int = 0  # of the seeds that are wanted
+
+
+def measured_label(name: str, results: Sequence[Result]) -> str:
+    """The text of a quantity's axis: errors are of the test split unless all runs were evaluated on a hold-out."""
+    held_out = all(result.study_run.recipe.data.eval_split == "holdout" for result in results)
+    return label_of(name, "held-out" if held_out else "test")
 
 
 def collect(study_runs: Sequence[StudyRun], table: Table, study: Study) -> list[Result]:

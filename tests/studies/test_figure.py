@@ -71,6 +71,13 @@ def test_the_figure_shows_means_standard_deviations_missing_points_and_what_was_
     assert losses.get_xlabel() == "effective width m"
 
 
+def test_errors_of_held_out_images_are_called_so(study, tmp_path, plotted):
+    study.write_text(study.read_text() + "set: {data.eval_split: holdout}\n")
+    results, parsed = results_of(study, tmp_path)
+    assert plotted(results, parsed)[0][0].get_ylabel() == "held-out error (%)"
+    assert "held-out error (%), mean" in as_page(results, parsed, study.name)
+
+
 def test_a_learning_curve_shows_the_mean_and_a_band_of_one_standard_deviation(study, tmp_path, plotted):
     tops = (60.0, 64.0, 65.0)
     for study_run, top1 in zip(study_runs_of(study, read_study(study)), tops, strict=False):
