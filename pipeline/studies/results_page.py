@@ -14,6 +14,7 @@ from pathlib import Path
 
 from widemix.studies.baselines import baseline_lines, count_below
 from widemix.studies.claims import Verdict, decide, verdicts
+from widemix.studies.findings import findings
 from widemix.studies.page import claims_table, escaped
 from widemix.studies.papers import Entry, Paper, check_estimate
 from widemix.studies.plan import Plan, make_plan, open_trials
@@ -22,7 +23,6 @@ from widemix.studies.rows import Table
 from widemix.studies.study import read_study, study_runs_of
 from widemix.studies.study_run import unique
 
-MOST_FINDINGS = 5
 FULL_SIZE = "full_size.csv"
 _WORDS = ("supported", "contradicted", "undecided", "missing runs")
 _OUTSIDE = (
@@ -96,7 +96,7 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
                 _INTRODUCTION.replace("LINKS", links),
                 summary,
                 "## Findings",
-                _findings(decided, list(held.values()), folder),
+                findings(decided, _below(list(held.values()), folder)),
                 "## All figures and tables",
                 "\n".join([head, "|---|---|---|---:|---:|", *rows]),
                 *sections,
@@ -137,17 +137,9 @@ def _read(papers: Sequence[Paper], studies: Path, folder: Path) -> dict[str, Hel
     }
 
 
-def _findings(found: Sequence[tuple[str, Verdict]], held: Sequence[Held], folder: Path) -> str:
-    """The first few of: contradicted statements of a paper, studies below a linear baseline, others contradicted, and
-    supported statements.
-    """
-
-    def order(item: tuple[str, Verdict]) -> tuple[bool, bool]:
-        return item[1].word != "contradicted", item[1].claim.source.startswith("ours")
-
-    decided = sorted((item for item in found if item[1].word in ("supported", "contradicted")), key=order)
-    first = [item for item in decided if order(item) == (False, False)]
-    lines = [f"{_words(verdict)} ({figure})" for figure, verdict in first]
+def _below(held: Sequence[Held], folder: Path) -> list[str]:
+    """A line for each study that shows nothing of networks."""
+    lines = []
     for each in held:
         below, points = count_below(each.results, folder)
         if points and 2 * below > points:
@@ -155,24 +147,7 @@ def _findings(found: Sequence[tuple[str, Verdict]], held: Sequence[Held], folder
                 f"**below a linear baseline**: {below} of the {points} points of `{each.name}` are below logistic "
                 f"regression on the same data, so it shows nothing of networks"
             )
-    lines += [f"{_words(verdict)} ({figure})" for figure, verdict in decided[len(first) :]]
-    return "\n".join(f"{number}. {line}" for number, line in enumerate(lines[:MOST_FINDINGS], start=1)) or (
-        "None yet: no statement is decided."
-    )
-
-
-def _words(verdict: Verdict) -> str:
-    claim, estimate = verdict.claim, verdict.estimate
-    assert estimate is not None
-    source = f" [{escaped(claim.source)}]" if claim.source else ""
-    size = f"difference {estimate.mean:+.4g}"
-    if estimate.exact:
-        return f"**{verdict.word}**: {escaped(claim.text)}{source}: {size}, exact"
-    low, high = verdict.interval
-    return (
-        f"**{verdict.word}**: {escaped(claim.text)}{source}: {size}, 95 % interval {low:+.4g} to {high:+.4g}, "
-        f"p = {verdict.p:.2g}, n = {estimate.count}"
-    )
+    return lines
 
 
 def _row(
@@ -271,7 +246,7 @@ def _points(points: Sequence[Sequence[float]]) -> str:
 def _open(entry: Entry, hours: dict[str, float]) -> str:
     parts = [entry.open] if entry.open else []
     for name in entry.full:
-        cost = f" ({hours[name]:,.0f} hours)" if name in hours else ""
+        cost = f" ({hours[name]:,.0f} GPU hours)" if name in hours else ""
         parts.append(f"the paper's size, `widemix study run {name}`{cost}")
     return f"Open: {'; '.join(part.rstrip('.') for part in parts)}." if parts else ""
 

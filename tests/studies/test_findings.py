@@ -1,0 +1,58 @@
+"""Which verdicts a page of results begins with, and their words."""
+
+import pytest
+
+from widemix.studies.claims import Estimate, Verdict
+from widemix.studies.findings import findings
+from widemix.studies.protocol import Statement
+
+
+def verdict(text, word, source="section 4", panel=""):
+    claim = Statement(text=text, expect="greater", source=source, panel=panel)
+    if word == "missing runs":
+        return Verdict(claim, word)
+    return Verdict(claim, word, Estimate(1.5, 0.1, 4, 5, True), (1.25, 1.75), 0.011, 0.5)
+
+
+FOUND = [
+    ("figure 1", verdict("a", "missing runs")),
+    ("figure 2", verdict("b", "undecided")),
+    ("figure 2", verdict("c", "supported", panel="MNIST")),
+    ("figure 2", verdict("d", "supported")),
+    ("figure 3", verdict("e", "contradicted", source="ours")),
+    ("figure 4", verdict("f", "supported")),
+    ("figure 4", verdict("g", "contradicted")),
+    ("figure 5", verdict("h", "contradicted")),
+    ("figure 6", verdict("i", "supported")),
+    ("figure 7", verdict("j", "supported")),
+]
+
+
+def texts(found, below=()):
+    """The letters of the list, whose numbers are checked."""
+    lines = findings(found, below).splitlines()
+    assert [line.partition(". ")[0] for line in lines] == [str(n) for n in range(1, len(lines) + 1)]
+    return [line.partition(" [")[0][-1] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("found", "below", "expected"),
+    [
+        (FOUND, (), "ghe" + "ci"),  # c before d, of one figure; f not, since its figure is contradicted
+        (FOUND, ("z",), "ghz" + "ci"),
+        (FOUND[:8], (), "ghe" + "c"),
+        (FOUND[4:6], (), "ef"),
+        ([(f"figure {n}", verdict(str(n), "contradicted")) for n in range(7)], (), "01234"),
+        ([(f"figure {n}", verdict(str(n), "supported")) for n in range(7)], (), "01234"),
+    ],
+)
+def test_three_at_most_are_negative_where_there_are_others(found, below, expected):
+    assert "".join(texts(found, below)) == expected
+
+
+def test_a_finding_has_its_panel_source_numbers_and_figure():
+    assert findings(FOUND[2:3], ()) == (
+        "1. **supported**: MNIST: c [section 4]: difference +1.5, 95 % interval +1.25 to +1.75, p = 0.011, n = 5 "
+        "(figure 2)"
+    )
+    assert findings(FOUND[:2], ()) == "None yet: no statement is decided."
