@@ -81,14 +81,16 @@ def add_spectrum(analyses) -> None:
     parser = analyses.add_parser(
         "spectrum",
         help="singular values of a network's weights, at the start and along training",
-        examples="widemix analyse spectrum runs/a --to figures",
+        examples="widemix analyse spectrum runs/a --to figures\n"
+        "widemix analyse spectrum runs/a runs/b runs/c --products --json products.json",
         description="Singular values of every linear layer, next to where the largest is at the start of training: "
         "the Marchenko-Pastur edge, of masked weights L+. Of a run folder, at the start and at each checkpoint that "
         "it keeps. The wide matrix I (x) W of a Mixer, permuted or not, has those of W, each `repeats` times. Of "
-        f"matrices too large to decompose, the largest by Lanczos. {NETWORK}",
+        "matrices too large to decompose, the largest by Lanczos. Of several run folders, such as those of one "
+        f"recipe with several seeds, what training changes: the largest by its edge, at start and end. {NETWORK}",
     )
     add = parser.add_argument
-    add("network", metavar="NETWORK", help="run folder, for all of its checkpoints, or another network")
+    add("networks", metavar="NETWORK", nargs="+", help="run folder, for all of its checkpoints, or another network")
     add("--layers", nargs="+", default=(), metavar="PATTERN", help="layers, such as 'blocks.*' (default: all)")
     add(
         "--products",
@@ -101,19 +103,27 @@ def add_spectrum(analyses) -> None:
 
 
 def _spectrum(arguments: argparse.Namespace) -> Exit:
-    check_networks(arguments.network)
-    from widemix.analysis.training_spectrum import as_json, course, plot_course
-
+    check_networks(*arguments.networks)
     if arguments.products and arguments.layers:
         raise InputError("--products: has no layers to choose from; leave out --layers")
-    steps = course(arguments.network, arguments.layers, arguments.ema, arguments.products)
+    from widemix.analysis.spectrum_changes import as_lines, changes, plot_changes
+    from widemix.analysis.training_spectrum import as_json, course, plot_course
+
+    name, *others = arguments.networks
+    courses = {name: course(name, arguments.layers, arguments.ema, arguments.products)}
+    if others:
+        courses |= {other: course(other, arguments.layers, arguments.ema, arguments.products) for other in others}
+        found = changes(courses)
+        print("\n".join(as_lines(found)))
+        return write_outputs(arguments, found, {"spectrum.png": lambda: plot_changes(found)})
+    steps = courses[name]
     for layer in steps[-1][1]:
         rows, columns = layer.shape
         effective = f" x {layer.repeats}" if layer.repeats > 1 else ""
         spread = "" if layer.spread is None else f", spread {layer.spread:.4f}"
         print(f"{layer.layer:<32} {rows} x {columns}{effective}: {layer.largest:.4f}, edge {layer.edge:.4f}{spread}")
-    figures = {"spectrum.png": lambda: plot_course(arguments.network, steps)}
-    return write_outputs(arguments, as_json(arguments.network, steps), figures)
+    figures = {"spectrum.png": lambda: plot_course(name, steps)}
+    return write_outputs(arguments, as_json(name, steps), figures)
 
 
 def add_weights(analyses) -> None:

@@ -12,6 +12,7 @@ from tests.studies.test_figure import bars
 from widemix.analysis import spectrum
 from widemix.analysis.sparse_spectrum import masked_gaussian, plot_scaling, plot_widening, scaling, widening
 from widemix.analysis.spectrum import (
+    LayerSpectrum,
     kronecker_singular_values,
     linear_operator,
     marchenko_pastur_edge,
@@ -20,9 +21,11 @@ from widemix.analysis.spectrum import (
     sparse_edge,
     spectra,
 )
+from widemix.analysis.spectrum_changes import as_lines, changes, plot_changes
 from widemix.analysis.training_spectrum import course
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
+from widemix.errors import InputError
 from widemix.models.factors import Structure
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model
@@ -201,6 +204,56 @@ def test_a_run_from_its_start_on(train, tmp_path, capsys):
     assert (tmp_path / "spectrum.png").exists()
     assert run_command(make_parser(), argv=[*words[:3], "--layers", "nothing"]) == 2
     assert "matches none of the linear layers" in capsys.readouterr().err
+
+
+def spectrum_of(layer: str, largest: float, spread: float | None = None) -> LayerSpectrum:
+    return LayerSpectrum(layer, (2, 2), 1, np.array([largest, 0.5]), 2.0, True, spread)
+
+
+def runs_of_two() -> dict[str, list]:
+    """Of two runs: two layers at the start, in the middle, which does not count, and at the end."""
+    middle = (1, [spectrum_of("a", 100, 0.9), spectrum_of("b", 100, 0.9)])
+    return {
+        "one": [
+            (0, [spectrum_of("a", 2, 0.6), spectrum_of("b", 4, 0.5)]),
+            middle,
+            (2, [spectrum_of("a", 8, 0.2), spectrum_of("b", 6, 0.3)]),
+        ],
+        "two": [
+            (0, [spectrum_of("a", 1, 0.8), spectrum_of("b", 1, 0.7)]),
+            middle,
+            (2, [spectrum_of("a", 2, 0.4), spectrum_of("b", 3, 0.1)]),
+        ],
+    }
+
+
+def test_what_training_changes_is_the_end_less_the_start_of_each_run():
+    found = changes(runs_of_two())
+    assert found["networks"] == ["one", "two"]
+    a, b = found["layers"]
+    assert (a["layer"], b["layer"]) == ("a", "b")
+    assert a["start"] == {"largest": [1, 0.5], "spread": [0.6, 0.8]}
+    assert a["end"] == {"largest": [4, 1], "spread": [0.2, 0.4]}
+    assert b["change"]["largest"] == [1, 1]
+    assert found["mean"]["start"]["spread"] == pytest.approx([0.55, 0.75])
+    assert found["mean"]["end"]["largest"] == pytest.approx([3.5, 1.25])
+    assert found["mean"]["change"]["spread"] == pytest.approx([-0.3, -0.5])
+    assert as_lines(found)[0].split(None, 1) == ["a", "largest 0.7500 to 2.5000, spread 0.7000 to 0.3000"]
+    assert as_lines(found)[2].startswith("mean of these layers ")
+    largest, spreads = plot_changes(found).axes
+    first, first_runs, *_, last_runs = (line.get_ydata() for line in spreads.lines)
+    np.testing.assert_allclose(first, [0.7, 0.6])
+    np.testing.assert_allclose(first_runs, [0.6, 0.5])
+    np.testing.assert_allclose(last_runs, [0.4, 0.1])
+    assert largest.get_ylim()[0] == 0
+
+
+def test_networks_that_cannot_be_compared_are_refused():
+    runs = runs_of_two()
+    with pytest.raises(InputError, match="two: has one state alone"):
+        changes(runs | {"two": runs["two"][:1]})
+    with pytest.raises(InputError, match="three: has other layers than one"):
+        changes(runs | {"three": [(step, layers[:1]) for step, layers in runs["one"]]})
 
 
 @pytest.mark.parametrize("side", [6, 40])
