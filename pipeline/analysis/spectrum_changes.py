@@ -79,6 +79,6 @@ def plot_changes(found: dict[str, Any]):
             ax.plot(places, values.mean(1), color=colour, label=text)
             ax.plot(places, values, "o", color=colour, markersize=3)
         ax.set(xlabel="layer, from the input", ylabel=_LABELS[name], xticks=places)
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1 if name == "spread" else None)
     panels.flat[0].legend()
     return figure
