@@ -245,7 +245,7 @@ def test_what_training_changes_is_the_end_less_the_start_of_each_run():
     np.testing.assert_allclose(first, [0.7, 0.6])
     np.testing.assert_allclose(first_runs, [0.6, 0.5])
     np.testing.assert_allclose(last_runs, [0.4, 0.1])
-    assert largest.get_ylim()[0] == 0
+    assert (largest.get_ylim()[0], spreads.get_ylim()) == (0, (0, 1))
 
 
 def test_networks_that_cannot_be_compared_are_refused():
