@@ -141,7 +141,8 @@ def build_section(kind: type[AnySection], /, where: str = "", **values: Any) -> 
         key = str(first["loc"][0]) if first["loc"] else ""
         given = f"{_NAMES.get(key, key)} {shown(first['input'])}: " if key else ""
         # A value of several types has an error for each of them.
-        reasons = dict.fromkeys(each["msg"] for each in errors if each["loc"][:1] == first["loc"][:1])
+        about = [each for each in errors if each["loc"][:1] == first["loc"][:1]]
+        reasons = dict.fromkeys("is too short" if each["type"] == "missing" else each["msg"] for each in about)
         reason, *others = (each.removeprefix("Value error, ") for each in reasons)
         others = [f", or {other.removeprefix('Input should be ')}" for other in others]
         raise InputError(where + given + "".join([reason, *others])) from None

@@ -21,7 +21,7 @@ widemix runs csv > runs.csv         the list as CSV"""
 
 
 MOST = 3  # keys of a row
-_MORE = " more keys"
+_MORE = " more key"
 _TELLING = ("model", "data", "optim", "schedule", "train", "augment")  # sections, the most telling first
 
 
@@ -117,7 +117,8 @@ def _rows(found: "list[RunSummary]", most: int | None = None) -> list[tuple[str,
         own = [(name, values[number]) for name, values in differing[place] if values[number] is not ...]
         own.sort(key=_rank)
         words = [f"{name}={yaml_text(value)}" for name, value in own[:most]]
-        words += [f"{len(own) - len(words)}{_MORE}"] if len(own) > len(words) else []
+        more = len(own) - len(words)
+        words += [f"{more}{_MORE}{'s' if more > 1 else ''}"] if more else []
         rows.append((run.state, f"{run.step}", *shown, str(run.path), ", ".join(words)))
     return rows
 

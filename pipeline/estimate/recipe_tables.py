@@ -22,7 +22,16 @@ def shipped(folder: Path) -> list[Path]:
 
 
 def header(path: Path) -> dict[str, str]:
-    """Return the `FIELDS` of a recipe's header comment by name; raises `InputError` if one is missing."""
+    """Return the `FIELDS` of a shipped recipe's header comment by name; raises `InputError` if one is missing."""
+    fields = header_fields(path)
+    for name in FIELDS:
+        if name not in fields and name != "measured":
+            raise InputError(f"{path}: its header has no line `#   {name}   ...`")
+    return fields
+
+
+def header_fields(path: Path) -> dict[str, str]:
+    """Return those of the `FIELDS` that a recipe's header comment has."""
     fields: dict[str, str] = {}
     name = ""
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -34,9 +43,6 @@ def header(path: Path) -> dict[str, str]:
             fields[name] += " " + line.removeprefix("#").strip()
         elif not line.startswith("#"):
             break
-    for name in FIELDS:
-        if name not in fields and name != "measured":
-            raise InputError(f"{path}: its header has no line `#   {name}   ...`")
     return fields
 
 

@@ -65,15 +65,13 @@ def _load(file: Path, overrides: Iterable[tuple[str, str]], path: str, stored: b
     return parse_recipe(merged, origin, default_origin=path)
 
 
-def find_recipe(path: str | Path) -> Path:
-    """The file at `path`; if there is none, the shipped recipe of that name, also without `recipes/` and `.yaml`."""
-    return _shipped_unless(Path(path), Path(path))
+def find_recipe(path: str | Path, folder: Path = Path()) -> Path:
+    """The file at `path`; if there is none, the shipped recipe of that name, also without `recipes/` and `.yaml`.
 
-
-def _shipped_unless(file: Path, name: Path) -> Path:
-    """A file that is there, or else the shipped recipe of this name, if there is one."""
-    names = (file, SHIPPED / name, SHIPPED / f"{name}.yaml", SHIPPED.parent / name)
-    return next((found for found in names if found.is_file()), file)
+    folder: which a relative path is relative to.
+    """
+    names = (folder / path, SHIPPED / path, SHIPPED / f"{path}.yaml", SHIPPED.parent / path)
+    return next((found for found in names if found.is_file()), names[0])
 
 
 def find_study(path: str | Path) -> Path:
@@ -150,7 +148,7 @@ def _read(path: Path, chain: tuple[Path, ...], stored: bool = False) -> dict[str
         return values
     if not isinstance(base, str) or "\0" in base:
         raise InputError(f"{path}: extends takes the path of one recipe, relative to this file")
-    found = _shipped_unless(path.parent / base, Path(base))
+    found = find_recipe(base, path.parent)
     return _merge(_read(found, (*chain, path.resolve())), values)
 
 
@@ -196,7 +194,7 @@ def _of_kind(model: dict[str, Any], kind: Any) -> dict[str, Any]:
 
 def _nearby(path: Path, chain: tuple[Path, ...]) -> str:
     """The end of the message for a recipe that is not there: the nearest in its folder, or of the shipped ones."""
-    beside = {p.name: str(p) for p in path.parent.glob("*.yaml") if p.resolve() not in chain}
+    beside = {p.name: str(p) for p in path.parent.glob("[!.]*.yaml") if p.resolve() not in chain}
     close = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.4)
     if close:
         return f"; did you mean {beside[close[0]]}?"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from widemix.estimate.hardware import Cluster
-from widemix.estimate.recipe_tables import header
+from widemix.estimate.recipe_tables import header_fields
 from widemix.estimate.report import estimate
 from widemix.models.cost import FLOAT, model_cost
 from widemix.recipe import Recipe
@@ -36,7 +36,7 @@ def requirements(study_runs: Sequence[StudyRun], gpu: str) -> dict[str, Requirem
 
 
 def _hours(study_run: StudyRun, gpu: str) -> float | None:
-    stated = re.search(r"--samples (\d+)", header(study_run.path).get("cost", ""))
+    stated = re.search(r"--samples (\d+)", header_fields(study_run.path).get("cost", ""))
     samples = int(stated[1]) if stated and not (Path(study_run.recipe.data.path) / "manifest.json").exists() else None
     rows = estimate(study_run.recipe, Cluster(1, gpu), samples)
     return next((row.value for row in rows if row.name == "hours"), None)

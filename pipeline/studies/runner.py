@@ -206,7 +206,9 @@ class Runner:
     def _conclude(self, study_runs: Sequence[StudyRun]) -> Exit:
         open_runs = [study_run for study_run in study_runs if not study_run.has_ended(self._folder)]
         others = [study_run for study_run in open_runs if study_run.name not in self._failed]
-        _say(f"{self._folder}: {len(study_runs) - len(open_runs)} of {len(study_runs)} runs have ended")
+        again = "; the same command continues" if self._stopped else ""
+        ended = len(study_runs) - len(open_runs)
+        _say(f"{self._folder}: {ended} of the {len(study_runs)} runs that were left have ended{again}")
         if self._stopped:
             return Exit.REQUEUE
         for study_run in others:

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from widemix.errors import InputError, command
 from widemix.recipe import load_recipe, suggest
-from widemix.recipe.files import SHIPPED
+from widemix.recipe.files import SHIPPED, find_recipe
 from widemix.recipe.renamed import current_name, warn_renamed
 from widemix.recipe.yaml_text import read_yaml, yaml_error_message
 from widemix.section import Section, key
@@ -30,7 +30,9 @@ class Group(Section):
     """An entry of `runs`: recipes, and the axes whose combinations are its runs."""
 
     label: str = key(..., "label of its line in the figure")
-    recipes: dict[str, str] = key(..., "recipes to start from, relative to the study file, each by its panel's name")
+    recipes: dict[str, str] = key(
+        ..., "recipes to start from, each by its panel's name: files, relative to the study's, or shipped ones' names"
+    )
     set: dict[str, Any] = key({}, "section.key names with the value that all runs of the entry have")
     axes: dict[str, list[Any] | Solve] = key(
         {},
@@ -148,22 +150,25 @@ def read_study(path: Path) -> Study:
             raise InputError(f"{path}: a study is a mapping with the keys {', '.join(Study.model_fields)}")
         return Study.model_validate(values)
     except FileNotFoundError:
-        close = get_close_matches(path.stem, [name.stem for name in (SHIPPED / "studies").glob("*.yaml")], n=1)
-        raise InputError(f"{path}: no such study{f'; did you mean {close[0]}?' if close else ''}") from None
+        names = {file.stem: file.stem for file in (SHIPPED / "studies").glob("*.yaml")}
+        names |= {file.stem: str(file) for file in path.parent.glob("[!.]*.yaml")}
+        close = get_close_matches(path.stem, names, n=1)
+        raise InputError(f"{path}: no such study{f'; did you mean {names[close[0]]}?' if close else ''}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not valid YAML, {yaml_error_message(error)}") from None
     except ValidationError as error:
         first = min(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")
-        where = ".".join(map(str, first["loc"]))
-        hint = ""
-        if first["type"] == "extra_forbidden":
-            within = [part for part in first["loc"][:-1] if part in _SECTIONS]
-            section = _SECTIONS[str(within[-1])] if within else Study
-            hint = suggest(str(first["loc"][-1]), section.model_fields)
+        place = list(map(str, first["loc"]))
         message = "is missing" if first["type"] == "missing" else first["msg"].removeprefix("Value error, ")
-        raise InputError(f"{path}: {f'{where}: ' if where else ''}{message}{hint}") from None
+        if first["type"] == "extra_forbidden":
+            unknown = place.pop()
+            within = [part for part in place if part in _SECTIONS]
+            section = _SECTIONS[within[-1]] if within else Study
+            message = f"unknown key {unknown}{suggest(unknown, section.model_fields)}"
+        where = f"{'.'.join(place)}: " if place else ""
+        raise InputError(f"{path}: {where}{message}") from None
 
 
 def study_runs_of(
@@ -178,8 +183,14 @@ def study_runs_of(
     """
     study_runs = []
     for number, group in enumerate(study.runs):
-        own = list(_group_runs(path, study, number, overrides))
-        names = [study_run.name for study_run in own]
+        try:
+            own = list(_group_runs(path, study, number, overrides))
+            names = [study_run.name for study_run in own]
+        except InputError as error:
+            if str(error).startswith((f"{path}: ", *(f"--{name}" for name, _ in overrides))):
+                raise
+            mistake = str(error) if overrides else str(error).removeprefix("the command line: ").removeprefix("--")
+            raise InputError(f"{path}: runs.{number} ({group.label}): {mistake}") from None
         if duplicates := {name for name in names if names.count(name) > 1}:
             raise InputError(f"{path}: runs.{number} ({group.label}): the run {min(duplicates)} is duplicated")
         study_runs += own
@@ -201,11 +212,12 @@ def _group_runs(path: Path, study: Study, number: int, overrides: Sequence[tuple
     constant = [(name, yaml_text(value)) for name, value in {**study.set, **group.set}.items()]
     shared = (*constant, *overrides)
     for panel, recipe in group.recipes.items():
-        for varied, line in _combinations(path.parent / recipe, group, shared):
+        file = find_recipe(recipe, path.parent)
+        for varied, line in _combinations(file, group, shared):
             seeds: list[int | None] = [*study.seeds] or [None]
             for seed in seeds:
                 seeded = () if seed is None else ("train.seed", *group.seeded)
-                yield StudyRun(path.parent / recipe, varied, shared, panel, line, seed, seeded, group=number)
+                yield StudyRun(file, varied, shared, panel, line, seed, seeded, group=number)
 
 
 def _combinations(

@@ -244,6 +244,7 @@ def test_torchs_dataloader_passes_the_batches_on(images: Path) -> None:
         ({"num_workers": -1}, "num_workers -1: Input should be greater than or equal to 0"),
         ({"auto_augment": "rnd-m9"}, "auto_augment 'rnd-m9': .*rand"),
         ({"mean": 0.5}, "mean 0.5: Input should be an* instance of Sequence"),
+        ({"mean": (0.5, 0.5)}, r"mean \(0.5, 0.5\): is too short"),
         ({"scale": 0.5}, "scale 0.5: Input should be an* instance of Sequence"),
         ({"img_dtype": torch.float64}, "img_dtype torch.float64: must be one of torch.float32"),
     ],

@@ -215,6 +215,15 @@ def test_a_plan_knows_states_hours_and_disk(study, tmp_path):
     assert needs[done.name].hours > 0
 
 
+def test_recipes_with_no_header_have_hours_too(study, tmp_path):
+    (tmp_path / "own.yaml").write_text("extends: digits/s_mixer\n")
+    recipes = f"{{Digits: {ROOT}/recipes/digits/s_mixer.yaml}}"
+    study.write_text(study.read_text().replace(recipes, "{Digits: digits/s_mixer, Own: own.yaml}"))
+    shipped, own = [study_runs_of(study, read_study(study))[number] for number in (0, 6)]
+    needs = requirements([shipped, own], "v100")
+    assert needs[own.name].bytes == needs[shipped.name].bytes
+
+
 def test_any_label_is_drawn_and_stays_in_its_cell(study, tmp_path):
     label = "_a|b $c_d$ *e* 50 %"
     text = study.read_text().replace("label: RP", f"label: '{label}'").replace("{Digits:", "{'$x|_y':")

@@ -228,10 +228,11 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
         ("", "", [], "x*", "no run is called x.; the first is digits-s_mixer_channels-8"),
         ("[8, 16]", "[8, 8]", [], "*", r"runs.0 \(Normal\): the run digits-s_mixer_channels-8_.* is duplicated"),
         ("[8, 16]", "[]", [], "*", "runs.0: axes: model.channels: has no values"),
-        ("axes", "axis", [], "*", "runs.0.axis: .*did you mean axes"),
-        ("claim", "clam", [], "*", "clam: .*did you mean claim"),
-        ("model.channels", "model.chanels", [], "*", "model.chanels.*channels"),
-        ("[8, 16]", "[8, 0]", [], "*", "model.channels"),
+        ("axes", "axis", [], "*", "runs.0: unknown key axis; did you mean axes"),
+        ("claim", "clam", [], "*", "unknown key clam; did you mean claim"),
+        ("model.channels", "model.chanels", [], "*", r"study.yaml: runs.0 \(Normal\): model.chanels: .*channels"),
+        ("", "", [("model.chanels", "8")], "*", "^--model.chanels: no such key"),
+        ("[8, 16]", "[8, 0]", [], "*", r"study.yaml: runs.0 \(Normal\): model.channels 0: input should be"),
         ("x: width", "x: wdith", [], "*", "wdith: no such quantity; did you mean width"),
         ("x: width", "x: error", [], "*", "error is a result"),
         ("model.channels: [8, 16]", "optim.lr: {omega: 4}", [], "*", "omega is solved for a key of the model"),
@@ -252,6 +253,15 @@ def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, old, new, ov
     with pytest.raises(InputError, match=error_message) as found:
         planned(path, overrides, only)
     assert "\n" not in str(found.value)
+
+
+def test_a_recipe_lies_beside_the_study_or_is_a_shipped_one(tmp_path):
+    (tmp_path / "own.yaml").write_text("extends: digits/mixer\ntrain: {epochs: 3}\n")
+    named = TWO.replace("ROOT/recipes/digits/s_mixer.yaml", "digits/s_mixer, Own: own.yaml")
+    study_runs = planned(write(tmp_path, named))
+    shipped = [study_run.name for study_run in planned(write(tmp_path))]
+    assert [study_run.name for study_run in study_runs[:2]] == shipped
+    assert [study_run.path for study_run in study_runs[2:]] == [tmp_path / "own.yaml"] * 2
 
 
 @pytest.mark.one_in(5)
