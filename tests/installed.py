@@ -44,11 +44,12 @@ def pages(root: Path) -> Iterator[Path]:
 
 
 def run_cells(notebook: Path) -> None:
-    """Run the code cells of a notebook, one after the other."""
+    """Run the code cells of a notebook, one after the other, without IPython's commands."""
     space: dict[str, object] = {}
     for cell in json.loads(notebook.read_text())["cells"]:
         if cell["cell_type"] == "code":
-            exec(compile("".join(cell["source"]), notebook.name, "exec"), space)
+            lines = [line for line in cell["source"] if not line.startswith("%")]
+            exec(compile("".join(lines), notebook.name, "exec"), space)
 
 
 def names_in(code: str) -> Iterator[str]:
