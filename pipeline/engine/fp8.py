@@ -37,7 +37,11 @@ def multiply_in_fp8(network: nn.Module, device: torch.device) -> None:
     On a CPU this is emulated, by bf16 products of rounded numbers: slow, to see what the rounding does to the loss.
     """
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # torch's words to torchao
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:  # torchao 0.18 takes names that torch 2.9 has not
+        reason = f"does not run with torch {torch.__version__} ({error})"
+        raise InputError(f"train.fp8 true: torchao {reason}; take a newer torch, or set it to false") from None
 
     mixings = (part for part in network.modules() if isinstance(part, (MixingLayer, MixingMlp)))
     chosen = {id(layer) for mixing in mixings for layer in mixing.children() if _fits(layer)}

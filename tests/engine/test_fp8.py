@@ -1,5 +1,7 @@
 """float8 products: what torchao's emulation computes, against products of numbers rounded by hand."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -103,3 +105,10 @@ def test_without_torchao_or_such_a_gpu_one_line_says_so(monkeypatch):
         check_fp8(torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     check_fp8(torch.device("cuda"))
+
+
+def test_a_torchao_that_this_torch_is_too_old_for_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao.float8", None)  # which makes its import fail
+    with pytest.raises(InputError, match=r"torchao does not run with torch 2\S+ \(.*torchao.float8") as caught:
+        multiply_in_fp8(mixer(), CPU)
+    assert "\n" not in str(caught.value)

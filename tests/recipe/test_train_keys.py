@@ -207,6 +207,8 @@ ROWS = [(key, row) for key, rows in TRAIN.items() for row in (rows if isinstance
 
 @pytest.mark.parametrize(("key", "row"), ROWS, ids=[key for key, _ in ROWS])
 def test_a_key_does_what_it_is_for(key, row, runs):
+    if key == "fp8" and not hasattr(torch.nn.functional, "ScalingType"):
+        pytest.skip("torchao 0.18 needs a newer torch than 2.9")
     row.check(f"train.{key}", runs)
 
 
