@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from widemix.errors import Exit, InputError
@@ -27,6 +27,8 @@ class Plan:
     study: Study
     table: Table
     study_runs: list[StudyRun]
+    # Those that were made so far: to read their recipes again takes most of a second.
+    _known: dict[StudyRun, StudyRun] = field(default_factory=dict, repr=False, compare=False)
 
     def searched(self, search: Search | None = None) -> list[tuple[Arm, list[Trial]]]:
         """Each point with its trials so far, by the study's search or another; none where it has no search."""
@@ -42,7 +44,7 @@ class Plan:
         if not searched:
             return self.study_runs
         chosen = ((arm.study_runs if open_trials(trials) else chosen_runs(arm, trials)) for arm, trials in searched)
-        return [study_run for study_runs in chosen for study_run in study_runs]
+        return [self._once(study_run) for study_runs in chosen for study_run in study_runs]
 
     def trials_to_run(self, search: Search | None = None) -> list[StudyRun]:
         """The trials that can be run now, each once; none when the search is complete."""
@@ -66,8 +68,11 @@ class Plan:
                 return Exit.REQUEUE
         return Exit.DONE
 
+    def _once(self, study_run: StudyRun) -> StudyRun:
+        return self._known.setdefault(study_run, study_run)
+
     def _top1(self, study_run: StudyRun) -> float | None:
-        row = self.table.row(study_run)
+        row = self.table.row(self._once(study_run))
         if row is None:
             return None
         return math.nan if row.state == "diverged" else row.metric("top1")

@@ -99,6 +99,7 @@ def test_trials_use_the_held_out_split_and_another_seed_and_runs_the_chosen_valu
             assert (recipe.data.eval_split, recipe.train.epochs, recipe.train.seed) == ("holdout", 3, 1000)
         assert {study_run.name for study_run in arm.study_runs}.isdisjoint(trial.study_run.name for trial in trials)
     runs = plan.runs()
+    assert all(one is other for one, other in zip(runs, plan.runs(), strict=True))  # their recipes are read once
     assert [(study_run.line, study_run.recipe.optim.lr, study_run.recipe.train.seed) for study_run in runs] == [
         *[("Normal", 0.016, seed) for seed in (0, 1, 2)],
         *[("Normal", 0.256, seed) for seed in (0, 1, 2)],
