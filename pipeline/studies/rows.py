@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from widemix.errors import InputError
+from widemix.files import wait_for_lock
 from widemix.run.listing import metrics
 from widemix.studies.study_run import StudyRun
 
@@ -83,18 +85,22 @@ class Table:
             print(f"warning: {path}: its last line was cut off, and is left out", file=sys.stderr)
 
     def append(self, row: Row) -> None:
-        """Add a row, on disk when this returns."""
+        """Add a row, on disk when this returns; once, also where other processes add rows to the file."""
         if row.run in self.rows:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(asdict(row), separators=(",", ":")) + "\n"
-        with self.path.open("r+b" if self.path.exists() else "w+b") as file:
-            whole = file.read()
-            file.truncate(whole.rfind(b"\n") + 1)  # what was cut off
-            file.seek(0, os.SEEK_END)
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+            with suppress(OSError):  # of a file system without locks
+                wait_for_lock(file.fileno())
+            text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]  # without what was cut off
+            if f'"run":{json.dumps(row.run)},'.encode() not in whole:
+                file.truncate(len(whole))
+                file.seek(0, os.SEEK_END)
+                file.write(line.encode())
+                file.flush()
+                os.fsync(file.fileno())
         self.rows[row.run] = row
 
     def add_finished(self, study_runs: Iterable[StudyRun], folder: Path) -> None:

@@ -110,6 +110,18 @@ def test_a_cut_last_line_is_left_out_and_replaced(study_runs, tmp_path, capsys):
         assert path.read_bytes() == whole
 
 
+def test_processes_that_share_a_table_add_each_row_once(study_runs, tmp_path):
+    path = tmp_path / "study.jsonl"
+    one, other = Table(path), Table(path)  # neither knows of the other's rows
+    for study_run in study_runs:
+        pretend(study_run, tmp_path, {"top1": 50.0, "loss": 1.0})
+    one.add_finished(study_runs[:2], tmp_path)
+    other.add_finished(study_runs, tmp_path)
+    one.add_finished(study_runs, tmp_path)
+    assert [json.loads(line)["run"] for line in path.read_text().splitlines()] == [each.name for each in study_runs]
+    assert set(one.rows) == set(other.rows)
+
+
 def test_two_tables_are_merged_by_their_lines(study_runs, tmp_path):
     one, other = Table(tmp_path / "one.jsonl"), Table(tmp_path / "other.jsonl")
     for study_run in study_runs:
