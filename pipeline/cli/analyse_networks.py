@@ -109,14 +109,13 @@ def _spectrum(arguments: argparse.Namespace) -> Exit:
     from widemix.analysis.spectrum_changes import as_lines, changes, plot_changes
     from widemix.analysis.training_spectrum import as_json, course, plot_course
 
-    name, *others = arguments.networks
-    courses = {name: course(name, arguments.layers, arguments.ema, arguments.products)}
-    if others:
-        courses |= {other: course(other, arguments.layers, arguments.ema, arguments.products) for other in others}
+    options = arguments.layers, arguments.ema, arguments.products
+    courses = {name: course(name, *options) for name in arguments.networks}
+    if len(courses) > 1:
         found = changes(courses)
         print("\n".join(as_lines(found)))
         return write_outputs(arguments, found, {"spectrum.png": lambda: plot_changes(found)})
-    steps = courses[name]
+    [(name, steps)] = courses.items()
     for layer in steps[-1][1]:
         rows, columns = layer.shape
         effective = f" x {layer.repeats}" if layer.repeats > 1 else ""
