@@ -14,6 +14,7 @@ from widemix.errors import InputError
 from widemix.files import try_lock
 from widemix.run.lease import EXPIRY_S, RENEWAL_S, Leases, machine_name, read_record
 
+KILLED_S = 5.0  # a killed process has its locks until its memory is freed
 LOCK_WAIT_S = 150.0  # NFS frees the locks of a machine that died after 90 s, Lustre after 100 or so
 _FOLDER = "run"  # the name of the lease of a whole run folder
 
@@ -22,8 +23,9 @@ _FOLDER = "run"  # the name of the lease of a whole run folder
 def hold(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Hold a run folder, by a lock on its file .lock, or by a lease where the file system has no locks.
 
-    Raises `InputError` if another process writes there: at once if it is on this machine, else after `wait_s`, since
-    the lock of a machine that died, or was cut off and has still to notice it, is free some time later.
+    Raises `InputError` if another process writes there: after `KILLED_S` if it is on this machine, else after
+    `wait_s`, since the lock of a machine that died, or was cut off and has still to notice it, is free some time
+    later.
     """
     locked: bool | None = False
 
@@ -81,19 +83,19 @@ def hold_lease(folder: Path, expiry_s: float = EXPIRY_S / 2) -> Iterator[None]:
 
 
 def _wait_for(folder: Path, take: Callable[[], bool], holder: Callable[[], tuple[str, bool]], wait_s: float) -> None:
-    """Wait until `take` succeeds; `InputError` after `wait_s`, or at once where the holder needs no waiting for.
+    """Wait until `take` succeeds; `InputError` after `wait_s`, or `KILLED_S` where the holder is near.
 
-    holder: who holds the folder, and whether waiting for them is in vain.
+    holder: who holds the folder, and whether on this machine.
     """
-    deadline, announced = time.monotonic() + wait_s, False
+    began, announced = time.monotonic(), False
     while not take():
-        who, in_vain = holder()
-        if in_vain or time.monotonic() > deadline:
+        who, is_near = holder()
+        if time.monotonic() - began > (KILLED_S if is_near else wait_s):
             raise InputError(f"{folder}: {who} is writing there; name another folder with --run-dir")
-        if not announced:
+        if not (is_near or announced):
             print(f"{folder}: held by {who}; waiting until it is free", file=sys.stderr, flush=True)
             announced = True
-        time.sleep(min(1.0, wait_s / 15))
+        time.sleep(min(0.25 if is_near else 1.0, wait_s / 15))
 
 
 def _machine_and_name() -> str:

@@ -62,15 +62,24 @@ def test_a_run_that_was_suspended_ends_when_another_has_its_folder(tmp_path, mon
     assert "another run has taken it" in capsys.readouterr().err
 
 
-def test_a_locked_run_folder_is_refused_at_once_on_its_own_machine(tmp_path):
-    began = time.monotonic()
+def test_on_its_own_machine_a_locked_run_folder_is_soon_refused(tmp_path, monkeypatch, capsys):
+    clock = Clock(monkeypatch)
     with (
         hold(tmp_path),
         pytest.raises(InputError, match=rf"process {os.getpid()} on .* is writing there; name another folder"),
         hold(tmp_path),
     ):
         pass
-    assert time.monotonic() - began < 10
+    assert lock.KILLED_S < clock.now < 10
+    assert capsys.readouterr().err == ""
+
+
+def test_one_that_was_killed_on_this_machine_may_take_a_moment_to_end(tmp_path, monkeypatch):
+    with ExitStack() as killed:
+        killed.enter_context(hold(tmp_path))
+        clock = Clock(monkeypatch, then=killed.close)
+        with hold(tmp_path):
+            assert 0 < clock.now < 1
 
 
 @pytest.mark.parametrize("freed", [True, False])
