@@ -109,14 +109,15 @@ def test_signals_of_terminals_count_unless_they_were_ignored_at_the_start(number
 
 
 STOPPABLE = """
-import signal, sys, time
-from widemix.distributed.signals import StopRequest, ignore_repeated_signals
-with StopRequest() as stop:
-    print("up", flush=True)
-    while not stop.requested:
-        time.sleep(0.01)
-ignore_repeated_signals()
-signal.raise_signal(signal.SIGHUP)  # from the terminal and from the starter
+import os, signal, sys, time
+from widemix.distributed.signals import StopRequest, stops_once
+with stops_once():
+    with StopRequest() as stop:
+        os.write(1, b"up")  # in one piece: the end of a line is another, which may find the terminal closed
+        while not stop.requested:
+            time.sleep(0.01)
+    signal.raise_signal(signal.SIGHUP)  # from the terminal and from the starter
+signal.raise_signal(signal.SIGHUP)
 signal.raise_signal(signal.SIGTERM)
 print("nobody reads this", flush=True)
 print("nor this", file=sys.stderr, flush=True)
@@ -137,7 +138,7 @@ def test_a_key_of_the_terminal_stops_after_the_step_and_a_second_one_at_once(key
     run = STOPPABLE.replace("while not stop.requested", "while True")
     starter = f"import sys; from widemix.launch.local import launch; sys.exit(launch(['-c', sys.argv[1]], {ranks}))"
     terminal = Terminal("-c", run) if ranks == 1 else Terminal("-c", starter, run)
-    terminal.wait_for(b"up", ranks)  # not the ends of lines: two ranks may say "upup" first
+    terminal.wait_for(b"up", ranks)
     os.write(terminal.own, key)
     terminal.wait_for(f"{name}: stopping after this step, with a checkpoint; a second {name} stops at once".encode())
     os.write(terminal.own, key)
@@ -165,7 +166,13 @@ def test_a_train_that_has_stopped_ends_with_its_code_however_often_it_is_asked_t
     run = f"""
         import atexit, signal, sys, widemix.trainer
         from widemix.cli import main
-        widemix.trainer.train = lambda *_: {code}
+        from widemix.distributed.signals import StopRequest
+        def train(*_):
+            with StopRequest():
+                if {code}:
+                    signal.raise_signal(signal.SIGTERM)
+            return {code}
+        widemix.trainer.train = train
         atexit.register(signal.raise_signal, {int(number)})
         sys.argv[1:] = ["train", "digits/mixer", "--data.path", {str(digits)!r}]
         main()
@@ -183,7 +190,7 @@ def test_so_do_ranks():
 
 def test_nohup_keeps_a_run_going():
     terminal = Terminal("-c", STOPPABLE, ignores=True)
-    terminal.wait_for(b"up\r\n")  # to the end of the line, which it could not write to a closed terminal
+    terminal.wait_for(b"up")
     os.close(terminal.own)
     terminal.process.send_signal(signal.SIGHUP)
     time.sleep(0.3)

@@ -12,7 +12,7 @@ from widemix.command_line.arguments import Parser, add_recipe_arguments
 from widemix.command_line.commands import check_least, load_from_arguments
 from widemix.distributed.launchers import export_torchrun_env, unused_tasks
 from widemix.distributed.rank_status import has_rank_status, remove_earlier_statuses, write_rank_status
-from widemix.distributed.signals import ignore_repeated_signals
+from widemix.distributed.signals import stops_once
 from widemix.distributed.start_times import note_process
 from widemix.errors import Exit, InputError, command
 from widemix.recipe import Recipe, check_world, dump_recipe, match_folder
@@ -132,14 +132,12 @@ def _train_rank(arguments: argparse.Namespace) -> Exit:
     with announce_import():
         from widemix.trainer import train
 
-    code = train(
-        recipe,
-        arguments.run_dir,
-        arguments.resume,
-        Path(arguments.recipe),
-        arguments.overrides,
-        arguments.verbosity,
-    )
-    if code == Exit.REQUEUE:
-        ignore_repeated_signals()
-    return code
+    with stops_once():
+        return train(
+            recipe,
+            arguments.run_dir,
+            arguments.resume,
+            Path(arguments.recipe),
+            arguments.overrides,
+            arguments.verbosity,
+        )

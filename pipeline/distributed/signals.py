@@ -20,6 +20,8 @@ class StopRequest:
     signal is the first: the SIGTERM that whoever started this rank passes on may overtake it.
     """
 
+    came = False  # whether any in this process has been set
+
     def __init__(self) -> None:
         self.requested = False
         self._key = False  # a key of the terminal was among the signals
@@ -48,6 +50,7 @@ class StopRequest:
         leave_closed_terminal()
         key, again = number in KEYS, self._key and number in KEYS
         known, self.requested, self._key = self.requested, True, self._key or key
+        StopRequest.came = True
         if self._at_once:
             self._at_once = False
             raise Stopped(_name(number))
@@ -60,14 +63,28 @@ class StopRequest:
                 os.write(2, f"{_name(number)}: stopping after this step, with a checkpoint{more}\n".encode())
 
 
-def ignore_repeated_signals() -> None:
-    """Let a process that has saved, and has nothing left to do, end with its own exit code.
+@contextmanager
+def stops_once() -> Iterator[None]:
+    """Let a process that only trains in this block end with its own exit code once it was asked to stop.
 
-    A stop often comes twice: from a terminal, `pkill` or a batch system, and from whoever started the rank.
+    A stop often comes twice: from a terminal, `pkill` or a batch system, and from whoever started the rank. After the
+    `StopRequest` that took the first one, all but keys are ignored.
     """
-    for number in stop_signals():
-        if number not in KEYS:
-            signal.signal(number, signal.SIG_IGN)
+    others = [number for number in stop_signals() if number not in KEYS]
+
+    def late(number: int, _: FrameType | None) -> None:
+        if not StopRequest.came:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    for number in others:
+        signal.signal(number, late)
+    try:
+        yield
+    finally:
+        if StopRequest.came:
+            for number in others:
+                signal.signal(number, signal.SIG_IGN)  # which holds until the process has ended, as `late` does not
 
 
 def _name(number: int) -> str:
