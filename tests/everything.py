@@ -1,7 +1,6 @@
 """Everything that a rank imports, for the process that `tests.forks` forks ranks from."""
 
 import atexit
-import contextlib
 import gc
 import os
 import warnings
@@ -12,8 +11,7 @@ gc.disable()  # as tests/conftest.py does
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # DeepSpeed's own
-    with contextlib.suppress(ImportError):  # from 0.18.1 on any ZeRO imports it, which brings torch's compiler
-        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - which brings torch's compiler: any ZeRO imports it
     import timm  # noqa: F401
     import torchmetrics.classification  # noqa: F401
 

@@ -39,8 +39,9 @@ def test_unused_parameters_are_refused_by_all_engines_alike(alone, engine):
 @pytest.mark.parametrize("optimizer", ["timm:cadamw", "timm:sgdp", "timm:clion"])
 def test_optimizers_that_cannot_step_on_shards_are_refused_at_the_start(alone, optimizer):
     result = run_cell(PLAIN | {"engine": "fsdp", "optimizer": optimizer})
-    assert result.startswith(f"refused: optim.name {optimizer}: its step fails on the shards of engine.kind fsdp (")
-    assert "aten." in result
+    assert result.startswith(
+        f"refused: optim.name {optimizer}: its step fails on the shards of engine.kind fsdp (aten."
+    )
     assert result.endswith("take engine.kind ddp")
 
 

@@ -4,8 +4,6 @@ import inspect
 from pathlib import Path
 
 import pytest
-import timm
-from packaging.version import Version
 from timm.data.transforms_factory import transforms_imagenet_eval, transforms_imagenet_train
 
 import widemix
@@ -18,9 +16,7 @@ from widemix.errors import InputError
 def test_every_argument_of_timms_is_ours_or_answered() -> None:
     ours, theirs = set(inspect.signature(widemix.Loader).parameters), set(reference.timm_arguments())
     answered = RENAMED.keys() | WITHOUT.keys()
-    assert theirs - ours <= answered  # none is forgotten
-    if Version(timm.__version__) >= Version("1.0.31"):  # older ones have fewer
-        assert answered <= theirs - ours  # and none that we have is refused
+    assert theirs - ours == answered  # none is forgotten, and none that we have is refused
     assert {name for named in RENAMED.values() for name in named.split(" and ")} <= ours
 
 

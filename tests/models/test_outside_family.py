@@ -114,7 +114,7 @@ def test_it_trains_evaluates_and_exports(path, tmp_path, monkeypatch):
     export_checkpoint(run, tmp_path / "exported")
     loaded = timm.create_model(f"local-dir:{tmp_path / 'exported'}", pretrained=True).eval()
     assert isinstance(loaded, BagOfPatches)
-    assert tuple(loaded.pretrained_cfg["input_size"]) == (3, 8, 8)
+    assert loaded.pretrained_cfg["input_size"] == (3, 8, 8)
 
 
 def test_timm_loads_an_export_to_equal_logits(path, tmp_path):

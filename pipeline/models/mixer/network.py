@@ -113,7 +113,7 @@ class Mixer(MlpMixer):
         grown = Mixer(
             img_size=self.stem.img_size[0] * factor,
             patch_size=self.stem.patch_size[0],
-            in_chans=cast(nn.Conv2d, self.stem.proj).in_channels,
+            in_chans=self.in_chans,
             num_classes=self.num_classes,
             drop_rate=self.head_drop.p,
             global_pool=self.global_pool,
