@@ -95,6 +95,7 @@ def _be(target: Callable[..., Any], words: Sequence[Any], environ: dict[str, str
     for stream in (1, 2):
         os.dup2(output, stream)
     sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(sys.stderr)  # one that crashes says where
     faulthandler.register(signal.SIGUSR2, file=sys.stderr)
     target(*words)
 

@@ -57,7 +57,9 @@ def ranks(digits, tmp_path_factory) -> Callable[[int, str], Any]:
             codes, output = Forks(run_rank, digits, to, job, log=to / "log", environs=group_of(world)).wait()
         except TimeoutError as error:
             return None, str(error)
-        return (torch.load(to / "result.pt"), "") if codes == [0] * world else (None, output)
+        if codes != [0] * world:
+            return None, f"exit codes {codes}, a signal's negative:\n{output}"
+        return torch.load(to / "result.pt"), ""
 
     def result(world: int, job: str) -> Any:
         found, failure = run(world, job)
