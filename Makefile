@@ -17,6 +17,8 @@
 # make soak    set up, then an hour of training data under kills; ARGS='--minutes 5' for less
 # make fuzz    set up, then 100,000 damaged and intact JPEGs through the C code, built with sanitizers, and libjpeg;
 #              ARGS='--cases 1000000 --seed 1' for others
+# make sanitized  set up, then the tests of loader and formats with the C code built with sanitizers, and numba's indices
+#              checked; ARGS=tests/data/test_decode.py for others
 # make check   set up, then ruff and mypy
 # make lowest  tests with the oldest versions that pyproject.toml allows, in build/lowest; needs uv; ARGS=--below says what
 #              fails with the release before each bound, ARGS='--keep --below numpy scipy' for these, in the same environment
@@ -26,7 +28,7 @@
 # make release-check   make wheels, then all that can be checked of a release without a network
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test test-all quick test-gpu bench-gpu test-cluster nights soak fuzz chaos mutants known-mutants check lowest site wheels release-check setup
+.PHONY: demo test test-all quick test-gpu bench-gpu test-cluster nights soak fuzz sanitized chaos mutants known-mutants check lowest site wheels release-check setup
 
 demo: setup
 	.venv/bin/python -m widemix.launch.demo
@@ -86,6 +88,9 @@ soak: setup
 
 fuzz: setup
 	.venv/bin/python -m tests.stress.fuzz $(ARGS)
+
+sanitized: setup
+	.venv/bin/python -m tests.stress.sanitized $(ARGS)
 
 check: setup
 	.venv/bin/python -m ruff check .

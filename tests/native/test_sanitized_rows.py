@@ -8,6 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.stress.fuzz import FLAGS, SANITIZERS
+from tests.stress.sanitized import preloads
 from widemix.native.build import SOURCES
 
 SCRIPT = """
@@ -38,21 +39,14 @@ print("ended")
 """
 
 
-def runtime(name: str) -> str:
-    """The path of a sanitizer's library, which has to be loaded before Python."""
-    found = subprocess.run(["cc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout
-    return found.strip()
-
-
 @pytest.mark.long
 def test_no_access_out_of_range(tmp_path):
     library = tmp_path / "block.so"
     build = ["cc", *FLAGS, *SANITIZERS, "-shared", "-fPIC", "-o", library, SOURCES / "mixer_block.c", "-lm"]
     try:
         subprocess.run(build, check=True, capture_output=True)
-        before = f"{runtime('libasan.so')}:{runtime('libubsan.so')}"
+        environ = os.environ | preloads() | {"PYTHONPATH": str(ROOT)}
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"needs a C compiler with sanitizers ({error})")
-    environ = os.environ | {"LD_PRELOAD": before, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", SCRIPT, library], env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
