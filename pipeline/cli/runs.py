@@ -70,18 +70,19 @@ def _eval(arguments: argparse.Namespace) -> int:
     numbers = {key: value for key, value in vars(result).items() if key not in ("metrics", "details")}
     figures = {}
     if result.details:
-        from widemix.analysis.evaluation import plot_confusion, plot_reliability
-
         details = result.details
         known = zip(result.classes, details.per_class, strict=False)
         worst = sorted((accuracy, name) for name, accuracy in known if accuracy is not None)[:3]
         print(f"expected calibration error {details.ece:.4f}")
         print("lowest top-1: " + ", ".join(f"{name} {accuracy:.2f} %" for accuracy, name in worst))
         numbers |= vars(details)
-        figures = {
-            "confusion.png": lambda: plot_confusion(result, details),
-            "reliability.png": lambda: plot_reliability(result, details),
-        }
+        if arguments.to or arguments.tensorboard:
+            from widemix.analysis.evaluation import plot_confusion, plot_reliability  # and matplotlib, a second
+
+            figures = {
+                "confusion.png": lambda: plot_confusion(result, details),
+                "reliability.png": lambda: plot_reliability(result, details),
+            }
     finite = {name: value if math.isfinite(value) else None for name, value in result.metrics.items()}
     return write_outputs(arguments, finite | numbers, figures)
 

@@ -1,6 +1,7 @@
 """Details of evaluations against torchmetrics and numpy; runs, exports and their classes."""
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -152,6 +153,12 @@ def test_the_command(run, tmp_path, capsys):
     assert f"lowest top-1: {named}\n" in printed
     assert {path.name for path in tmp_path.glob("*.png")} == {"confusion.png", "reliability.png"}
     assert run_command(make_parser(), argv=["eval", str(run), "--to", "x"]) == 2
+
+
+def test_details_that_are_not_plotted_need_no_plots(run, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "widemix.analysis.evaluation", None)
+    assert run_command(make_parser(), argv=["eval", str(run), "--details"]) == 0
+    assert "expected calibration error" in capsys.readouterr().out
 
 
 def test_two_ranks_have_the_details_of_one(run, tmp_path):
