@@ -59,7 +59,7 @@ def _runs(arguments: argparse.Namespace) -> Exit:
         print(f"warning: {damage}; the run is left out", file=sys.stderr)
     if not found:
         raise InputError(f"{', '.join(map(str, paths)) or 'runs'}: holds no runs")
-    rows = _rows(found, MOST if verb != "csv" else None)
+    rows = _rows(found, of_csv=verb == "csv")
     if verb == "csv":
         csv.writer(sys.stdout).writerows(rows)
         return Exit.DONE
@@ -91,10 +91,10 @@ def table_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> Iter
         yield from textwrap.wrap(last, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
 
 
-def _rows(found: "list[RunSummary]", most: int | None = None) -> list[tuple[str, ...]]:
+def _rows(found: "list[RunSummary]", of_csv: bool = False) -> list[tuple[str, ...]]:
     """The table with its head: a column for each kind of metric, and the keys in which the runs of a folder differ.
 
-    most: the number of keys that a row has; the others are counted.
+    of_csv: with all keys, not `MOST` and the number of the others, and as programs read numbers and their absence.
     """
     from widemix.metrics import metric_heading
     from widemix.run.listing import differing_keys
@@ -111,12 +111,14 @@ def _rows(found: "list[RunSummary]", most: int | None = None) -> list[tuple[str,
     for run in found:
         place = run.path.parent
         number = compared[place].index(run)
-        shown = [run.cell(name) or "-" for name in metrics]
-        numbers = [(run.images_per_s, ",.0f"), (run.hours, ".2f")]
-        shown += ["-" if value is None else format(value, form) for value, form in numbers]
+        shown = [run.cell(name) for name in metrics]
+        numbers = [(run.images_per_s, ".0f" if of_csv else ",.0f"), (run.hours, ".2f")]
+        shown += ["" if value is None else format(value, form) for value, form in numbers]
+        if not of_csv:
+            shown = [cell or "-" for cell in shown]
         own = [(name, values[number]) for name, values in differing[place] if values[number] is not ...]
         own.sort(key=_rank)
-        words = [f"{name}={yaml_text(value)}" for name, value in own[:most]]
+        words = [f"{name}={yaml_text(value)}" for name, value in own[: None if of_csv else MOST]]
         more = len(own) - len(words)
         words += [f"{more}{_MORE}{'s' if more > 1 else ''}"] if more else []
         rows.append((run.state, f"{run.step}", *shown, str(run.path), ", ".join(words)))

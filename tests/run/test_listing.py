@@ -48,11 +48,13 @@ def said(capsys, *words, code=0):
 def test_the_list_is_of_the_files(runs, capsys):
     (header, a, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs)))
     assert header == ["state", "step", "top-1 %", "samples/s", "hours", "run", "differs in"]
-    assert a == ["done", "30", "91.25", "1,200", "1.50", str(runs / "a"), "model.depth=2, train.seed=0"]
-    assert b == ["10 h ago", "20", "90.50", "700", "-", str(runs / "b"), "model.depth=3, train.seed=1"]
+    assert a == ["done", "30", "91.25", "1200", "1.50", str(runs / "a"), "model.depth=2, train.seed=0"]
+    assert b == ["10 h ago", "20", "90.50", "700", "", str(runs / "b"), "model.depth=3, train.seed=1"]
     lines = said(capsys, "runs", runs).splitlines()
     assert [line.split()[0] for line in lines] == ["state", "done", "10"]
     assert lines[1].endswith("model.depth=2, train.seed=0")
+    assert lines[1].split()[3:5] == ["1,200", "1.50"]
+    assert lines[2].split()[5:7] == ["700", "-"]
 
 
 def test_a_long_list_of_keys_is_cut_and_says_where_the_rest_is(runs, capsys):
@@ -104,7 +106,7 @@ def test_each_run_has_the_figure_of_what_it_predicts(runs, capsys):
     (runs / "b/metrics.jsonl").write_text(f"{json.dumps(line)}\n")
     (header, a, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs)))
     assert header[2:5] == ["top-1 %", "MAE", "samples/s"]
-    assert (a[2:4], b[2:4]) == (["91.25", "-"], ["-", "0.25"])
+    assert (a[2:4], b[2:4]) == (["91.25", ""], ["", "0.25"])
     (header, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs / "b")))
     assert (header[2], b[2]) == ("MAE", "0.25")
     said(capsys, "report", runs / "a", runs / "b", "--to", runs / "page.html")
