@@ -5,15 +5,20 @@ Each rank has a thread that checks two things. The rank's main thread must finis
 each writes the stacks of its threads to stacks/ in the run folder before any of them exits. And each rank sends
 heartbeats through the process group's store: rank 0 reports a rank whose heartbeats stop, and every rank reads what
 another has reported as failed.
+
+Only time in which this process runs counts: batch systems and Ctrl-Z suspend one for hours, after which it goes on.
 """
 
 import faulthandler
+import math
 import os
 import platform
+import signal
 import sys
 import threading
 import time
 from contextlib import suppress
+from ctypes import CDLL
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -23,10 +28,13 @@ from torch.distributed import Store
 from widemix.distributed.rank_status import write_rank_status
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError, RunError
+from widemix.native.build import BuildError
+from widemix.native.library import open_library
 
 HEARTBEAT_INTERVAL = 2.0  # seconds
 HEARTBEAT_TIMEOUT = 40.0  # seconds without a heartbeat after which a rank counts as dead
 GRACE_PERIOD = 10.0  # seconds for a main thread to end by itself, or for all ranks to write their stacks
+LONGEST_GAP = 5.0  # seconds between two looks at the clock, at most: of a longer time this process was suspended
 _FAILURE, _DONE = "failure", "done"
 
 
@@ -41,7 +49,8 @@ class Watchdog:
         self._topology, self._store, self._timeout_s = topology, store, timeout_s
         self._name = f"rank {topology.rank} on {platform.node()}"
         self._stacks_path = run_dir / "stacks" / f"rank-{topology.rank}.txt"
-        self._last_beat = self._last_contact = time.monotonic()
+        self._clock = _RunningTime(min(LONGEST_GAP, timeout_s / 2))
+        self._last_beat = self._last_contact = self._clock.now()
         self._failure: str | None = None  # as another rank reported it
         self._stopped = threading.Event()
         self._threads = [threading.Thread(target=self._check_progress, name="watchdog", daemon=True)]
@@ -50,19 +59,21 @@ class Watchdog:
 
     def beat(self) -> None:
         """Note that a step or a batch has been finished; cheap."""
-        self._last_beat = time.monotonic()
+        self._last_beat = self._clock.now()
 
     def __enter__(self) -> "Watchdog":
         self._stacks = _open_to_append(self._stacks_path)
+        self._countdown = _Countdown(self._stacks, f"error: {self._name}: no thread of Python ran; {self._where()}")
+        self._begin_countdown()
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stopped.set()
-        faulthandler.cancel_dump_traceback_later()
         for thread in self._threads:
             thread.join(GRACE_PERIOD)
+        self._countdown.close()
         self._stacks.close()
         _remove_if_empty(self._stacks_path)
         if error is not None and self._topology.world > 1:
@@ -78,18 +89,22 @@ class Watchdog:
     def _check_progress(self) -> None:
         """In a thread: end the process if its main thread makes no progress, or if another rank has failed."""
         while not self._stopped.wait(min(1.0, self._timeout_s / 10)):
-            # If another thread holds the GIL, so that this one cannot run, faulthandler's own C thread exits.
-            faulthandler.dump_traceback_later(self._timeout_s + 2 * GRACE_PERIOD, exit=True, file=self._stacks)
-            now = time.monotonic()
+            self._begin_countdown()
+            now = self._clock.now()
             if now - self._last_beat > self._timeout_s:
                 self._exit_with_stacks(
-                    f"{self._name}: no step or batch was finished in {self._timeout_s:g} s; "
-                    f"the stacks are in {self._stacks_path}"
+                    f"{self._name}: no step or batch was finished in {self._timeout_s:g} s; {self._where()}"
                 )
             elif self._topology.world > 1 and (self._failure or now - self._last_contact > HEARTBEAT_TIMEOUT):
                 reason = self._failure or f"{self._name} had no answer from the store for {HEARTBEAT_TIMEOUT:g} s"
                 if not self._stopped.wait(GRACE_PERIOD):
                     self._exit_with_stacks(reason)
+
+    def _begin_countdown(self) -> None:
+        self._countdown.begin(self._timeout_s + 2 * GRACE_PERIOD)
+
+    def _where(self) -> str:
+        return f"the stacks are in {self._stacks_path}"
 
     def _exit_with_stacks(self, reason: str) -> None:
         self._stacks.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {reason}\n")
@@ -107,18 +122,18 @@ class Watchdog:
 
     def _exchange_heartbeats(self) -> None:
         """In a thread, as any call may block when a host has gone: send heartbeats, and read reported failures."""
-        others = _Heartbeats(self._topology.world)
+        others = _Heartbeats(self._topology.world, self._clock.now())
         try:
             while not self._stopped.is_set():
                 self._store.set(f"alive {self._topology.rank}", str(time.monotonic()))
                 if self._topology.is_main:
-                    silent = others.find_silent(self._store)
+                    silent = others.find_silent(self._store, self._clock.now())
                     if silent is not None:
                         self._report_failure(f"rank {silent} has sent no heartbeat for {HEARTBEAT_TIMEOUT:g} s")
                 if self._store.check([_FAILURE]):
                     self._failure = self._store.get(_FAILURE).decode()
                     return
-                self._last_contact = time.monotonic()
+                self._last_contact = self._clock.now()
                 self._stopped.wait(HEARTBEAT_INTERVAL)
             self._store.set(f"alive {self._topology.rank}", _DONE)
         except RuntimeError as error:  # rank 0's host, or the launcher that keeps the store, has gone
@@ -132,15 +147,57 @@ class Watchdog:
             return self._failure
 
 
+class _RunningTime:
+    """A clock that stands still while this process is suspended.
+
+    longest_gap: in seconds, what it goes on at most between two looks at it.
+    """
+
+    def __init__(self, longest_gap: float) -> None:
+        self._longest_gap, self._lock = longest_gap, threading.Lock()
+        self._seconds, self._looked = 0.0, time.monotonic()
+
+    def now(self) -> float:
+        with self._lock:
+            before, self._looked = self._looked, time.monotonic()
+            self._seconds += min(self._looked - before, self._longest_gap)
+            return self._seconds
+
+
+class _Countdown:
+    """Ends this process with its stacks if a thread waits for ever with the GIL, so that no other of Python's runs.
+
+    Counts in a thread of C, which needs no GIL. Without compiled code such a hang is not ended.
+    """
+
+    SIGNAL = getattr(signal, "SIGRTMAX", 0)  # nobody else's
+
+    def __init__(self, stacks: TextIO, words: str):
+        self._library: CDLL | None = None
+        with suppress(BuildError):
+            self._library = open_library()
+            faulthandler.register(self.SIGNAL, stacks)
+            self._library.start_countdown(self.SIGNAL, words.encode())
+
+    def begin(self, seconds: float) -> None:
+        """Count from here, not from before."""
+        if self._library:
+            self._library.set_countdown(math.ceil(seconds))
+
+    def close(self) -> None:
+        if self._library:
+            self._library.set_countdown(0)
+            faulthandler.unregister(self.SIGNAL)
+
+
 class _Heartbeats:
     """When rank 0 last saw each rank's heartbeat change."""
 
-    def __init__(self, world: int):
-        self._seen = dict.fromkeys(range(1, world), (b"", time.monotonic()))
+    def __init__(self, world: int, now: float):
+        self._seen = dict.fromkeys(range(1, world), (b"", now))
 
-    def find_silent(self, store: Store) -> int | None:
+    def find_silent(self, store: Store, now: float) -> int | None:
         """Return a rank whose heartbeat has not changed for HEARTBEAT_TIMEOUT; None if there is none."""
-        now = time.monotonic()
         for rank, (value, since) in list(self._seen.items()):
             name = f"alive {rank}"
             latest = store.get(name) if store.check([name]) else b""

@@ -1,5 +1,8 @@
 """What a rank that fails raises and leaves behind, where several share a run folder and a store."""
 
+import ctypes
+import re
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +11,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from tests.forks import Forks
 from widemix.distributed import watchdog
 from widemix.distributed.topology import Topology
 from widemix.distributed.watchdog import Watchdog
@@ -75,9 +79,10 @@ def test_a_rank_that_ends_removes_no_folder_that_another_is_about_to_use(tmp_pat
 
     def and_removed_by_another(path, *arguments, **options):
         mkdir(path, *arguments, **options)
-        made.append(path)
-        if len(made) == 1:
-            path.rmdir()
+        if path == tmp_path / "stacks":
+            made.append(path)
+            if len(made) == 1:
+                path.rmdir()
 
     monkeypatch.setattr(Path, "mkdir", and_removed_by_another)
     with Watchdog(tmp_path, Topology(0, 1, 0, 1, torch.device("cpu")), HashStore(), 600):
@@ -86,23 +91,22 @@ def test_a_rank_that_ends_removes_no_folder_that_another_is_about_to_use(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_counts_as_silent_when_its_heartbeat_has_stopped_for_long_enough(monkeypatch):
+def test_a_rank_counts_as_silent_when_its_heartbeat_has_stopped_for_long_enough():
     """Not one that sends heartbeats, nor one that has ended; one that has never sent any, as well."""
     now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    store, heartbeats = HashStore(), watchdog._Heartbeats(4)
+    store, heartbeats = HashStore(), watchdog._Heartbeats(4, now)
     for second in range(0, 100, 10):
         now = 1000.0 + second
         store.set("alive 1", f"{now}")
         store.set("alive 2", "done" if second >= 20 else f"{now}")
         if second <= 30:
             store.set("alive 3", f"{now}")
-        assert heartbeats.find_silent(store) == (3 if second > 30 + watchdog.HEARTBEAT_TIMEOUT else None)
-    never = watchdog._Heartbeats(2)
+        assert heartbeats.find_silent(store, now) == (3 if second > 30 + watchdog.HEARTBEAT_TIMEOUT else None)
+    never = watchdog._Heartbeats(2, now)
     now += watchdog.HEARTBEAT_TIMEOUT
-    assert never.find_silent(HashStore()) is None
+    assert never.find_silent(HashStore(), now) is None
     now += 1
-    assert never.find_silent(HashStore()) == 1
+    assert never.find_silent(HashStore(), now) == 1
 
 
 def test_rank_0_reports_a_silent_rank_and_the_others_read_it(tmp_path, monkeypatch):
@@ -119,8 +123,8 @@ def test_rank_0_reports_a_silent_rank_and_the_others_read_it(tmp_path, monkeypat
         deadline = time.monotonic() + 300
         while not (main._failure and other._failure):
             assert time.monotonic() < deadline
-            if main._last_contact == other._last_contact == now:
-                now += watchdog.HEARTBEAT_TIMEOUT / 4
+            if main._last_contact == other._last_contact == now - 1000:
+                now += watchdog.LONGEST_GAP
             time.sleep(0.01)
     assert main._failure == other._failure == "rank 2 has sent no heartbeat for 40 s"
     assert 1000 + watchdog.HEARTBEAT_TIMEOUT < now <= 1000 + 2 * watchdog.HEARTBEAT_TIMEOUT
@@ -132,17 +136,57 @@ def test_a_main_thread_that_makes_no_progress_ends_its_process_with_its_stacks(t
     clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime, sleep=time.sleep)
     monkeypatch.setattr(watchdog, "time", clock)
     monkeypatch.setattr(watchdog, "GRACE_PERIOD", 0.1)
-    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda *_, **__: None)  # would end pytest
     monkeypatch.setattr("os._exit", lambda code: (ended.append(code), guarded._stopped.set()))
     with Watchdog(tmp_path, Topology(0, 1, 0, 1, torch.device("cpu")), HashStore(), 1.0) as guarded:
         for _ in range(4):
-            now += 0.9
-            time.sleep(0.2)  # it looks ten times a second
+            for _ in range(2):
+                now += 0.45
+                time.sleep(0.2)  # it looks ten times a second
             guarded.beat()
         assert not ended
-        now += 1.1
-        assert guarded._stopped.wait(300)
+        now += 0.45
+        time.sleep(0.2)
+        assert not ended
+        while not guarded._stopped.wait(0.2):
+            assert now < 1010
+            now += 0.45
+        assert now > 1004.6
     assert ended == [1]
     stacks = (tmp_path / "stacks/rank-0.txt").read_text()
     assert "no step or batch was finished in 1 s" in stacks
     assert "test_a_main_thread_that_makes_no_progress" in stacks
+
+
+def guarded(run_dir: Path, holds_gil: bool) -> None:
+    """For four seconds beats come in time; or none does, and no other thread of Python runs."""
+    watchdog.GRACE_PERIOD = 0.5
+    with Watchdog(run_dir, Topology(0, 1, 0, 1, torch.device("cpu")), HashStore(), 1.0) as guard:
+        if holds_gil:
+            ctypes.PyDLL(None).sleep(600)
+        for beat in range(40):
+            time.sleep(0.1)
+            guard.beat()
+            if beat == 10:
+                print("began")
+    print("ended")
+
+
+def test_a_suspended_process_goes_on(tmp_path):
+    """As after Ctrl-Z, or where a batch system runs another job for a while: longer than any limit."""
+    forks = Forks(guarded, tmp_path, False, log=tmp_path / "log")
+    while forks.said() != "began\n":
+        forks.reap()
+        assert forks.running, forks.said()
+        time.sleep(0.02)
+    forks.signal(signal.SIGSTOP)
+    time.sleep(6)
+    forks.signal(signal.SIGCONT)
+    assert forks.wait() == ([0], "began\nended\n")
+
+
+def test_a_process_in_which_no_thread_of_python_runs_ends_with_its_stacks(tmp_path):
+    codes, output = Forks(guarded, tmp_path, True, log=tmp_path / "log").wait(120)
+    stacks = tmp_path / "stacks/rank-0.txt"
+    assert codes == [1]
+    assert re.fullmatch(rf"error: rank 0 on \S+: no thread of Python ran; the stacks are in {stacks}\n", output)
+    assert f'"{__file__}", line {guarded.__code__.co_firstlineno + 5} in guarded' in stacks.read_text()

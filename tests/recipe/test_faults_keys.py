@@ -29,21 +29,21 @@ def nan_at_6_and_7(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stuck_at_3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third step takes 100 s by the watchdog's clock; it looks at it twice meanwhile, and ends nothing."""
+    """The third step takes 10 s by the watchdog's clock; it looks at it twice in each 2.5 s, and ends nothing."""
     train_step, clock, looks = Loop._train_step, [0.0], threading.Semaphore(0)
 
     def stuck(self, iterator):
         train_step(self, iterator)
         if self.step == 3:
-            clock[0] += 100
-            while looks.acquire(blocking=False):  # those from before
-                pass
-            for _ in range(2):
-                assert looks.acquire(timeout=60)
+            for _ in range(4):
+                clock[0] += 2.5
+                while looks.acquire(blocking=False):  # those from before
+                    pass
+                for _ in range(2):
+                    assert looks.acquire(timeout=60)
             self.context.watchdog.beat()
 
-    fakes = SimpleNamespace(dump_traceback_later=lambda *_, **__: looks.release(), cancel_dump_traceback_later=int)
-    monkeypatch.setattr(watchdog, "faulthandler", fakes)
+    monkeypatch.setattr(watchdog._Countdown, "begin", lambda *_: looks.release())
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(Watchdog, "_exit_with_stacks", lambda self, reason: self._stacks.write(reason))
     monkeypatch.setattr(Loop, "_train_step", stuck)
@@ -79,7 +79,7 @@ FAULTS = {
     "loss_spike_std": Row(
         "0.5", spikes, losses_above, (("train.epochs", "10"), ("schedule.name", "constant"), ("optim.lr", "0.1"))
     ),
-    "hang_timeout_s": Row("50", hung, {"finished in 50 s"}, patch=stuck_at_3),
+    "hang_timeout_s": Row("5", hung, {"finished in 5 s"}, patch=stuck_at_3),
 }
 
 
