@@ -100,6 +100,7 @@ def _rows(found: "list[RunSummary]", of_csv: bool = False) -> list[tuple[str, ..
     from widemix.run.listing import differing_keys
     from widemix.studies.study_run import yaml_text
 
+    most, absent, speed = (None, "", ".0f") if of_csv else (MOST, "-", ",.0f")
     folders = {run.path.parent for run in found}
     beside = {folder: [run for run in found if run.path.parent == folder] for folder in folders}
     # A run alone in its folder is compared with all.
@@ -111,14 +112,12 @@ def _rows(found: "list[RunSummary]", of_csv: bool = False) -> list[tuple[str, ..
     for run in found:
         place = run.path.parent
         number = compared[place].index(run)
-        shown = [run.cell(name) for name in metrics]
-        numbers = [(run.images_per_s, ".0f" if of_csv else ",.0f"), (run.hours, ".2f")]
-        shown += ["" if value is None else format(value, form) for value, form in numbers]
-        if not of_csv:
-            shown = [cell or "-" for cell in shown]
+        shown = [run.cell(name) or absent for name in metrics]
+        numbers = [(run.images_per_s, speed), (run.hours, ".2f")]
+        shown += [absent if value is None else format(value, form) for value, form in numbers]
         own = [(name, values[number]) for name, values in differing[place] if values[number] is not ...]
         own.sort(key=_rank)
-        words = [f"{name}={yaml_text(value)}" for name, value in own[: None if of_csv else MOST]]
+        words = [f"{name}={yaml_text(value)}" for name, value in own[:most]]
         more = len(own) - len(words)
         words += [f"{more}{_MORE}{'s' if more > 1 else ''}"] if more else []
         rows.append((run.state, f"{run.step}", *shown, str(run.path), ", ".join(words)))

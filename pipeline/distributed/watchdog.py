@@ -158,6 +158,7 @@ class _RunningTime:
         self._seconds, self._looked = 0.0, time.monotonic()
 
     def now(self) -> float:
+        """Running seconds since it was made. Any thread may ask."""
         with self._lock:
             before, self._looked = self._looked, time.monotonic()
             self._seconds += min(self._looked - before, self._longest_gap)
@@ -185,6 +186,7 @@ class _Countdown:
             self._library.set_countdown(math.ceil(seconds))
 
     def close(self) -> None:
+        """Stop counting, before the file of the stacks is closed."""
         if self._library:
             self._library.set_countdown(0)
             faulthandler.unregister(self.SIGNAL)

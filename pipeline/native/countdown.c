@@ -22,20 +22,20 @@ static void *count(void *unused) {
         }
         if (left == 1) {
             raise(signal_before);
-            fprintf(stderr, "%s\n", last_words);
+            dprintf(STDERR_FILENO, "%s\n", last_words); /* whoever waits may hold the lock of stderr, too */
             _exit(1);
         }
     }
 }
 
 /* Start counting, once in a process: at the end this thread raises a signal, whose handler may write what Python's
- * threads are doing, prints some words and exits with 1. Returns whether the thread could be started. */
-bool start_countdown(int signal_number, const char *words) {
+ * threads are doing, prints some words and exits with 1. Does nothing if there can be no thread. */
+void start_countdown(int signal_number, const char *words) {
     signal_before = signal_number;
     snprintf(last_words, sizeof last_words, "%s", words);
     static bool started;
     if (started)
-        return true;
+        return;
     sigset_t all, before;
     sigfillset(&all);
     sigdelset(&all, signal_number);
@@ -45,7 +45,6 @@ bool start_countdown(int signal_number, const char *words) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (started)
         pthread_detach(thread);
-    return started;
 }
 
 /* Count from so many seconds; 0 ends it. Only seconds in which this process runs count: it may have been suspended. */
