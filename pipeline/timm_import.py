@@ -4,7 +4,9 @@ timm imports Weights & Biases wherever it is installed, asked for or not. It tak
 killed leaves two folders of it in /tmp. What torch.compile consists of takes longer than timm itself: timm imports it
 for methods that are not to be compiled, and torchvision for a function that nothing here calls. torchmetrics imports
 scipy.signal, a quarter of its time, to name a window as it was named before 2022, for one metric of sounds, and
-matplotlib, an eighth of what an evaluation takes, for metrics that are plotted.
+matplotlib, an eighth of what an evaluation takes, for metrics that are plotted. DeepSpeed imports MLflow wherever
+that is installed, for its search of configurations, and with ZeRO torch.compile's code generator, for its own Muon: a
+third of the time until it trains.
 """
 
 from __future__ import annotations
@@ -67,6 +69,33 @@ def _execute_seeing(stand_in: ModuleType | None, name: str, execute: Execute, mo
 def _execute_without_wandb(execute: Execute, module: ModuleType) -> None:
     if _execute_seeing(None, "wandb", execute, module):
         module.__dict__["wandb"] = _Later("wandb")
+
+
+def _execute_without_mlflow(execute: Execute, module: ModuleType) -> None:
+    if _execute_seeing(None, "mlflow", execute, module) and PathFinder.find_spec("mlflow"):
+        module.__dict__.update(mlflow=_Later("mlflow"), has_mlflow=True)
+
+
+def _execute_compiling_late(execute: Execute, module: ModuleType) -> None:
+    """Functions decorated with `compiler.compile()` are compiled at their first call, not when they are defined."""
+    compiler = import_module("deepspeed.runtime.compiler")
+
+    def compile_late(function: Callable[..., object]) -> Callable[..., object]:
+        from functools import cache, wraps
+
+        compiled = cache(lambda: compile_now()(function))
+
+        @wraps(function)
+        def call(*arguments: object, **options: object) -> object:
+            return compiled()(*arguments, **options)
+
+        return call
+
+    compile_now, compiler.compile = compiler.compile, lambda: compile_late  # type: ignore[attr-defined]
+    try:
+        execute(module)
+    finally:
+        compiler.compile = compile_now  # type: ignore[attr-defined]
 
 
 def _execute_without_dynamo(execute: Execute, module: ModuleType) -> None:
@@ -163,6 +192,8 @@ _CHANGES: dict[str, Callable[[Execute, ModuleType], None]] = {
     "torchvision.ops.roi_align": _execute_without_dynamo,
     "torchmetrics": _execute_without_signals,
     "torchmetrics.utilities.plot": _execute_without_plots,
+    "deepspeed.autotuning.autotuner": _execute_without_mlflow,
+    "deepspeed.runtime.zero.muon.original_muon": _execute_compiling_late,
 }
 
 

@@ -11,8 +11,9 @@ gc.disable()  # as tests/conftest.py does
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # DeepSpeed's own
-    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - which brings torch's compiler: any ZeRO imports it
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - any ZeRO imports it
     import timm  # noqa: F401
+    import torch._dynamo  # noqa: F401 - any optimizer imports it
     import torchmetrics.classification  # noqa: F401
 
     import widemix.engine.ddp

@@ -1,4 +1,4 @@
-"""What is imported when: wandb and torch.compile when used, not because of timm; nothing heavy with widemix."""
+"""What is imported when: wandb, MLflow and torch.compile when used, not before; nothing heavy with widemix."""
 
 import os
 import subprocess
@@ -98,6 +98,71 @@ def test_training_and_evaluation_import_neither_what_compiles_nor_what_they_may_
     """What timm and torchvision compile with is a third of `import timm`; what they take it for works as before."""
     done = run(NOT_COMPILED, tmp_path)
     assert done.stdout.split("\n")[:-1] == ["3 10 8", "18.0", "tensor(0.) tensor(0.)"], done.stderr
+
+
+DEEPSPEED = """
+import sys
+import widemix, deepspeed.runtime.zero.muon.muon_optimizer
+from deepspeed.autotuning import autotuner
+from deepspeed.runtime import compiler
+from deepspeed.runtime.zero.muon import original_muon
+assert not {"mlflow", "torch._dynamo", "torch._inductor"} & sys.modules.keys(), "imported without need"
+import torch
+assert compiler.compile() is torch.compile
+print(autotuner.has_mlflow, autotuner.has_mlflow and callable(autotuner.mlflow.start_run))
+"""
+
+
+@pytest.mark.long
+def test_deepspeed_brings_no_code_generator_and_no_tracker(tmp_path):
+    """Each takes two seconds of a rank's start."""
+    done = run(DEEPSPEED, tmp_path)
+    assert done.stdout.split()[-2:] == [str(find_spec("mlflow") is not None)] * 2, done.stderr
+
+
+def test_what_is_decorated_to_be_compiled_is_compiled_once_when_it_is_called(monkeypatch):
+    compiled = []
+    package = ModuleType("deepspeed.runtime.compiler")
+    package.compile = lambda: lambda function: compiled.append(function) or (lambda *words, **named: (words, named))
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    own, module = package.compile, ModuleType("muon")
+
+    def execute(module):
+        @package.compile()
+        def update():
+            """Its own."""
+
+        module.update = update
+
+    timm_import._execute_compiling_late(execute, module)
+    assert package.compile is own
+    assert not compiled
+    assert module.update.__doc__ == "Its own."
+    assert [module.update(1, steps=2), module.update(3)] == [((1,), {"steps": 2}), ((3,), {})]
+    assert compiled == [module.update.__wrapped__]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_autotuning_has_mlflow_where_it_is_installed(there, tmp_path, monkeypatch):
+    (tmp_path / "mlflow.py").write_text("start_run = 'started'")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)] if there else [])
+    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
+    module = ModuleType("autotuner")
+
+    def execute(module):
+        try:
+            import mlflow  # noqa: F401
+
+            module.has_mlflow = True
+        except ImportError:
+            module.has_mlflow = False
+
+    timm_import._execute_without_mlflow(execute, module)
+    assert "mlflow" not in sys.modules
+    assert module.has_mlflow == there
+    if there:
+        assert module.mlflow.start_run == "started"
+        sys.modules.pop("mlflow")
 
 
 PLOTTED = """
