@@ -63,9 +63,10 @@ def apply_color_jitter(image, color_jitter, stream, scratch):
 def sample_jitter(strength, stream):
     """float64 [4, 2]: brightness 0, contrast 1, saturation 2 and hue 3 in random order, each with its factor."""
     sampled = np.empty((4, 2))
-    order = np.argsort(np.array([uniform(stream, _ORDER + part) for part in range(4)]))
-    for place in range(4):
-        part = order[place]
+    for part in range(4):
+        place = 0
+        for other in range(4):
+            place += uniform(stream, _ORDER + other) < uniform(stream, _ORDER + part)
         centre = 0.0 if part == 3 else 1.0
         low = -strength[part] if part == 3 else max(0.0, centre - strength[part])
         sampled[place, 0] = part

@@ -21,13 +21,12 @@ def gaussian_smooth(image, sigma, taps, wide, between, sums):
     height = image.shape[0]
     for y in range(height):
         _mirror_ends(image[y], wide)
-        sums[:] = 0
+        _clear(between[y])
         for k in range(len(taps)):
             if taps[k] > _NEGLIGIBLE:
-                _add(wide[3 * k : 3 * k + sums.size], taps[k], sums)
-        between[y] = sums
+                _add(wide[3 * k : 3 * k + sums.size], taps[k], between[y])
     for y in range(height):
-        sums[:] = 0
+        _clear(sums)
         for k in range(len(taps)):
             if taps[k] > _NEGLIGIBLE:
                 _add(between[_mirrored(y + k - REACH, height)], taps[k], sums)
@@ -36,9 +35,12 @@ def gaussian_smooth(image, sigma, taps, wide, between, sums):
 
 @jit
 def _fill_taps(taps, sigma):
+    total = np.float32(0)
     for k in range(len(taps)):
         taps[k] = math.exp(-0.5 * ((k - REACH) / sigma) ** 2)
-    taps /= taps.sum()
+        total += taps[k]
+    for k in range(len(taps)):
+        taps[k] /= total
 
 
 @jit
@@ -64,6 +66,12 @@ def _mirror_ends(row, wide):
 def _widen(row, wide):
     for i in range(row.size):
         wide[i] = np.float32(row[i])
+
+
+@jit
+def _clear(sums):
+    for i in range(sums.size):
+        sums[i] = 0
 
 
 @jit_noalias
