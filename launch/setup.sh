@@ -131,9 +131,13 @@ with_progress() {
 compile_ahead() {
     log=$log.compiled
     : >"$log"
+    # Their bytecode, for which the ranks of the first run would wait.
+    run .venv/bin/python -c 'import deepspeed, timm, torch._dynamo, torchmetrics.classification' &
+    bytecode=$!
     run .venv/bin/python -m widemix.native || say "pipeline/native did not build, so loading images is slower; see $log"
     say "compiling what prepares batches, which takes a minute"
     run .venv/bin/python -m widemix.api.compile_ahead || say "it is compiled at the first batch instead; see $log"
+    wait $bytecode || true
 }
 
 logged() { tail -n 40 "$log" | grep -Eiq "$1"; }
