@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -240,7 +241,9 @@ def plot_matrix(similarity: Similarity):
     )
     mean = diagonal_mean(similarity.values)
     title = "" if mean is None else f"mean of the diagonal {mean:.3f}"
-    axes.set(xlabel=label(similarity.row_network), ylabel=label(similarity.column_network))
+    names = (label(name).replace("_", " _") for name in (similarity.row_network, similarity.column_network))
+    across, up = (fill(name, 30, break_on_hyphens=False).replace(" _", "_") for name in names)  # lines end before a _
+    axes.set(xlabel=across, ylabel=up)
     axes.set_title(title)
     return figure
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.studies.test_figure import bars
 from widemix.analysis.cka import LEAST, cka, diagonal_mean, random_samples
 from widemix.analysis.features import layer_features, layers_before_skips, layers_by_pattern
-from widemix.analysis.similarity import Samples, Similarity, compare, mean_diagonals, plot_diagonals
+from widemix.analysis.similarity import Samples, Similarity, compare, mean_diagonals, plot_diagonals, plot_matrix
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
@@ -224,6 +225,22 @@ def test_pairs_without_a_mean_enter_no_curve():
     (point,) = mean_diagonals([pair(0.25), pair(np.nan), pair(0.75)])
     assert (point["mean"], point["pairs"]) == (0.5, 2)
     assert mean_diagonals([pair(np.nan)]) == []
+
+
+def test_a_heat_map_has_the_names_of_its_networks_on_its_axes_within_the_figure():
+    """Runs of a study are named after all that they differ in, which is longer than the axis."""
+    name = "cifar10-figure2a_sw_mlp_density-0.0625_lr-0.016_seed-0_mask_seed-0"
+    similarity = Similarity(f"runs/{name}_ac954d07a1", "b", ["1"], ["1"], np.eye(1), 48, 16, 2.0, 1.0)
+    for networks in ({}, {"row_network": "b", "column_network": similarity.row_network}):
+        figure = plot_matrix(replace(similarity, **networks))
+        axes = figure.axes[0]
+        across, up = axes.get_xlabel(), axes.get_ylabel()
+        assert (across.replace("\n", ""), up.replace("\n", "")) == (("b", name) if networks else (name, "b"))
+        figure.draw_without_rendering()
+        for text in (axes.xaxis.label, axes.yaxis.label):
+            box = text.get_window_extent()
+            assert 0 <= box.x0 < box.x1 <= figure.bbox.width, text
+            assert 0 <= box.y0 < box.y1 <= figure.bbox.height, text
 
 
 def test_the_curve_shows_the_means_of_the_pairs_and_how_many_first_networks_there_are():

@@ -53,6 +53,8 @@ def test_the_figure_shows_means_standard_deviations_missing_points_and_what_was_
         pretend(study_run, tmp_path, top1)
     results, parsed = results_of(study, tmp_path, y=("error", "loss"))
     (errors,), (losses,) = plotted(results, parsed)
+    assert [ax.get_subplotspec().colspan.start for ax in (errors, losses)] == [0, 1]
+    assert errors.get_title() == losses.get_title() == " Digits"
     means, stds = [[f(values[at : at + 3]) for at in (0, 3)] for f in (statistics.fmean, statistics.stdev)]
     normal, rp, published = bars(errors).values()
     assert normal == [
