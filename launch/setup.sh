@@ -114,9 +114,9 @@ install() {
     fi
 }
 
-# with_progress LOG COMMAND...: run it; a line every 10 seconds says how far the log is
+# with_progress LOG COMMAND...: run it; a line every 10 seconds since the start says how far the log is
 with_progress() {
-    while sleep 10 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+    while sleep $((10 - ($(date +%s) - started) % 10)) >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
         step=$(grep -Eo '(Collecting|Downloading|Downloaded|Building|Built|Prepared|Installing|Installed|Unpacking|Setting up|compiling) .*' "$1" | tail -n 1)
         say "$(($(date +%s) - started)) s: ${step:-starting}"
     done &
@@ -222,6 +222,7 @@ if [ -n "$missing" ]; then # for FFCV and pipeline/native only, which come last
 fi
 
 if [ -z "$current" ]; then
+    say "making .venv for $("$python" --version)"
     find .venv/ -mindepth 1 ! -path "$log*" -delete
     run "$python" -m venv "$(readlink -f .venv)" || fail "$python -m venv failed"
 fi
