@@ -72,7 +72,9 @@ def _execute_without_wandb(execute: Execute, module: ModuleType) -> None:
 
 
 def _execute_without_mlflow(execute: Execute, module: ModuleType) -> None:
-    if _execute_seeing(None, "mlflow", execute, module) and PathFinder.find_spec("mlflow"):
+    from importlib.util import find_spec
+
+    if _execute_seeing(None, "mlflow", execute, module) and find_spec("mlflow"):
         module.__dict__.update(mlflow=_Later("mlflow"), has_mlflow=True)
 
 
