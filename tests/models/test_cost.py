@@ -13,6 +13,7 @@ from widemix.models.cost import model_cost
 from widemix.models.families import named_networks
 from widemix.models.ff_only.section import FfOnlySection
 from widemix.models.lasso.section import LassoSection
+from widemix.models.layer_costs import LayerCost
 from widemix.models.layers import GroupedLinear
 from widemix.models.mixer.section import MixerSection
 from widemix.models.permutator.section import PermutatorSection
@@ -115,6 +116,25 @@ def test_formula_equals_the_counted_network(section):
     assert cost.activation_bytes * 4 == saved_bytes(model, x) - saved_bytes(
         model, x[:4].clone()
     )  # batch norms keep more
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("activated", [False, True])
+def test_a_layer_saves_and_multiplies_as_torch_does(first, activated):
+    """As the defaults say: its input is saved, its output where an activation follows; two products backwards."""
+    layer, x = torch.nn.Linear(5, 7), torch.randn(3, 5, requires_grad=not first)
+    saved = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.setdefault(t.data_ptr(), t), lambda t: t):
+        y = layer(x)
+        loss = torch.nn.functional.gelu(y) if activated else y
+    with FlopCounterMode(display=False) as backward:
+        loss.sum().backward()
+    choices = ({"activated": True} if activated else {}) | ({"input_gradient": False} if first else {})
+    cost = LayerCost(3, 5, 7, **choices)
+    assert cost.saved == sum(t.numel() for t in saved.values()) - (0 if first else layer.weight.numel())
+    assert cost.backward_products == backward.get_total_flops() // (2 * 3 * 5 * 7)
+    assert cost.parameters == sum(p.numel() for p in layer.parameters())
+    assert cost.mixes
 
 
 @pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
