@@ -28,11 +28,12 @@ def plot(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None
     rows = math.ceil(len(cells) / columns)
     figure, axes = new_figure(max(5.6, 3.9 * columns), 3.7 * rows, columns, rows, squeeze=False)
     for (name, panel), ax in zip(cells, axes.flat, strict=False):
-        first, titled = name == study.figure.y[0], name == study.figure.y[0] or ax in axes[0]
+        first = name == study.figure.y[0]
         published = [one for one in study.published if first and one.points and one.panel in ("", panel)]
         _plot_panel(ax, lines_of(results, panel, name, study.figure), published, study)
         below = legend_text(study.figure.x_label).strip() or label_of(study.figure.x)
-        ax.set(title=legend_text(panel) if titled else "", xlabel=below, ylabel=measured_label(name, results))
+        title = legend_text(panel) if first or ax in axes[0] else ""
+        ax.set(title=title, xlabel=below, ylabel=measured_label(name, results))
     for ax in axes.flat[len(cells) :]:
         ax.remove()
     add_legend_below(figure, axes.flat)

@@ -64,9 +64,10 @@ def sample_jitter(strength, stream):
     """float64 [4, 2]: brightness 0, contrast 1, saturation 2 and hue 3 in random order, each with its factor."""
     sampled = np.empty((4, 2))
     for part in range(4):
-        place = 0
-        for other in range(4):
-            place += uniform(stream, _ORDER + other) < uniform(stream, _ORDER + part)
+        place, own = 0, uniform(stream, _ORDER + part)
+        for other in range(4):  # counted, not sorted: numba takes seconds to compile a sort
+            number = uniform(stream, _ORDER + other)
+            place += number < own or (number == own and other < part)
         centre = 0.0 if part == 3 else 1.0
         low = -strength[part] if part == 3 else max(0.0, centre - strength[part])
         sampled[place, 0] = part

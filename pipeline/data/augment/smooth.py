@@ -70,6 +70,7 @@ def _widen(row, wide):
 
 @jit
 def _clear(sums):
+    """By a loop, as all here is: what NumPy broadcasts takes numba seconds to compile."""
     for i in range(sums.size):
         sums[i] = 0
 

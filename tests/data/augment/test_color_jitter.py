@@ -63,6 +63,13 @@ def test_jitter_samples_every_order_and_its_whole_range():
     assert stats.kstest(sigmas, stats.uniform(0.1, 1.9).cdf).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("numbers", [[0.5] * 4, [0.5, 0.2, 0.5, 0.2], [0.1, 0.9, 0.3, 0.3], [0.4, 0.3, 0.2, 0.1]])
+def test_jitter_is_in_the_order_of_its_numbers_and_equal_ones_in_that_of_the_parts(numbers, monkeypatch):
+    monkeypatch.setitem(sample_jitter.py_func.__globals__, "uniform", lambda _, counter: numbers[counter % 4])
+    sampled = sample_jitter.py_func(np.full(4, 0.1), 0)
+    assert list(sampled[:, 0]) == list(np.argsort(numbers, kind="stable"))
+
+
 def test_grayscale_is_torchvisions_as_often_as_asked(images):
     for stream, image in enumerate(images):
         expected = np.asarray(F.rgb_to_grayscale(Image.fromarray(image), 3))
