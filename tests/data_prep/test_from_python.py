@@ -32,3 +32,9 @@ def test_it_is_removed_after_an_error(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="pair 1"):
         prepare([(jpeg(0), 0), (jpeg(1), -1)], tmp_path / "data")
     assert not [path for path in tmp_path.iterdir() if path.is_file()]
+
+
+def test_an_image_without_bytes_is_left_out_by_its_own_name(tmp_path):
+    pairs = [(b"", 0), (jpeg(0), 0), (jpeg(1), 1)]
+    rules = prepare(pairs, tmp_path / "data", max_bad=0.5).exceptions
+    assert rules == ({"file": "train/0-00000000", "rule": "left out: is empty"},)
