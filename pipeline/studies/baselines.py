@@ -22,6 +22,7 @@ from widemix.studies.study_run import StudyRun
 FILE = "baselines.jsonl"
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C of scikit-learn, of which a fifth of the training split chooses
 _BATCH = 512
+_MOST = 8  # points that a page names
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,15 @@ def baseline_lines(results: Sequence[Result], folder: Path) -> list[str]:
     """What a study's page says of them: their top-1, and the points that are below the linear one."""
     known = read_baselines(folder)
     keys = dict.fromkeys(_key(result.study_run) for result in results)
-    own = [known[key] for key in keys if key in known]
-    if not own:
-        return []
-    lines = [f"Without a network: {'; '.join(row.text for row in own)}."]
-    if below := [text for text, is_below in _points(results, known) if is_below]:
-        lines.append(f"Below logistic regression, and so no result of a network: {'; '.join(below)}.")
+    lines = []
+    if missing := [f"`{data}`, {split}" for data, split in keys if (data, split) not in known]:
+        lines.append(f"No linear baseline is known of {'; '.join(missing)}: `widemix study baselines` computes it.")
+    if own := [known[key] for key in keys if key in known]:
+        lines.append(f"Without a network: {'; '.join(row.text for row in own)}.")
+    points = _points(results, known)
+    if below := [text for text, is_below in points if is_below]:
+        names = "; ".join(below) if len(below) <= _MOST else f"{len(below)} of {len(points)} points"
+        lines.append(f"Below logistic regression, and so no result of a network: {names}.")
     return lines
 
 
@@ -103,8 +107,8 @@ def _points(results: Sequence[Result], known: Mapping[tuple[str, str], Baseline]
         run, mean = own[0].study_run, statistics.fmean(result.y["top1"] for result in own)
         baseline = known.get(_key(run))
         if baseline is not None:
-            values = ", ".join(f"{name} {value}" for name, value in run.varied if name.startswith("model."))
-            text = f"{run.line} on `{baseline.data}`{f', {values}' if values else ''} ({mean:.2f} %)"
+            values = (f"{name} {value}" for name, value in run.varied if not name.startswith("data."))
+            text = f"{', '.join([f'{run.line} on `{baseline.data}`', *values])} ({mean:.2f} %)"
             found.append((text, mean < baseline.linear))
     return found
 

@@ -11,12 +11,13 @@ that counts as equal,
               beyond them.
 
 Significant means two-sided p below 0.05 after Holm's correction over the claims of a study. All else is undecided.
+Intervals are those of each claim alone.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from widemix.errors import InputError
 from widemix.studies.protocol import Claim, Place, Statement
@@ -50,8 +51,9 @@ class Estimate:
 class Verdict:
     """What a claim's runs say. interval: 95 %, of this claim alone. p: Holm's, over all claims of the study.
 
-    detectable: the difference from the border of the claim that this many seeds would have found in 80 % of cases.
-    word: supported, contradicted, undecided, or missing runs, with nan for all numbers.
+    detectable: how far beyond the border of the claim, 0 or its margin, a difference must be for this many seeds to
+    find it in 80 % of cases, at the level that Holm's correction leaves to this claim.
+    word: supported, contradicted, undecided, or missing runs or a run diverged, with nan for all numbers.
     """
 
     claim: Statement
@@ -69,13 +71,19 @@ def verdicts(results: Sequence[Result], study: Study) -> list[Verdict]:
     """
     panels = list(dict.fromkeys(result.study_run.panel for result in results))
     claims = [each for claim in study.claims for each in _in_panels(claim, panels)]
-    return decide(claims, [_estimate(claim, results, study) for claim in claims])
+    found = decide(claims, [_estimate(claim, results, study) for claim in claims])
+    lost = [any(result.diverged and _is_of(claim, result) for result in results) for claim in claims]
+    return [
+        replace(verdict, word="a run diverged") if verdict.estimate is None and diverged else verdict
+        for verdict, diverged in zip(found, lost, strict=True)
+    ]
 
 
 def decide(statements: Sequence[Statement], estimates: Sequence[Estimate | None]) -> list[Verdict]:
     """What the estimates say of each statement, as one family; None: its runs are missing."""
     tests = {n: _test(statements[n], estimate) for n, estimate in enumerate(estimates) if estimate is not None}
-    adjusted = holm({number: p for number, (p, _) in tests.items()}, total=len(statements))
+    p_values = {number: p for number, (p, _) in tests.items()}
+    adjusted, factors = holm(p_values, total=len(statements)), _factors(p_values, total=len(statements))
     found = []
     for number, (statement, estimate) in enumerate(zip(statements, estimates, strict=True)):
         if estimate is None:
@@ -84,7 +92,8 @@ def decide(statements: Sequence[Statement], estimates: Sequence[Estimate | None]
         word = tests[number][1] if adjusted[number] < _LEVEL else "undecided"
         half = _quantile(1 - _LEVEL / 2, estimate.freedom) * estimate.error
         interval = (estimate.mean - half, estimate.mean + half)
-        detectable = half + _quantile(_POWER, estimate.freedom) * estimate.error
+        quantiles = (1 - _LEVEL / 2 / factors[number], _POWER)
+        detectable = sum(_quantile(each, estimate.freedom) for each in quantiles) * estimate.error
         found.append(Verdict(statement, word, estimate, interval, adjusted[number], detectable))
     return found
 
@@ -98,10 +107,15 @@ def _in_panels(claim: Claim, panels: Sequence[str]) -> list[Claim]:
 def holm(p_values: dict[int, float], total: int) -> dict[int, float]:
     """Holm's adjusted p values, of `total` tests of which some may not have been made yet."""
     adjusted, greatest = {}, 0.0
-    for rank, (number, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
-        greatest = max(greatest, min(1.0, (total - rank) * p))
+    for number, factor in _factors(p_values, total).items():
+        greatest = max(greatest, min(1.0, factor * p_values[number]))
         adjusted[number] = greatest
     return adjusted
+
+
+def _factors(p_values: dict[int, float], total: int) -> dict[int, int]:
+    """What Holm multiplies each p value by, of the least one first."""
+    return {number: total - rank for rank, number in enumerate(sorted(p_values, key=p_values.__getitem__))}
 
 
 def _test(claim: Statement, estimate: Estimate) -> tuple[float, str]:
@@ -164,8 +178,10 @@ def exact(value: float) -> Estimate:
     return Estimate(value, 0.0, math.inf, 0, paired=True)
 
 
-def samples_differ(left: Sequence[float], right: Sequence[float]) -> Estimate | None:
-    """The difference of two means, each of independent samples or, of one number, exact."""
+def samples_differ(left: Sequence[float], right: Sequence[float], paired: bool) -> Estimate | None:
+    """The difference of two means, each of samples or, of one number, exact. Samples are independent, or in pairs."""
+    if paired:
+        return _paired([one - other for one, other in zip(left, right, strict=True)])
     if min(len(left), len(right)) >= 2:
         return _welch(left, right)
     if len(left) == len(right) == 1:
@@ -188,7 +204,7 @@ def _welch(left: Sequence[float], right: Sequence[float]) -> Estimate | None:
 def _values(place: Place, claim: Claim, results: Sequence[Result], study: Study) -> dict[int, float] | None:
     """The mean, or slope, over a place's points for each seed; None while runs are missing or where one diverged."""
     name = claim.y or study.figure.y[0]
-    own = [result for result in results if result.study_run.line == place.line and _is_at(place, result)]
+    own = [result for result in results if _is_at(place, result)]
     if not own:
         raise InputError(
             f"claims: {claim.text}: no point of the figure has line {place.line} {_where(place)}".rstrip()
@@ -212,8 +228,15 @@ def _slope(points: Sequence[tuple[float, float]], claim: Claim, log: bool) -> fl
     return statistics.linear_regression(x, [y for _, y in points]).slope
 
 
+def _is_of(claim: Claim, result: Result) -> bool:
+    return result.study_run.panel == claim.panel and any(_is_at(place, result) for place in claim.places)
+
+
 def _is_at(place: Place, result: Result) -> bool:
-    return all(value_of(name, result.study_run.recipe) == as_quantity(value) for name, value in place.at.items())
+    run = result.study_run
+    return run.line == place.line and all(
+        value_of(name, run.recipe) == as_quantity(value) for name, value in place.at.items()
+    )
 
 
 def _where(place: Place) -> str:

@@ -100,7 +100,7 @@ def claims_table(found: Sequence[Verdict]) -> str:
         low, high = verdict.interval
         word = verdict.word
         if word == "undecided":
-            word = f"undecided at this size: {verdict.detectable:.2g} could have been seen"
+            word = f"undecided at this size: {verdict.detectable:.2g} beyond the border could have been seen"
         seeds = f"{estimate.count}{'' if estimate.paired else ', unpaired'}"
         numbers = f"{estimate.mean:+.3g} | {low:+.3g} to {high:+.3g} | {verdict.p:.2g} | {seeds}"
         if estimate.exact:

@@ -17,11 +17,12 @@ CATALOGUE = SHIPPED / "papers.yaml"
 
 
 class Check(Statement):
-    """A comparison of two numbers, or lists of independent samples, of a JSON file that an analysis has written."""
+    """A comparison of two numbers, or lists of samples, of a JSON file that an analysis has written."""
 
     file: str = key(..., "JSON file in the folder of the results")
     left: str = key(..., "keys and places of the one, such as widening.5.largest")
     right: str | float = key(..., "those of the other, or a number")
+    paired: bool = key(False, "whether the n-th samples of both belong together, such as those of one network")
 
 
 class Entry(Section):
@@ -59,10 +60,12 @@ def check_estimate(check: Check, folder: Path) -> Estimate | None:
     if not path.exists():
         return None
     numbers = json.loads(path.read_text())
-    sides = [
+    left, right = (
         [side] if isinstance(side, float) else _samples(numbers, side, path) for side in (check.left, check.right)
-    ]
-    return samples_differ(*sides)
+    )
+    if check.paired and len(left) != len(right):
+        raise InputError(f"{path}: {check.left} and {check.right} are no pairs: {len(left)} and {len(right)}")
+    return samples_differ(left, right, check.paired)
 
 
 def _samples(numbers: Any, place: str, path: Path) -> list[float]:

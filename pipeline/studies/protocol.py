@@ -71,12 +71,17 @@ class Statement(Section):
     """What is written before the runs, and decided by them: see `widemix.studies.claims`."""
 
     text: str = key(..., "what is claimed, in words")
-    source: str = key("", "where it is printed")
+    source: str = key("", "where it is printed; empty, or begins with ours: in no paper")
     expect: Literal["greater", "less", "equal"] = key(..., "what the difference or slope is, if the claim holds")
     margin: Annotated[float, Field(ge=0)] = key(
         0.0, "differences up to this count as equal, in units of y; of a slope: up to this by a unit of x or a decade"
     )
     panel: str = key("", "panel of the figure; empty: each panel, by itself")
+
+    @property
+    def ours(self) -> bool:
+        """Whether no paper states it."""
+        return not self.source or self.source.startswith("ours")
 
     @model_validator(mode="after")
     def equality_has_a_margin(self):

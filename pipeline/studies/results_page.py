@@ -7,6 +7,7 @@ give the same page.
 import csv
 import io
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,8 @@ from widemix.studies.study import read_study, study_runs_of
 from widemix.studies.study_run import unique
 
 FULL_SIZE = "full_size.csv"
-_WORDS = ("supported", "contradicted", "undecided", "missing runs")
+_DECIDED = ("supported", "contradicted", "undecided")
+_WORDS = (*_DECIDED, "missing runs", "a run diverged")
 _OUTSIDE = (
     "**Not under the protocol**: no values were searched for its lines, so differences may be those of settings. No "
     "verdict."
@@ -33,14 +35,26 @@ _OUTSIDE = (
 
 @dataclass(frozen=True)
 class Held:
-    """A study of the catalogue with its committed table."""
+    """A study of the catalogue with its committed table, and how many of its points are below a linear baseline."""
 
     plan: Plan
+    folder: Path  # of the tables
 
     @cached_property
     def results(self) -> list[Result]:
         """Of all its runs."""
         return collect(self.plan.runs(), self.plan.table, self.plan.study)
+
+    @cached_property
+    def below(self) -> str:
+        """What is said of a study most of whose points are below logistic regression; empty of others."""
+        below, points = count_below(self.results, self.folder)
+        if 2 * below <= points:
+            return ""
+        return (
+            f"**below a linear baseline**: {below} of the {points} points of `{self.name}` are below logistic "
+            f"regression on the same data, so it shows nothing of networks"
+        )
 
     @property
     def name(self) -> str:
@@ -56,10 +70,15 @@ class Held:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """What its runs say; nothing where it does not follow the protocol."""
+        """What its runs say; nothing where it does not follow the protocol or is below a linear baseline."""
         study = self.plan.study
-        decided = self.ended if study.by_protocol else not study.measured
+        decided = self.ended and not self.below if study.by_protocol else not study.measured
         return verdicts(self.results, study) if decided else []
+
+    @property
+    def at_edge(self) -> list[str]:
+        """The points whose best values are still the least or the greatest that were searched."""
+        return [arm.name for arm, trials in self.plan.searched() if arm.at_edge(trials)]
 
     @property
     def core_hours(self) -> float:
@@ -86,8 +105,10 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
             sections.append(_section(entry, own, checked, hours, studies, folder, links))
             rows.append(_row(paper, entry, own, checked, hours))
     # A study that belongs to two figures has its verdicts once.
-    decided = list({id(verdict): (figure, verdict) for figure, verdict in found}.values())
-    summary = _summary(list(held.values()), [verdict for _, verdict in decided])
+    decided: dict[int, tuple[str, Verdict]] = {}
+    for figure, verdict in found:
+        decided.setdefault(id(verdict), (figure, verdict))
+    summary = _summary(list(held.values()), [verdict for _, verdict in decided.values()])
     head = "| figure or table | what was run | verdicts | core hours | open: GPU hours at full size |"
     page = (
         "\n\n".join(
@@ -96,7 +117,7 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
                 _INTRODUCTION.replace("LINKS", links),
                 summary,
                 "## Findings",
-                findings(decided, _below(list(held.values()), folder)),
+                findings(list(decided.values()), [each.below for each in held.values() if each.below]),
                 "## All figures and tables",
                 "\n".join([head, "|---|---|---|---:|---:|", *rows]),
                 *sections,
@@ -110,44 +131,40 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
 _INTRODUCTION = """\
 Written by `widemix study results` from the study files, the committed tables in `recipes/studies/results` and
 `recipes/papers.yaml`; a test holds it to them. The words *supported*, *contradicted* and *undecided* are computed
-from differences and their 95 % intervals by [the protocol](explanation/protocol.md); nobody writes one. A study whose
-rates were not searched for each line has none. CIFAR-10 was trained on JPEGs of the official images: errors here
-compare with each other, not with published ones. Hours at full size are those of a roofline on one H100, of all
-seeds together ([table](LINKS/full_size.csv))."""
+by [the protocol](explanation/protocol.md); nobody writes one. They follow from p after Holm's correction over the
+statements of a table, while an interval is that of one statement, so a word may be *undecided* though its interval
+leaves out 0. A study whose rates were not searched for each line has none, nor has one that a linear baseline beats.
+CIFAR-10 was trained on JPEGs of the official images: errors here compare with each other, not with published ones.
+Hours at full size are those of a roofline on one H100, of all seeds together ([table](LINKS/full_size.csv))."""
 
 
 def _summary(held: Sequence[Held], found: Sequence[Verdict]) -> str:
     """The page's numbers in one line."""
-    counts = {word: sum(verdict.word == word for verdict in found) for word in _WORDS}
-    runs = sum(len(each.plan.table.rows) for each in held if each.ended)
+    decided = [verdict for verdict in found if verdict.word in _DECIDED]
+    printed, own = ([each for each in decided if each.claim.ours == ours] for ours in (False, True))
+    trained = [each for each in held if each.plan.study.measured and each.ended]
+    runs = sum(len(each.plan.table.rows) for each in trained)
     outside = sum(each.plan.study.measured and not each.plan.study.by_protocol for each in held)
-    words = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     without = f"; {outside} of the studies are not under the protocol yet and have no verdict" if outside else ""
     return (
-        f"{len(found)} statements have a computed verdict: {words}. {runs:,} runs of {len(held)} studies are in the "
-        f"tables{without}."
+        f"Of {len(printed)} statements of the papers, tried in the small: {_counted(printed)}; of {len(own)} of "
+        f"ours: {_counted(own)}. {runs:,} runs of {len(trained)} studies are in the tables{without}."
     )
+
+
+def _counted(found: Sequence[Verdict], separator: str = ", ") -> str:
+    """How many of each word, of those that there are."""
+    counts = Counter(verdict.word for verdict in found)
+    return separator.join(f"{counts[word]} {word}" for word in _WORDS if counts[word])
 
 
 def _read(papers: Sequence[Paper], studies: Path, folder: Path) -> dict[str, Held]:
     names = dict.fromkeys(name for paper in papers for entry in paper.entries for name in entry.studies)
     paths = {name: studies / f"{name}.yaml" for name in names}
     return {
-        name: Held(make_plan(path, read_study(path), Table(folder / f"{name}.jsonl"))) for name, path in paths.items()
+        name: Held(make_plan(path, read_study(path), Table(folder / f"{name}.jsonl")), folder)
+        for name, path in paths.items()
     }
-
-
-def _below(held: Sequence[Held], folder: Path) -> list[str]:
-    """A line for each study that shows nothing of networks."""
-    lines = []
-    for each in held:
-        below, points = count_below(each.results, folder)
-        if points and 2 * below > points:
-            lines.append(
-                f"**below a linear baseline**: {below} of the {points} points of `{each.name}` are below logistic "
-                f"regression on the same data, so it shows nothing of networks"
-            )
-    return lines
 
 
 def _row(
@@ -157,9 +174,7 @@ def _row(
     ran = ", ".join(f"`{each.name}`" for each in held) or (
         f"`{' '.join(entry.command.split()[:3])}`" if entry.command else "nothing"
     )
-    words = "; ".join(
-        f"{count} {word}" for word in _WORDS if (count := sum(verdict.word == word for verdict in found))
-    )
+    words = _counted(found, "; ")
     if not words:
         states = dict.fromkeys(_state(each) for each in held)
         words = "; ".join(states) or ("no statement to decide" if entry.command else "open")
@@ -175,6 +190,8 @@ def _row(
 def _state(held: Held) -> str:
     if not held.plan.study.measured:
         return "computed, no training"
+    if held.below:
+        return "below a linear baseline"
     if not held.plan.study.by_protocol:
         return (
             "not under the protocol" if held.results and any(r.row for r in held.results) else "withdrawn, to be run"
@@ -219,6 +236,8 @@ def _study(held: Held, folder: Path, links: str) -> list[str]:
         parts.append(_OUTSIDE if held.ended else "No runs in the tables, so no result: they are open.")
     elif not held.ended:
         parts.append("By the protocol; its runs have not ended. No verdict yet.")
+    elif held.below:
+        parts.append(f"No verdict. {held.below[:3].upper()}{held.below[3:]}.")
     if held.verdicts:
         parts.append(claims_table(held.verdicts))
     if study.measured and not held.ended:
@@ -227,6 +246,9 @@ def _study(held: Held, folder: Path, links: str) -> list[str]:
     cost = ""
     if study.measured:
         parts += baseline_lines(held.results, folder)
+        if held.at_edge:
+            names = "; ".join(map(escaped, held.at_edge))
+            parts.append(f"The best values are still at the edge of what was searched: {names}.")
         lost = sum(result.diverged for result in held.results)
         cost = f" {len(held.plan.table.rows)} runs, {lost} of them diverged, {held.core_hours:.2f} core hours."
     published = "; ".join(

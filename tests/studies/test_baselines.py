@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,10 +67,15 @@ def test_points_below_the_linear_baseline_are_named(study, digits, tmp_path):
         f"Normal on `{digits.name}`, model.channels 8 (59.00 %)."
     )
     assert count_below(results, tmp_path) == (1, 2)
+    many = [Result(replace(runs[0], varied=(("optim.lr", str(n)),)), 0.0, {"top1": 59.0}) for n in range(1, 10)]
+    assert baseline_lines(many, tmp_path)[1].endswith("no result of a network: 9 of 9 points.")
+    assert f"Normal on `{digits.name}`, optim.lr 8 (59.00 %)." in baseline_lines(many[:8], tmp_path)[1]
     assert count_below(results, tmp_path / "none") == (0, 0)
     assert len(baseline_lines(results[1:], tmp_path)) == 1
     assert len(baseline_lines([Result(runs[0], 0.0, {"top1": math.nan})], tmp_path)) == 1
-    assert baseline_lines(results, tmp_path / "none") == []
+    assert baseline_lines(results, tmp_path / "none") == [
+        f"No linear baseline is known of `{digits.name}`, {split}: `widemix study baselines` computes it."
+    ]
 
 
 TEXT = """

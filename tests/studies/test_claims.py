@@ -1,6 +1,7 @@
 """The words of claims: from data that are known, against scipy's tests, and with data swapped."""
 
-from dataclasses import asdict
+import math
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from scipy import stats
 from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
-from widemix.studies.claims import holm, verdicts
+from widemix.studies.claims import Estimate, decide, holm, verdicts
 from widemix.studies.page import as_page
+from widemix.studies.protocol import Statement
 from widemix.studies.results import collect
 from widemix.studies.rows import Row, Table
 from widemix.studies.study import read_study, study_runs_of
@@ -87,8 +89,9 @@ def test_differences_of_seeds_are_tested_in_pairs(tmp_path):
     least = min((expected.pvalue, slope.pvalue))
     assert min(verdict.p for verdict in (first, second, third)) == pytest.approx(3 * least)
     assert [verdict.word for verdict in (first, second, third)] == ["supported", "undecided", "supported"]
-    half = stats.t.ppf(0.975, 3) + stats.t.ppf(0.8, 3)
-    assert first.detectable == pytest.approx(half * first.estimate.error)
+    for verdict, rank in ((third, 0), (first, 1), (second, 2)):  # of three p values, from the least
+        level = stats.t.ppf(1 - 0.025 / (3 - rank), 3)
+        assert verdict.detectable == pytest.approx((level + stats.t.ppf(0.8, 3)) * verdict.estimate.error)
 
 
 def test_swapped_data_contradict(tmp_path):
@@ -139,6 +142,34 @@ def test_missing_and_diverged_runs_decide_nothing(tmp_path):
     words = [verdict.word for verdict in verdicts(results, study)]
     assert words == ["missing runs", "missing runs", "supported"]
     assert "**supported**" in as_page(results, study, "study.yaml")
+
+
+def test_a_difference_of_the_detectable_size_is_found_in_four_of_five_cases():
+    """By simulation, of the claim with the least p of two, the other of which is far from decided."""
+    numbers, found = np.random.RandomState(0), 0
+    statements = [Statement(text="a", expect="greater"), Statement(text="b", expect="greater")]
+    idle = Estimate(0.0, 1.0, 5, 6, paired=True)
+    [one, _] = decide(statements, [Estimate(9.0, 1.0, 5, 6, paired=True), idle])
+    for _ in range(1000):
+        values = numbers.normal(one.detectable, np.sqrt(6), size=6)  # a standard error of 1
+        error = values.std(ddof=1) / np.sqrt(6)
+        [verdict, _] = decide(statements, [Estimate(values.mean(), error, 5, 6, paired=True), idle])
+        found += verdict.word == "supported"
+    assert 730 <= found <= 830  # the approximation gives 78 %
+
+
+def test_a_run_that_diverged_is_said_to_have(tmp_path):
+    results, study = study_of(tmp_path, (NORMAL2, NORMAL4, RP2, RP4))
+    lost = next(result for result in results if result.study_run.line == "RP")
+    changed = [
+        replace(result, row=replace(result.row, state="diverged"), y={"error": math.nan})
+        if result is lost
+        else result
+        for result in results
+    ]
+    assert lost.study_run.recipe.model.depth == 2
+    words = [verdict.word for verdict in verdicts(changed, study)]
+    assert words == ["a run diverged", "a run diverged", "supported"]
 
 
 def test_a_claim_without_a_panel_is_decided_in_each_by_itself(tmp_path):

@@ -42,6 +42,7 @@ def texts(found, below=()):
         (FOUND, ("z",), "ghz" + "ci"),
         (FOUND[:8], (), "ghe" + "c"),
         (FOUND[4:6], (), "ef"),
+        ([("figure 1", verdict("a", "supported", source="ours")), *FOUND[5:6]], (), "fa"),
         ([(f"figure {n}", verdict(str(n), "contradicted")) for n in range(7)], (), "01234"),
         ([(f"figure {n}", verdict(str(n), "supported")) for n in range(7)], (), "01234"),
     ],

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import yaml
@@ -64,6 +65,48 @@ def test_numbers_that_are_swapped_turn_the_word(tmp_path):
         welch = stats.ttest_ind(second, first, equal_var=False)
         assert verdict.interval == pytest.approx(tuple(welch.confidence_interval(0.95)))
         assert verdict.p == pytest.approx(welch.pvalue)
+
+
+def test_samples_in_pairs(tmp_path):
+    from scipy import stats
+
+    sides = [[1.0, 2.0, 3.0, 4.0], [1.2, 2.1, 3.3, 4.2]]
+    (tmp_path / "a.json").write_text(json.dumps({"runs": [{"values": side} for side in sides]}))
+    [verdict] = decide([check(paired=True)], [check_estimate(check(paired=True), tmp_path)])
+    assert verdict.p == pytest.approx(stats.ttest_rel(*sides).pvalue)
+    (tmp_path / "a.json").write_text(json.dumps({"runs": [{"values": sides[0]}, {"values": sides[1][:3]}]}))
+    with pytest.raises(InputError, match=r"a\.json: runs\.1\.values and runs\.0\.values are no pairs: 3 and 4"):
+        check_estimate(check(paired=True), tmp_path)
+
+
+def page_of(figure, folder):
+    """The page of one figure's committed tables, in a folder of their own."""
+    paper = read_papers()[0]
+    [entry] = [entry for entry in paper.entries if entry.figure == figure]
+    for name in entry.studies:
+        shutil.copy(TABLES / f"{name}.jsonl", folder)
+    return lambda: results_page([paper.model_copy(update={"entries": [entry]})], STUDIES, folder, "results")
+
+
+def test_a_study_that_a_linear_baseline_beats_decides_nothing(tmp_path):
+    """By a row of the baselines whose top-1 is above that of any of its networks, and one that is below all."""
+    page = page_of("figure 7", tmp_path)
+    row = {"data": "cifar10-5000", "split": "test", "samples": 5000, "features": "pixels", "majority": 10.0}
+    row |= {"linear": 99.0, "penalty": 1.0, "seconds": 1.0, "date": "2026-11-27"}
+    (tmp_path / "baselines.jsonl").write_text(json.dumps(row) + "\n")
+    beaten, numbers = page()
+    assert numbers.startswith("Of 0 statements of the papers, tried in the small: ")
+    line = "4 of the 4 points of `figure7-small` are below logistic regression on the same data"
+    assert f"1. **below a linear baseline**: {line}" in beaten
+    assert f"No verdict. **Below a linear baseline**: {line}" in beaten
+    assert "| `figure7-small` | below a linear baseline |" in beaten
+    (tmp_path / "baselines.jsonl").write_text(json.dumps(row | {"linear": 11.0}) + "\n")
+    above, numbers = page()
+    assert "elow" not in above.partition("## Findings")[2]
+    assert numbers.startswith(
+        "Of 2 statements of the papers, tried in the small: 1 supported, 1 contradicted; of 0 of ours"
+    )
+    assert "runs of 1 studies" in numbers
 
 
 def test_samples_against_a_number_and_exact_numbers(tmp_path):
