@@ -7,6 +7,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
+from widemix.command_line.commands import split_overrides
 from widemix.errors import InputError
 from widemix.launch.relay import Relay
 from widemix.launch.stage import stage
@@ -36,12 +37,14 @@ def stop_options() -> list[str]:
 def data_for(train: Sequence[str], stage_to: str, relay: Relay | None = None) -> Path:
     """Return the path of a recipe's data on this node, where they are copied to if `stage_to` is not empty.
 
-    train: recipe and overrides as `--section.key=VALUE`. stage_to: a folder; variables in it are those of this node.
+    train: recipe, and what else `widemix train` takes. stage_to: a folder; variables in it are those of this node.
     relay: hands blocks on from node to node.
     Raises `InputError`.
     """
-    overrides = [_override(word) for word in train[1:] if word.startswith("--") and "=" in word]
-    data = Path(load_recipe(train[0], overrides).data.path)
+    words, overrides = split_overrides(train)
+    if not words or words[0].startswith("-"):
+        raise InputError("give the recipe first, then what else `widemix train` takes")
+    data = Path(load_recipe(words[0], overrides).data.path)
     if not stage_to:
         return data
     return stage(data, local_folder(stage_to), relay)
@@ -71,8 +74,3 @@ def run_torchrun(command: Sequence[str]) -> None:
         PContext.close.__defaults__ = (None, SHUTDOWN_TIMEOUT_S)  # signal and timeout
     with suppress(SignalException):
         main(list(command))
-
-
-def _override(word: str) -> tuple[str, str]:
-    name, _, value = word.partition("=")
-    return name.removeprefix("--"), value

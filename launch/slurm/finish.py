@@ -142,7 +142,8 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     earlier = _summaries(folder)
     job = logs.name.partition(".")[0]
     step = saved_step(folder)
-    new_steps = step - max((summary["step"] for summary in earlier.values()), default=0)
+    own_starts = [line for line in read_starts(folder) if line.get("logs") == logs.name]  # torchrun's restarts too
+    new_steps = step - (own_starts[0]["step"] - 1) if own_starts else 0  # one without a first step has saved nothing
     now = time.time()
     minutes = (now - _start_time(logs, now)) / 60
     statuses = read_rank_statuses(logs)
@@ -158,7 +159,7 @@ def _finish(arguments: argparse.Namespace) -> Exit:
             verdict = limited(verdict, own, new_steps, minutes, arguments.requeues)
     done = folder / "done.json"
     result = json.loads(done.read_text()) if verdict.code == Exit.DONE and done.exists() else {}
-    first_step = next((line["seconds"] for line in read_starts(folder) if line.get("logs") == logs.name), None)
+    first_step = own_starts[0]["seconds"] if own_starts else None
     hosts = sorted({status.host for status in statuses})
     summary = {"code": verdict.code, "why": verdict.lines, "step": step, "hosts": hosts}
     summary |= {"new_steps": max(0, new_steps) if trained else None, "minutes": round(minutes, 2), **result}

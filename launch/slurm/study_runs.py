@@ -62,8 +62,13 @@ def kept_path(folder: Path, recipe: Recipe) -> Path:
 
 
 def table_line(study_run: StudyRun, folder: Path) -> str:
-    """Return the run's line of the folder's cells.tsv, without the line break."""
-    overrides = (f"--{key}={value}" for key, value in study_run.overrides)
+    """Return the run's line of the folder's cells.tsv, without the line break.
+
+    Raises `InputError` for an override that would be cut there.
+    """
+    overrides = [f"--{key}={value}" for key, value in study_run.overrides]
+    if cut := [text for text in overrides if "\t" in text or len(text.splitlines()) > 1]:
+        raise InputError(f"{cut[0]!r}: a job's values have no tab and no line break")
     return "\t".join([study_run.name, str(kept_path(folder, study_run.recipe)), *overrides])
 
 

@@ -60,9 +60,9 @@ def _train(arguments: argparse.Namespace) -> int:
     from widemix.launch.local import launch
 
     os.environ["WIDEMIX_COMMAND"] = shlex.join(["widemix", *sys.argv[1:]])  # for environment.json
-    command = ["-m", "widemix", "train", arguments.recipe, "--resume", arguments.resume]
+    command = ["-m", "widemix", "train", arguments.recipe, f"--resume={arguments.resume}"]
     if arguments.run_dir:
-        command += ["--run-dir", str(arguments.run_dir)]
+        command.append(f"--run-dir={arguments.run_dir}")
     command += [] if not arguments.verbosity else ["-q" if arguments.verbosity < 0 else "-v"]
     return launch([*command, *(f"--{name}={value}" for name, value in arguments.overrides)], ranks)
 

@@ -39,7 +39,7 @@ def run_command(
     """
     end_with_torchrun()
     try:
-        words, overrides = _split(sys.argv[1:] if argv is None else argv)
+        words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
         if command is None:  # typed by a person; the batch script passes empty values to its commands
             _check_filled(words)
         arguments = parser.parse_args(words)
@@ -216,7 +216,7 @@ def load_from_arguments(arguments: argparse.Namespace) -> Recipe:
     return fill_classes(load_recipe(arguments.recipe, arguments.overrides))
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Take `--section.key VALUE` and `--section.key=VALUE` out of a command line."""
     words: list[str] = []
     overrides: list[tuple[str, str]] = []

@@ -59,10 +59,9 @@ class DeepSpeedEngine(Engine):
         groups = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
         self.parameters = dict(module.named_parameters())
         self.groups = {name: groups[id(p)] for name, p in self.parameters.items() if id(p) in groups}
-        # DeepSpeed rounds the weights to half precision and makes its fp32 copies of what is left.
-        originals = (
-            {} if train.precision == "fp32" else {name: _on_cpu(self.parameters[name]) for name in self.groups}
-        )
+        # DeepSpeed rounds the weights to half precision, and makes fp32 copies of what is left and not frozen.
+        originals = {} if train.precision == "fp32" else {name: _on_cpu(p) for name, p in self.parameters.items()}
+        self._frozen = {name: originals.pop(name) for name in list(originals) if name not in self.groups}
         self.engine, *_ = import_deepspeed(topology).initialize(
             model=module, optimizer=optimizer, config=dict(self.config), dist_init_required=False
         )
@@ -175,12 +174,16 @@ class DeepSpeedEngine(Engine):
 
     @override
     def read(self, name: str) -> torch.Tensor:
+        if name in self._frozen:
+            return self._frozen[name].clone()
         with self._gathered(name):
             value = super().read(name)
         return value.view(self.shapes.get(name, value.shape))
 
     @override
     def write(self, name: str, value: torch.Tensor) -> None:
+        if name in self._frozen:
+            self._frozen[name].copy_(value.view_as(self._frozen[name]))
         with self._gathered(name):
             super().write(name, value)
 

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 COMPLETE, DAMAGED = "COMPLETE", "DAMAGED"
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _EMA = "ema/model.safetensors"  # only with train.ema_decay
+_REPLACED = ".replaced-"  # before the name of a checkpoint in whose place another is put
 
 
 class UnloggedSteps(BaseModel):
@@ -144,8 +146,12 @@ def save(run_dir: Path, state: "State", position: Position, retention: Retention
     written = writing
     try:
         folder.mkdir(exist_ok=True)
+        put_back(run_dir)
         for stale in folder.glob(".writing-*"):
             shutil.rmtree(stale)
+        for unread in folder.iterdir():  # whose removal was interrupted, or failed
+            if unread.name.isdecimal() and not any((unread / mark).exists() for mark in (COMPLETE, DAMAGED)):
+                shutil.rmtree(unread, ignore_errors=True)
         writing.mkdir()
         names = _write_files(writing, state, position)
         hashes = {name: _hash(writing / name) for name in names}
@@ -154,8 +160,8 @@ def save(run_dir: Path, state: "State", position: Position, retention: Retention
             fsync_path(writing / name)
         if state.ema:
             fsync_path((writing / _EMA).parent)
-        if final.exists():  # incomplete, or of a later step that a rollback or an older checkpoint has undone
-            _remove(final)
+        if final.exists():  # saved before its evaluation, damaged, or undone by a rollback or an older checkpoint
+            final.rename(folder / f"{_REPLACED}{final.name}")
         written = writing.rename(final)
         fsync_path(folder)
         (final / f".{COMPLETE}").rename(final / COMPLETE)
@@ -163,12 +169,32 @@ def save(run_dir: Path, state: "State", position: Position, retention: Retention
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             _remove(written)
+        with contextlib.suppress(OSError):
+            put_back(run_dir)
         raise OSError(
             f"{final}: the checkpoint could not be written ({error}); earlier ones are untouched"
         ) from error
-    for expired in retention.expired(run_dir):
-        _remove(expired)
+    try:
+        put_back(run_dir)
+        for expired in retention.expired(run_dir):
+            _remove(expired)
+    except OSError as error:  # on NFS a folder can't be removed while another process reads a file of it
+        print(f"warning: {folder}: an old checkpoint could not be removed ({error})", file=sys.stderr, flush=True)
     return final
+
+
+def put_back(run_dir: Path) -> None:
+    """Put each checkpoint back that was being replaced by another of its step when the run was killed, or remove it
+    where the other is complete.
+    """
+    for replaced in sorted((run_dir / "checkpoints").glob(f"{_REPLACED}*")):
+        final = replaced.with_name(replaced.name.removeprefix(_REPLACED))
+        if (final / COMPLETE).exists():
+            _remove(replaced)
+            continue
+        if final.exists():
+            shutil.rmtree(final)
+        replaced.rename(final)
 
 
 def _remove(path: Path) -> None:

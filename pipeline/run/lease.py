@@ -45,6 +45,7 @@ class Leases:
         self.expiry_s = expiry_s
         self._id = uuid.uuid4().hex
         self._held: dict[str, int] = {}  # generation by run
+        self._renewed: dict[str, float] = {}  # monotonic time by run
 
     def take(self, run: str) -> bool:
         """Try to take a run; returns whether this process has it now."""
@@ -61,7 +62,7 @@ class Leases:
             if still.get("id") != last.id:
                 path.unlink()
                 return False
-        self._held[run] = generation
+        self._held[run], self._renewed[run] = generation, time.monotonic()
         return True
 
     def _create(self, path: Path) -> bool:
@@ -91,11 +92,18 @@ class Leases:
         atomic_write(self._path(run, self._held[run]), json.dumps(self._record(pid)))
 
     def renew(self, run: str) -> bool:
-        """Renew a lease; False if another process has taken the run because it was renewed too late."""
+        """Renew a lease; False if another process has taken the run because it was renewed too late.
+
+        Also where the file system has not answered for so long that one may have.
+        """
         generation = self._held[run]
-        newest = max(self._generations(run), default=0)
-        with suppress(OSError):
-            os.utime(self._path(run, generation))
+        try:
+            newest = max(self._generations(run), default=0)
+            with suppress(FileNotFoundError):
+                os.utime(self._path(run, generation))
+        except OSError:
+            return time.monotonic() - self._renewed[run] < self.expiry_s
+        self._renewed[run] = time.monotonic()
         return newest == generation
 
     def release(self, run: str) -> None:

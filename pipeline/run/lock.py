@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 from widemix.errors import InputError
@@ -23,9 +23,9 @@ _FOLDER = "run"  # the name of the lease of a whole run folder
 def hold(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Hold a run folder, by a lock on its file .lock, or by a lease where the file system has no locks.
 
-    Raises `InputError` if another process writes there: after `KILLED_S` if it is on this machine, else after
-    `wait_s`, since the lock of a machine that died, or was cut off and has still to notice it, is free some time
-    later.
+    Makes it where another process has removed it, as one does that could not start. Raises `InputError` if another
+    process writes there: after `KILLED_S` if it is on this machine, else after `wait_s`, since the lock of a machine
+    that died, or was cut off and has still to notice it, is free some time later.
     """
     locked: bool | None = False
 
@@ -39,14 +39,28 @@ def hold(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
         who = f"process {record.get('pid')} on {record.get('host')}" if record else "another process"
         return who, record.get("machine") == _machine_and_name()
 
-    with (folder / ".lock").open("a+") as file:
-        _wait_for(folder, take, holder, wait_s)
+    with ExitStack() as stack:
+        is_there = False
+        while not is_there:  # a lock on a file that its last holder has removed holds nothing
+            stack.close()
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / ".lock").open("a+"))
+            _wait_for(folder, take, holder, wait_s)
+            is_there = not locked or _is_at(folder / ".lock", file.fileno())
         if locked:
             file.truncate(0)
             json.dump({"host": platform.node(), "pid": os.getpid(), "machine": _machine_and_name()}, file)
             file.flush()
         with nullcontext() if locked else hold_lease(folder):
             yield
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Whether a path is that of an open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager
@@ -68,7 +82,8 @@ def hold_lease(folder: Path, expiry_s: float = EXPIRY_S / 2) -> Iterator[None]:
     def renew() -> None:
         while not ended.wait(expiry_s * RENEWAL_S / EXPIRY_S):
             if not leases.renew(_FOLDER):
-                print(f"error: {folder}: another run has taken it, since this one was suspended", file=sys.stderr)
+                why = "another run has taken it, since this one was suspended or its lease could not be renewed"
+                print(f"error: {folder}: {why}", file=sys.stderr)
                 sys.stderr.flush()
                 os._exit(1)  # a checkpoint of ours would be mixed with those of the other
 

@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,15 +91,14 @@ def acquire_run_dir(run_dir: Path, recipe: Recipe, resume: str, topology: Topolo
 
     `resume` is "auto", "never" or the path of a run or checkpoint. Rank 0 holds the lock until the context ends.
     `InputError` on every rank if the folder cannot be written to, is in use, or holds anything but a run of this
-    recipe. A new folder is removed again where an `InputError` ends the context before the run has written its first
-    line.
+    recipe. A folder that it has made is removed again where an `InputError` ends the context before the run has
+    written its first line.
     """
-    new = topology.is_main and not run_dir.exists()
-    with _removing_unstarted(run_dir) if new else nullcontext(), ExitStack() as stack:
+    with ExitStack() as stack:
 
         def acquire() -> ResumeState:
             state, lock = _acquire(run_dir, recipe, resume, topology)
-            stack.callback(lock.close)
+            stack.push(lock)
             return state
 
         yield on_main(topology, acquire)
@@ -107,6 +106,7 @@ def acquire_run_dir(run_dir: Path, recipe: Recipe, resume: str, topology: Topolo
 
 @contextmanager
 def _removing_unstarted(run_dir: Path) -> Iterator[None]:
+    """Within the lock: what another process has taken meanwhile is not removed."""
     try:
         yield
     except InputError:
@@ -122,13 +122,25 @@ def _acquire(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> 
     """Return where the run starts, and its lock."""
     _check_usable(run_dir, recipe, resume)
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        new = _make(run_dir)
         with ExitStack() as stack:
             stack.enter_context(hold(run_dir))
+            if new:
+                stack.enter_context(_removing_unstarted(run_dir))
             state = _open(run_dir, recipe, resume, topology)
             return state, stack.pop_all()
     except OSError as error:
         raise InputError(f"{run_dir}: cannot be written to ({error.strerror}); name another with --run-dir") from None
+
+
+def _make(run_dir: Path) -> bool:
+    """Make a folder where there is none; returns whether it was this process that did."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def _open(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> ResumeState:
@@ -137,6 +149,7 @@ def _open(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> Res
     Those of a complete run stay: they say what was trained, and on what.
     """
     data = data_hashes(Path(recipe.data.path), recipe.data.train_split, recipe.data.eval_split)
+    checkpoint.put_back(run_dir)
     origin, problems = _find_checkpoint(run_dir, recipe, resume, data)
     done = _read_json(run_dir / "done.json", dict)
     skipped_ranges = read_skipped_ranges(run_dir)

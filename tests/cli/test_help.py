@@ -15,7 +15,7 @@ from widemix.cli import main, parser
 from widemix.cli.parser import make_parser
 from widemix.cli.reference import _commands
 from widemix.command_line.arguments import Parser, describe_section
-from widemix.command_line.commands import _split
+from widemix.command_line.commands import split_overrides
 from widemix.recipe import SECTIONS, keys
 
 COMMANDS = make_parser()
@@ -58,7 +58,7 @@ def test_examples_in_help_parse(monkeypatch):
     examples = re.findall(r"^  widemix (.+?)(?:   .*)?$", text, re.MULTILINE)
     assert {example.split()[0] for example in examples} >= {*parser.COMMANDS} - {"bench"}
     for example in examples:
-        words, overrides = _split(shlex.split(example.partition(" > ")[0]))
+        words, overrides = split_overrides(shlex.split(example.partition(" > ")[0]))
         arguments = COMMANDS.parse_args(words)
         assert not overrides or hasattr(arguments, "recipe"), example
 

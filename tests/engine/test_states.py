@@ -82,6 +82,24 @@ def test_frozen_weights_stay_and_are_saved_and_loaded_with_the_others(digits, na
     assert losses + setting.run(other, range(4, STEPS)) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", [name for name, precision in SUPPORTED if precision == "bf16"])
+def test_frozen_weights_are_saved_as_they_were_in_half_precision_too(digits, name):
+    """All bits, also after other ones were loaded, and in the average."""
+    overrides = [*overrides_for(name), ("train.freeze", "[stem.*]"), ("model.depth", "1"), *EMA]
+    setting = Setting("mixer", digits, *overrides, ("train.precision", "bf16"))
+    first = setting.model().state_dict()["stem.proj.weight"]
+    assert not torch.equal(first.bfloat16().float(), first)
+    engine = setting.engine()
+    setting.run(engine, range(2))
+    shards = State.of(assembled(engine.local_shards()), engine.scalars())
+    for state in (engine.state(), shards):
+        for weights in (state.model, state.ema):
+            torch.testing.assert_close(weights["stem.proj.weight"], first, rtol=0, atol=0)
+    moved = state.model | {"stem.proj.weight": first + 1 / 3}
+    engine.load(replace(state, model=moved))
+    assert torch.equal(engine.state().model["stem.proj.weight"], first + 1 / 3)
+
+
 @pytest.mark.long
 def test_a_probe_on_two_ranks_is_the_head_alone_on_the_features_of_the_frozen_body(ranks, digits):
     """Bit for bit the body stays, its batch norms and the average too, on every engine and when resumed."""

@@ -71,7 +71,8 @@ def test_all_nodes_of_the_jobset_have_their_number():
 @pytest.mark.parametrize(
     ("codes", "code"), [([0, 0], 0), ([2, 2], 2), ([75, 75], 143), ([1, None], 143), ([0, None], 143), ([], 143)]
 )
-def test_a_pod_ends_with_what_its_ranks_ended_with(digits, monkeypatch, codes, code):
+@pytest.mark.parametrize("override", ["--data.path=DIGITS", "--data.path|DIGITS"])
+def test_a_pod_ends_with_what_its_ranks_ended_with(digits, monkeypatch, codes, code, override):
     """torchrun's own exit code is 1 or 0 for all of them: a wrong recipe was started 20 times."""
     seen = []
 
@@ -83,17 +84,19 @@ def test_a_pod_ends_with_what_its_ranks_ended_with(digits, monkeypatch, codes, c
 
     monkeypatch.setattr(launched, "run_torchrun", torchrun)
     monkeypatch.setenv("RANK", "3")  # which the training operator sets for the pod
-    words = ["widemix.launch.pod", "--", "recipes/digits/mixer.yaml", f"--data.path={digits}"]
+    words = ["widemix.launch.pod", "--", "recipes/digits/mixer.yaml", "--run-dir", "r", *override.split("|")]
+    words[-1] = words[-1].replace("DIGITS", str(digits))
     monkeypatch.setattr("sys.argv", words)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     with pytest.raises(SystemExit) as ended:
         launched.main()
     assert ended.value.code == code
-    assert seen == ["-m", "widemix", "train", "recipes/digits/mixer.yaml", *2 * [f"--data.path={digits}"]]
-    monkeypatch.setattr("sys.argv", ["widemix.launch.pod", "--", "recipes/nowhere.yaml"])
-    with pytest.raises(SystemExit) as ended:
-        launched.main()
-    assert ended.value.code == 2
+    assert seen == ["-m", "widemix", "train", *words[2:], f"--data.path={digits}"]
+    for wrong in (["recipes/nowhere.yaml"], ["--data.path", str(digits)], ["--run-dir", "r"]):
+        monkeypatch.setattr("sys.argv", ["widemix.launch.pod", "--", *wrong])
+        with pytest.raises(SystemExit) as ended:
+            launched.main()
+        assert ended.value.code == 2
 
 
 def test_every_mount_has_its_volume_and_the_claim_exists():

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import time
@@ -25,7 +26,7 @@ from widemix.launch.relay import Relay
 from widemix.launch.slurm import commands
 from widemix.launch.slurm import node as node_module
 from widemix.launch.slurm import submit as module
-from widemix.launch.slurm.finish import _finish, judge
+from widemix.launch.slurm.finish import _finish, judge, saved_step
 from widemix.launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
 from widemix.launch.slurm.ports import free_ports
 from widemix.launch.slurm.study_runs import cross, kept_path, merge, ranges, unfinished
@@ -330,14 +331,18 @@ def end(folder, logs, requeues=100, lost=()):
     return _finish(Namespace(folder=folder, logs=logs, requeues=requeues, lost=lost, **others))
 
 
-def start(folder, name, steps=0, code=75):
-    """The logs of a start, whose rank ended with a code and left a checkpoint."""
+def start(folder, name, steps=0, code=75, resumed=None):
+    """The logs of a start, whose rank ended with a code and left a checkpoint. resumed: from, if not the newest."""
     logs = folder / "slurm" / name
     logs.mkdir(parents=True)
     (logs / "started").touch()
     os.utime(logs / "started", 2 * (time.time() - 88,))
     (logs / "rank-0.json").write_text(json.dumps(asdict(RankStatus(0, "n3", code, "stopped", 1.0))))
     if steps:
+        first = 1 + (saved_step(folder) if resumed is None else resumed)
+        line = {"time": 1.0, "step": first, "ranks": 1, "logs": name, "seconds": {"import": 2.0}}
+        with (folder / "starts.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
         mark = folder / f"checkpoints/{steps:08d}/COMPLETE"
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
@@ -359,6 +364,29 @@ def test_a_job_that_saves_nothing_twice_is_not_requeued_again(tmp_path, capsys, 
     assert end(tmp_path, start(tmp_path, "8.0")) == Exit.REQUEUE  # another job, with another limit
     assert end(tmp_path, start(tmp_path, "8.1"), lost=["n3"]) == Exit.REQUEUE  # by Slurm, whatever we say
     assert end(tmp_path, start(tmp_path, "8.2", steps=6, code=0)) == Exit.DONE
+
+
+def test_what_a_start_has_saved_is_counted_from_where_it_resumed(tmp_path, capsys):
+    """Not from what an earlier job had saved and someone removed, nor from a checkpoint that was damaged."""
+    assert end(tmp_path, start(tmp_path, "100.0", steps=1000)) == Exit.REQUEUE
+    shutil.rmtree(tmp_path / "checkpoints")
+    for name, steps in (("101.0", 40), ("101.1", 80)):
+        assert end(tmp_path, start(tmp_path, name, steps=steps)) == Exit.REQUEUE
+        assert "stopped by a signal, with a checkpoint" in capsys.readouterr().out
+    (tmp_path / "checkpoints/00000080/COMPLETE").rename(tmp_path / "checkpoints/00000080/DAMAGED")
+    assert end(tmp_path, start(tmp_path, "101.2", steps=60, resumed=40)) == Exit.REQUEUE
+    assert "with a checkpoint" in capsys.readouterr().out
+    assert end(tmp_path, start(tmp_path, "101.3")) == Exit.REQUEUE
+    assert "without a new checkpoint" in capsys.readouterr().out
+    assert end(tmp_path, start(tmp_path, "101.4")) == Exit.FAILED
+
+
+def test_after_training_elsewhere_a_start_that_saves_nothing_has_saved_nothing(tmp_path, capsys):
+    (tmp_path / "checkpoints/00000500").mkdir(parents=True)
+    (tmp_path / "checkpoints/00000500/COMPLETE").touch()
+    assert end(tmp_path, start(tmp_path, "7.0")) == Exit.REQUEUE
+    assert "without a new checkpoint" in capsys.readouterr().out
+    assert end(tmp_path, start(tmp_path, "7.1")) == Exit.FAILED
 
 
 def test_a_job_is_requeued_so_often_and_no_more(tmp_path):
@@ -454,6 +482,12 @@ def test_cells_are_the_product_and_keep_their_lines(tmp_path):
     finish(wider[0], tmp_path)
     assert unfinished(tmp_path, lines, wider) == [1, 3]
     assert unfinished(tmp_path, lines, wider[1:2]) == [3]
+
+
+@pytest.mark.parametrize("cut", ['"a\tb"', "a\nb"])
+def test_a_value_that_would_be_cut_in_the_table_is_refused(tmp_path, cut):
+    with pytest.raises(InputError, match="a job's values have no tab and no line break"):
+        merge(tmp_path, cross(RECIPE, ["train.seed=0,1"], [("data.path", cut)]))
 
 
 def test_cells_of_another_recipe_are_not_done(tmp_path):

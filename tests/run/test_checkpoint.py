@@ -1,5 +1,6 @@
 """Checkpoints are complete or absent, whatever fails while they are written."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -25,6 +26,61 @@ def position(step: int, **others) -> Position:
 
 def folders(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+class Killed(BaseException):
+    """The process ends there: nothing is tidied up."""
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), Killed()], ids=["fails", "killed"])
+@pytest.mark.parametrize("call", ["rename", "unlink", "fsync", "rmtree"])
+def test_a_checkpoint_whose_step_is_saved_again_is_there_until_the_new_one_is(tmp_path, monkeypatch, call, error):
+    """As after a stop that left its evaluation due: the only checkpoint, in each call that puts another there."""
+    place = {"rename": Path, "unlink": Path, "fsync": os, "rmtree": shutil}[call]
+    works, seen = getattr(place, call), []
+    for number in range(1, 12):
+        run = tmp_path / str(number)
+        run.mkdir()
+        checkpoint.save(run, state(1.0), position(7), RetentionPolicy(1))
+        left = number
+
+        def ends(*arguments, **options):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise error
+            return works(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(place, call, ends)
+            with contextlib.suppress(OSError, Killed):
+                checkpoint.save(run, state(2.0), position(7), RetentionPolicy(1))
+        if left > 0:  # there is no such call left
+            break
+        checkpoint.put_back(run)  # as the next start does
+        found = checkpoint.newest(run)
+        seen.append(found.load().model["fc.bias"].tolist()[0])
+        assert folders(run)[-1] == "00000007"
+        checkpoint.save(run, state(3.0), position(7), RetentionPolicy(1))
+        assert folders(run) == ["00000007"]
+    assert seen
+    assert set(seen) <= {1.0, 2.0}
+    assert left > 0
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_no_failure_of_the_new_one(tmp_path, monkeypatch, capsys):
+    def refused(path, **options):
+        raise OSError(39, "Directory not empty", str(path))
+
+    checkpoint.save(tmp_path, state(1.0), position(1), RetentionPolicy(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refused)
+        assert checkpoint.save(tmp_path, state(2.0), position(2), RetentionPolicy(1)).name == "00000002"
+    assert "warning: " in (told := capsys.readouterr().err)
+    assert "00000001" in told
+    assert checkpoint.newest(tmp_path).position.step == 2
+    checkpoint.save(tmp_path, state(3.0), position(3), RetentionPolicy(1))
+    assert folders(tmp_path) == ["00000003"]
 
 
 @pytest.mark.parametrize("call", ["rename", "mkdir", "write_text", "fsync"])

@@ -100,3 +100,20 @@ def test_a_cell_that_is_released_and_taken_anew_is_not_taken_over(tmp_path):
     slow.holder = lambda _: seen
     assert not slow.take("c")
     assert quick.renew("c")
+
+
+def test_a_file_system_that_does_not_answer_for_a_while_costs_nothing_and_for_long_the_run(tmp_path, monkeypatch):
+    """One ESTALE must not end the renewal; after the lease has expired another may have the run."""
+    leases = Leases(tmp_path, expiry_s=60)
+    assert leases.take("c")
+    now = time.monotonic()
+
+    def refused(path):
+        raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", refused)
+        for later, held in ((10, True), (59, True), (61, False)):
+            patch.setattr(time, "monotonic", lambda later=later: now + later)
+            assert leases.renew("c") == held
+    assert leases.renew("c")

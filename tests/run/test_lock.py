@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import threading
 import time
 from contextlib import ExitStack
@@ -99,3 +100,22 @@ def test_the_lock_of_another_machine_is_waited_for(tmp_path, capsys, monkeypatch
                 pass
             assert clock.now > 60
     assert "on n7; waiting until it is free" in capsys.readouterr().err
+
+
+def test_a_folder_that_its_holder_has_removed_is_made_again_and_held(tmp_path, monkeypatch):
+    """As one does that could not start: who waited for it holds the folder that is there, as a third one sees."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with ExitStack() as first:
+        first.enter_context(hold(folder))
+
+        def leave():
+            if list(folder.iterdir()) and clock.now == 0:
+                shutil.rmtree(folder)
+                first.close()
+
+        clock = Clock(monkeypatch, then=leave)
+        with hold(folder):
+            assert json.loads((folder / ".lock").read_text())["pid"] == os.getpid()
+            with pytest.raises(InputError, match="is writing there"), hold(folder):
+                pass

@@ -1,6 +1,7 @@
 """What a run folder accepts when a run is resumed: the same data, and changes that change no number."""
 
 import shutil
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.recipe import load_recipe
-from widemix.run import checkpoint
+from widemix.run import checkpoint, lock, run_dir
 from widemix.run.checkpoint import RetentionPolicy
-from widemix.run.run_dir import ResumeState, _acquire
+from widemix.run.lock import hold
+from widemix.run.run_dir import ResumeState, _acquire, acquire_run_dir
 
 ALONE = Topology(0, 1, 0, 1, torch.device("cpu"))
 
@@ -28,6 +30,12 @@ def acquire(run, data, resume="auto", recipe="recipes/digits/mixer.yaml", **chan
         saved = position(3, recipe=loaded.model_dump(mode="json"), data=found.data)
         checkpoint.save(run, state(), saved, RetentionPolicy(2))
     return found
+
+
+@pytest.fixture
+def without_ranks(monkeypatch):
+    """What rank 0 does is done here."""
+    monkeypatch.setattr(run_dir, "on_main", lambda _, act: act())
 
 
 @pytest.fixture
@@ -70,3 +78,32 @@ def test_the_network_may_not_change(digits, tmp_path):
     acquire(tmp_path / "run", digits)
     with pytest.raises(InputError, match=r"another recipe \(model.drop_path differ\)"):
         acquire(tmp_path / "run", digits, model__drop_path="0.1")
+
+
+@pytest.mark.usefixtures("without_ranks")
+def test_the_one_of_two_that_comes_second_leaves_the_folder_to_the_first(digits, tmp_path, monkeypatch):
+    """Even where it made the folder, and the other was faster to lock it."""
+    run, loaded = tmp_path / "run", load_recipe(ROOT / "recipes/digits/mixer.yaml", [("data.path", str(digits))])
+    monkeypatch.setattr(lock, "KILLED_S", 0.1)
+    with ExitStack() as winner:
+
+        def after_another(folder):
+            monkeypatch.setattr(run_dir, "hold", hold)
+            winner.enter_context(acquire_run_dir(run, loaded, "auto", ALONE))
+            return hold(folder)
+
+        monkeypatch.setattr(run_dir, "hold", after_another)
+        with pytest.raises(InputError, match="is writing there"), acquire_run_dir(run, loaded, "auto", ALONE):
+            pass
+        assert {path.name for path in run.iterdir()} == {".lock", "recipe.yaml", "environment.json"}
+
+
+@pytest.mark.usefixtures("without_ranks")
+@pytest.mark.parametrize("there", [True, False])
+def test_a_folder_is_removed_only_by_who_made_it(digits, tmp_path, there):
+    run, loaded = tmp_path / "run", load_recipe(ROOT / "recipes/digits/mixer.yaml", [("data.path", str(digits))])
+    if there:
+        run.mkdir()
+    with pytest.raises(InputError, match="no"), acquire_run_dir(run, loaded, "auto", ALONE):
+        raise InputError("no")
+    assert run.exists() == there
