@@ -121,14 +121,14 @@ def encode(sample: Sample, settings: PrepSettings) -> Encoded:
     return encoded._replace(source=source, origin=origin, targets=sample.targets).with_checksum()
 
 
-def decode_file(path: str) -> np.ndarray:
-    """The pixels of an image file, upright and in RGB, as `encode` sees them: uint8 [height, width, 3].
+def decode_file(path: str, settings: PrepSettings) -> np.ndarray:
+    """The pixels of an image file, upright, in RGB and shrunk as `encode` has them: uint8 [height, width, 3].
 
-    Raises `InputError` for one that cannot be decoded.
+    settings: with raw. Raises `InputError` for one that cannot be decoded.
     """
     file = FileSlice(path)
     try:
-        encoded = _encode(Sample(path, -1, file), file.read(), PrepSettings(raw=True))
+        encoded = _encode(Sample(path, -1, file), file.read(), settings)
     except CorruptImage as error:
         raise InputError(f"{path}: {error}") from None
     return np.frombuffer(encoded.data, np.uint8).reshape(encoded.height, encoded.width, 3)

@@ -107,10 +107,14 @@ def _predictions(
     Of a network that predicts numbers all of them, with their names.
     """
     from widemix.data_prep.image import decode_file
+    from widemix.data_prep.settings import PrepSettings
+
+    shrunk = predictor.network.prepared
+    settings = PrepSettings(raw=True, max_size=shrunk.max_size, side=shrunk.side)
 
     def decode(name: str) -> Any:
         try:
-            return decode_file(str(folder / name))
+            return decode_file(str(folder / name), settings)
         except InputError as error:
             return error
 

@@ -1,7 +1,7 @@
 """A network by the name that a user gives it: a run, a checkpoint, an export, a recipe, or timm:NAME."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,10 @@ from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
 from torch import nn
 
 from widemix.errors import InputError
-from widemix.evaluation.trained import load_trained
-from widemix.formats.manifest import NAME, read_manifest
-from widemix.models.names import FORMS, timm_name
+from widemix.evaluation.trained import load_trained, trained_on
+from widemix.formats.manifest import Prepared, read_manifest
+from widemix.models.export import Usage, read_usage
+from widemix.models.names import FORMS, HUB, timm_name
 from widemix.models.registry import build_model
 from widemix.models.section import ModelSection
 from widemix.models.timm_registry import load_pretrained
@@ -28,7 +29,7 @@ class Network:
     """A network in evaluation mode, and how it reads its inputs.
 
     section: None for exports and timm's networks. data: its path is "" where the name has no data of its own.
-    classes: their names in the order of the logits, empty if unknown; of a run, those of the data it was trained on.
+    prepared: what it was trained on. loss: that of its training, empty if unknown.
     """
 
     name: str
@@ -36,8 +37,14 @@ class Network:
     section: ModelSection | None
     data: AnyDataSection
     recipe: Recipe | None = None
-    classes: tuple[str, ...] = ()
+    prepared: Prepared = field(default_factory=Prepared)
+    loss: str = ""
     step: int | None = None  # of a checkpoint
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names in the order of the logits, empty if unknown; of a run, those of the data it was trained on."""
+        return self.prepared.classes
 
 
 def load_network(name: str, ema: bool = False) -> Network:
@@ -51,27 +58,29 @@ def load_network(name: str, ema: bool = False) -> Network:
     if known_to_timm and ema:
         raise InputError(f"--ema: is for runs and checkpoints; {name} has one set of weights")
     if known_to_timm:
-        return _of_timm(name, known_to_timm)
+        return _of_timm(name, known_to_timm, path if exported else None)
     if path.suffix in (".yaml", ".yml") or (not path.exists() and find_recipe(name).is_file()):
         recipe = fill_classes(load_recipe(name))
         return of_recipe(name, recipe, initial_module(recipe))
     try:
-        step = checkpoint.find(path).position.step
-        return replace(of_recipe(name, *load_trained(path, ema)), step=step)
+        origin = checkpoint.find(path)
+        recipe, module = load_trained(origin.path, ema)
+        return replace(of_recipe(name, recipe, module, trained_on(origin, recipe)), step=origin.position.step)
     except InputError as error:
         if path.exists():
             raise
         raise InputError(f"{error}; give {FORMS}") from None
 
 
-def of_recipe(name: str, recipe: Recipe, module: nn.Module) -> Network:
-    """Return a recipe's network, in evaluation mode."""
-    folder = Path(recipe.data.path)
-    try:
-        classes = read_manifest(folder).classes if (folder / NAME).exists() else ()
-    except InputError:  # the data may be named by another option
-        classes = ()
-    return Network(name, module.eval(), recipe.model, recipe.data, recipe, classes)
+def of_recipe(name: str, recipe: Recipe, module: nn.Module, prepared: Prepared | None = None) -> Network:
+    """Return a recipe's network, in evaluation mode. prepared: what it was trained on (default: as it is now)."""
+    if prepared is None:
+        try:
+            prepared = Prepared.of(read_manifest(Path(recipe.data.path)))
+        except InputError:  # the data may be named by another option
+            prepared = Prepared()
+    loss = recipe.train.loss
+    return Network(name, module.eval(), recipe.model, recipe.data, recipe, prepared, loss)
 
 
 def initial_module(recipe: Recipe) -> nn.Module:
@@ -83,12 +92,25 @@ def initial_module(recipe: Recipe) -> nn.Module:
     return module
 
 
-def _of_timm(name: str, timm_name: str) -> Network:
+def _usage(name: str, folder: Path | None) -> Usage:
+    """What an export's config.json says besides of what timm reads; timm has fetched that of the Hub."""
+    if folder is not None:
+        return read_usage(folder / "config.json")
+    if not name.startswith(HUB):
+        return Usage()
+    from huggingface_hub import hf_hub_download
+
+    repository, _, revision = name.removeprefix(HUB).partition("@")
+    return read_usage(Path(hf_hub_download(repository, "config.json", revision=revision or None)))
+
+
+def _of_timm(name: str, timm_name: str, folder: Path | None) -> Network:
     """One of timm's pretrained networks, or an export, with the preprocessing of its pretrained_cfg."""
     module: Any = load_pretrained(timm_name, name)
-    config = resolve_data_config(pretrained_cfg=module.pretrained_cfg)
+    config, usage = resolve_data_config(pretrained_cfg=module.pretrained_cfg), _usage(name, folder)
     data = DataSection(
         path="",
+        targets=usage.targets,
         num_classes=module.num_classes,
         image_size=config["input_size"][-1],
         crop_pct=config["crop_pct"],
@@ -97,7 +119,8 @@ def _of_timm(name: str, timm_name: str) -> Network:
         std=tuple(config["std"]),
     )
     labels = module.pretrained_cfg.get("label_names") or _imagenet_names(module)
-    return Network(name, module.eval(), None, data, classes=tuple(labels))
+    prepared = Prepared(classes=tuple(labels), max_size=usage.max_size, side=usage.side)
+    return Network(name, module.eval(), None, data, None, prepared, usage.loss)
 
 
 def _imagenet_names(module: Any) -> Sequence[str]:

@@ -31,7 +31,7 @@ class Predictor:
         if train:
             set_matmul_precision(train.matmul_precision)
         self.dtype = DTYPES[train.precision if train else "fp32"]
-        self.sigmoid = train is not None and "sigmoid" in (train.loss, self.section.targets)
+        self.sigmoid = network.loss == "sigmoid" or self.section.targets == "multilabel"
         self.module = network.module.eval().to(self.device)
         self._mean, self._std = (
             per_channel(values).to(self.device) for values in (self.section.mean, self.section.std)

@@ -60,6 +60,24 @@ class Manifest(BaseModel):
         return self
 
 
+class Prepared(BaseModel):
+    """What predictions need to know of the folder that a network was trained on, which a run keeps.
+
+    classes: names in label order. max_size, side: what its images were shrunk to, as in `PrepSettings`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    classes: tuple[str, ...] = ()
+    max_size: int = 0
+    side: Literal["longest", "shortest"] = "longest"
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Prepared":
+        """That of a folder, by its manifest."""
+        stored = {name: manifest.settings[name] for name in ("max_size", "side") if name in manifest.settings}
+        return cls(classes=manifest.classes, **stored)
+
+
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared folder. Raises `InputError` if there is none, or it cannot be read."""
     path = folder / NAME

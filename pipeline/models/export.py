@@ -6,17 +6,41 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import save
 
 from widemix.errors import InputError
 from widemix.files import atomic_write, fsync_path
+from widemix.formats.manifest import Prepared
 from widemix.formats.text import TOKENIZER
 from widemix.models.onnx import write_onnx
 from widemix.models.section import ModelSection
 from widemix.models.timm_registry import default_cfgs
+
+
+class Usage(BaseModel):
+    """What config.json says under `widemix`, since timm has no place for it: how images go in, and what comes out.
+
+    targets: of `data.targets`. loss: of `train.loss`. max_size, side: what images are shrunk to first.
+    """
+
+    model_config = ConfigDict(frozen=True)
+    targets: Literal["class", "multilabel", "regression"] = "class"
+    loss: str = ""
+    max_size: Annotated[int, Field(ge=0, le=65_535)] = 0
+    side: Literal["longest", "shortest"] = "longest"
+
+
+def read_usage(config: Path) -> Usage:
+    """The usage that a config.json has; that of timm's networks where it has none. Raises `InputError`."""
+    try:
+        content = json.loads(config.read_bytes())
+        return Usage.model_validate(content.get("widemix", {}) if isinstance(content, dict) else {})
+    except (OSError, ValueError) as error:
+        raise InputError(f"{config}: cannot be read ({str(error).splitlines()[0]})") from None
 
 
 def export_model(
@@ -26,6 +50,8 @@ def export_model(
     *,
     data: Any,
     labels: Sequence[str],
+    loss: str = "",
+    prepared: Prepared = Prepared(),  # noqa: B008
     card: str = "",
     onnx: bool = False,
 ) -> None:
@@ -33,14 +59,16 @@ def export_model(
 
     For that, `import widemix` first, and the modules of families of your own. `labels` are the names of the classes
     in the order of the logits. `data` is the recipe's section: of images `image_size`, `crop_pct`, `interpolation`,
-    `mean` and `std` go into the config, of text the tokenizer in `path` is copied.
+    `mean` and `std` go into the config, of text the tokenizer in `path` is copied. `loss` is `train.loss`, and
+    `prepared` what the network was trained on; they and `data.targets` go into the config too, see `Usage`.
     `card` becomes README.md; with `onnx` there is a model.onnx. `InputError` if `folder` exists.
     """
     if onnx and section.takes != "images":
         raise InputError(f"--onnx: only networks of images are written as ONNX, not {section.kind}")
     if folder.exists():
         raise InputError(f"{folder}: exists already; export to a folder that does not")
-    config = _config(section, data, labels)
+    usage = Usage(targets=data.targets, loss=loss, max_size=prepared.max_size, side=prepared.side)
+    config = _config(section, data, labels) | {"widemix": usage.model_dump()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:

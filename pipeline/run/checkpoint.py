@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 from safetensors import SafetensorError
 
 from widemix.errors import InputError
 from widemix.files import fsync_path
+from widemix.formats.manifest import Prepared
 from widemix.metrics import METRICS
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Position(BaseModel):
     evaluation_due: bool = False  # at this step, but the run was asked to stop
     unlogged: UnloggedSteps = UnloggedSteps()
     data: dict[str, str] = {}  # hashes of the prepared files, see `data_hashes`
+    prepared: Prepared | None = None  # None in those of versions that did not keep it
 
     @model_validator(mode="before")
     @classmethod
@@ -214,7 +216,8 @@ def _write_files(folder: Path, state: "State", position: Position) -> list[str]:
     """Write tensors and position; return the names of the files."""
     save_tensors(state.model, folder / _MODEL)
     save_tensors(state.optimizer, folder / _OPTIMIZER)
-    (folder / _STATE).write_text(position.model_dump_json(indent=1))
+    text = json.dumps(position.model_dump(mode="json"), indent=1)  # pydantic's own takes no names of any bytes
+    (folder / _STATE).write_text(text)
     names = [_MODEL, _OPTIMIZER, _STATE]
     if state.ema:
         (folder / _EMA).parent.mkdir()
@@ -279,8 +282,8 @@ def find(path: Path) -> Checkpoint:
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint folder's position, and none of its tensors; `InputError` if that fails."""
     try:
-        return Checkpoint(path, Position.model_validate_json((path / _STATE).read_bytes()))
-    except (OSError, ValidationError) as error:
+        return Checkpoint(path, Position.model_validate(json.loads((path / _STATE).read_bytes())))
+    except (OSError, ValueError) as error:
         raise InputError(f"{path / _STATE}: cannot be read ({str(error).splitlines()[0]})") from None
 
 

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from widemix.distributed.topology import Topology, on_main
 from widemix.errors import InputError
 from widemix.files import atomic_write
-from widemix.formats.manifest import data_hashes
+from widemix.formats.manifest import Prepared, data_hashes, read_manifest
 from widemix.models.registry import build_model
 from widemix.recipe import (
     Recipe,
@@ -49,6 +49,7 @@ class ResumeState:
     done: dict[str, Any] | None = None  # done.json
     environment: dict[str, Any] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)  # hashes of the prepared files, see `data_hashes`
+    prepared: Prepared | None = None
     skipped_ranges: list[tuple[int, int]] = field(default_factory=list)  # see `read_skipped_ranges`
     problems: list[str] = field(default_factory=list)  # with damaged checkpoints
 
@@ -151,12 +152,13 @@ def _open(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> Res
     data = data_hashes(Path(recipe.data.path), recipe.data.train_split, recipe.data.eval_split)
     checkpoint.put_back(run_dir)
     origin, problems = _find_checkpoint(run_dir, recipe, resume, data)
+    prepared = Prepared.of(read_manifest(Path(recipe.data.path)))
     done = _read_json(run_dir / "done.json", dict)
     skipped_ranges = read_skipped_ranges(run_dir)
     environment = read_environment(topology)
     if done is None:
         describe_start(run_dir, recipe, environment)
-    return ResumeState(run_dir, origin, done, environment, data, skipped_ranges, problems)
+    return ResumeState(run_dir, origin, done, environment, data, prepared, skipped_ranges, problems)
 
 
 def describe_start(run_dir: Path, recipe: Recipe, environment: dict[str, Any]) -> None:

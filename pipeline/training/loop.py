@@ -76,7 +76,7 @@ class Loop:
         self._watch, self._failed = GradientWatch(engine.device), False  # whether the step that is due has
         self._evaluate = evaluate
         self._began = time.perf_counter() - resume.seconds
-        self._data = resume.data
+        self._data, self._prepared = resume.data, resume.prepared
         self._interval = LogInterval(position.unlogged) if position else LogInterval()
         self._result: dict[str, Any] | None = None  # of the last evaluation
 
@@ -231,6 +231,7 @@ class Loop:
             evaluation_due=self._evaluation_due,
             unlogged=self._interval.steps,
             data=self._data,
+            prepared=self._prepared,
             recipe=self.recipe.model_dump(mode="json"),
         )
         self._report_save_failure(self.context.saver.begin(self.engine.local_shards(), position))

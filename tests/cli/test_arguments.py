@@ -185,8 +185,8 @@ READ: list[tuple[str, str, Any, Any]] = [
     (
         f"train {RECIPE} --data.path {{digits}} --run-dir r --resume never -q --ranks 2",
         "widemix.launch.local.launch",
-        lambda command, ranks: (command[:9], ranks),
-        lambda v: (["-m", "widemix", "train", "digits/mixer", "--resume", "never", "--run-dir", "r", "-q"], 2),
+        lambda command, ranks: (command[:7], ranks),
+        lambda v: (["-m", "widemix", "train", "digits/mixer", "--resume=never", "--run-dir=r", "-q"], 2),
     ),
     (
         f"train {RECIPE} --data.path {{digits}} --dry-run --ranks 4",

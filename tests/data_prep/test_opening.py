@@ -128,7 +128,7 @@ def test_pillows_limit_of_the_process_neither_counts_nor_changes(stored, name, m
         Image.open(path)
     assert encode_file(path) == before
     with ThreadPoolExecutor(8) as threads:
-        pixels = list(threads.map(decode_file, [str(path)] * 40))
+        pixels = list(threads.map(decode_file, [str(path)] * 40, [PrepSettings(raw=True)] * 40))
     assert all(np.array_equal(found, pixels[0]) for found in pixels)
     assert Image.MAX_IMAGE_PIXELS == 1000
 

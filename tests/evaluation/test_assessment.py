@@ -1,6 +1,8 @@
 """Details of evaluations against torchmetrics and numpy; runs, exports and their classes."""
 
+import hashlib
 import json
+import shutil
 import sys
 from dataclasses import replace
 
@@ -15,8 +17,10 @@ from tests.conftest import ROOT
 from tests.forks import Forks, be_widemix, group_of
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
+from widemix.data.loader import EvalLoader
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
+from widemix.distributed.topology import read_topology
 from widemix.errors import InputError
 from widemix.evaluation.assessment import (
     BINS,
@@ -30,7 +34,8 @@ from widemix.evaluation.assessment import (
 from widemix.evaluation.networks import _imagenet_names, load_network
 from widemix.evaluation.predict import Predictor
 from widemix.evaluation.trained import export_checkpoint
-from widemix.formats.manifest import manifest_json, read_manifest
+from widemix.formats.manifest import Prepared, manifest_json, read_manifest
+from widemix.run import checkpoint
 
 
 def test_calibration_and_classes_are_those_of_torchmetrics_and_numpy():
@@ -74,6 +79,51 @@ def run(digits, tmp_path_factory):
     options = ["--train.max_steps", "3", "--model.depth", "1", "--log.tensorboard", "false", "--data.workers", "1"]
     assert run_command(make_parser(), argv=[*words, *options]) == 0
     return folder
+
+
+def renamed(digits, folder, names):
+    """The prepared digits as if they had been prepared anew, with other names of classes."""
+    shutil.copytree(digits, folder)
+    manifest = read_manifest(folder)
+    (folder / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"classes": names})))
+    return folder
+
+
+def test_classes_are_those_that_a_run_was_trained_on_whatever_its_data_are_now(digits, tmp_path, capsys):
+    """After `prep --extend` by a class before the others, every name was another one's."""
+    old = tuple(read_manifest(digits).classes)
+    data = renamed(digits, tmp_path / "data", ("é\udcff", *old[1:]))  # a name that is not UTF-8 too
+    run = tmp_path / "run"
+    words = ["train", "recipes/digits/s_mixer.yaml", "--run-dir", str(run), "--data.path", str(data)]
+    options = ["--train.max_steps", "2", "--model.depth", "1", "--log.tensorboard", "false", "--data.workers", "1"]
+    assert run_command(make_parser(), argv=[*words, *options]) == 0
+    before = assess(str(run)).metrics
+    shutil.rmtree(data)
+    renamed(digits, data, (*old[1:], "é\udcff"))
+    assert load_network(str(run)).classes == ("é\udcff", *old[1:])
+    export_checkpoint(run, tmp_path / "export")
+    assert load_network(str(tmp_path / "export")).classes == ("é\udcff", *old[1:])
+    moved = assess(str(run)).metrics  # each label is now the class before
+    assert moved["loss"] != pytest.approx(before["loss"])
+    labels = [*range(1, 10), 0]
+    with EvalLoader(load_network(str(run)).data, 360, read_topology()).batches() as batches, torch.no_grad():
+        batch = next(batches)
+        logits = load_network(str(run)).module(batch.inputs)[:, labels]
+    assert moved["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, batch.targets).item(), rel=1e-5)
+
+    state = json.loads((path := checkpoint.find(run).path / "state.json").read_text())
+    del state["prepared"]  # as earlier versions wrote it
+    path.write_text(json.dumps(state))
+    hashes = json.loads((path.parent / "COMPLETE").read_text())
+    hashes["state.json"] = hashlib.blake2b(path.read_bytes()).hexdigest()
+    (path.parent / "COMPLETE").write_text(json.dumps(hashes))
+    assert load_network(str(run)).classes == (*old[1:], "é\udcff")
+    assert "prepared anew" not in capsys.readouterr().err
+    path.write_text(json.dumps(state | {"data": dict.fromkeys(state["data"], "0")}))
+    hashes["state.json"] = hashlib.blake2b(path.read_bytes()).hexdigest()
+    (path.parent / "COMPLETE").write_text(json.dumps(hashes))
+    assert load_network(str(run)).classes == ()
+    assert f"warning: {data}: was prepared anew since {path.parent}" in capsys.readouterr().err
 
 
 def test_a_run_and_its_export_have_the_same_figures(run, digits, tmp_path):
@@ -122,16 +172,15 @@ def test_classes_are_matched_by_name(run, digits, tmp_path):
     write((*manifest.classes[:9], "ten"))
     with pytest.raises(InputError, match="has a class 'ten'"):
         match_classes(network, turned)
-    assert match_classes(replace(network, classes=()), turned) is None
-    named = replace(
-        network, classes=tuple("abcdefghijkl")
-    )  # as ImageNet-V2 has its classes: by number, sorted as text
+    assert match_classes(replace(network, prepared=Prepared()), turned) is None
+    named = replace(network, prepared=Prepared(classes=tuple("abcdefghijkl")))
+    # as ImageNet-V2 has its classes: by number, sorted as text
     write(("0", "1", "10", "11", "2", "3", "4", "5", "6", "7"))
     assert match_classes(named, turned) == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7]
     write(("0", "1", "12", "2", "3", "4", "5", "6", "7", "8"))
     with pytest.raises(InputError, match="has a class '12'"):
         match_classes(named, turned)
-    cranes = replace(network, classes=("crane", "duck", "crane"))
+    cranes = replace(network, prepared=Prepared(classes=("crane", "duck", "crane")))
     for classes, owner in ((("duck", "crane"), network.name), (("duck", "duck"), turned)):
         write(classes)
         with pytest.raises(InputError, match=rf"{owner}: has two classes '{classes[1]}', so that"):

@@ -51,9 +51,69 @@ def test_logits_are_those_of_the_evaluation(folders, tmp_path, pixels):
     with loader.batches() as batches, torch.inference_mode():
         expected = loaded.module(next(batches).inputs).numpy()
     paths = sorted((source / "val").rglob("*.jpg"))  # the order of the split: by class and path
-    found = Predictor(loaded).logits([decode_file(str(path)) for path in paths])
+    found = Predictor(loaded).logits([decode_file(str(path), PrepSettings(raw=True)) for path in paths])
     assert np.array_equal(found, expected)
     assert len(np.unique(found.round(4), axis=0)) > 10
+
+
+@pytest.mark.parametrize(("size", "side"), [(0, "longest"), (150, "longest"), (90, "shortest")])
+def test_images_are_shrunk_as_those_of_the_evaluation_were(tmp_path, size, side):
+    """By the settings with which the data of its training were prepared, whatever these are by default."""
+    numbers = np.random.RandomState(0)
+    for i in range(6):
+        path = tmp_path / "source" / ("train" if i < 2 else "val") / f"class{i % 2}" / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(numbers.randint(0, 256, (100 + i, 600, 3)).astype(np.uint8)).save(path)
+    prepared = tmp_path / "prepared"
+    settings = PrepSettings(max_size=size, side=side, raw=True)
+    prepare("image-folder", tmp_path / "source", prepared, settings)
+    loaded = network(tmp_path, prepared)
+    loader = EvalLoader(loaded.data, 17, Topology(0, 1, 0, 1, torch.device("cpu")))
+    with loader.batches() as batches, torch.inference_mode():
+        expected = loaded.module(next(batches).inputs).softmax(1).numpy()
+    export = {"data": loaded.data, "labels": loaded.classes, "loss": loaded.loss, "prepared": loaded.prepared}
+    export_model(loaded.module, loaded.section, tmp_path / "export", **export)
+    out = tmp_path / "out.jsonl"
+    words = ["predict", str(tmp_path / "export"), str(tmp_path / "source/val"), "--top", "2", "--to", str(out)]
+    assert run_command(make_parser(), argv=words) == 0
+    found = []
+    for line in out.read_text().splitlines():
+        by_class = {each["class"]: each["probability"] for each in json.loads(line)["classes"]}
+        found.append([by_class[name] for name in loaded.classes])
+    assert np.array(found) == pytest.approx(expected, rel=1e-5)
+    assert (loaded.prepared.max_size, loaded.prepared.side) == (size, side)
+
+
+@pytest.mark.parametrize(
+    ("targets", "loss", "expected"),
+    [
+        ("class", "softmax", lambda logits: logits.softmax(1)),
+        ("class", "sigmoid", lambda logits: logits.sigmoid()),
+        ("multilabel", "sigmoid", lambda logits: logits.sigmoid()),
+        ("regression", "mse", lambda logits: logits),
+    ],
+)
+def test_what_an_export_predicts_is_what_its_network_did(folders, tmp_path, targets, loss, expected):
+    loaded = network(tmp_path, folders[1])
+    data = loaded.data.model_copy(update={"targets": targets})
+    export_model(loaded.module, loaded.section, tmp_path / "export", data=data, labels=["a", "b"], loss=loss)
+    predictor = Predictor(load_network(str(tmp_path / "export")))
+    images = [np.random.RandomState(0).randint(0, 256, (40, 30, 3)).astype(np.uint8)]
+    logits = torch.from_numpy(predictor.logits(images))
+    assert predictor.probabilities(images) == pytest.approx(expected(logits).numpy(), rel=1e-6)
+    assert predictor.section.targets == targets
+
+
+def test_what_an_export_says_of_its_use_is_checked(folders, tmp_path):
+    loaded, path = network(tmp_path, folders[1]), tmp_path / "export/config.json"
+    export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["a", "b"])
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in config.items() if name != "widemix"}))
+    assert load_network(str(tmp_path / "export")).data.targets == "class"  # of an earlier version, or another tool
+    for wrong in ({"targets": "classes"}, {"max_size": -1}, []):
+        path.write_text(json.dumps(config | {"widemix": wrong}))
+        with pytest.raises(InputError, match=r"export/config\.json: cannot be read"):
+            load_network(str(tmp_path / "export"))
 
 
 def test_probabilities_against_torchvision(folders, tmp_path):
