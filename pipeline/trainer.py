@@ -39,7 +39,14 @@ from widemix.models.registry import build_model, build_on_meta, empty_inputs
 from widemix.recipe import Recipe, check_world, match_folder
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.log import RunLog
-from widemix.run.run_dir import ResumeState, acquire_run_dir, default_run_dir, describe_start, write_result
+from widemix.run.run_dir import (
+    ResumeState,
+    acquire_run_dir,
+    default_run_dir,
+    describe_start,
+    keep_origin,
+    write_result,
+)
 from widemix.run.saving import Saver
 from widemix.run.starts import StartRecord
 from widemix.run.trackers import Tracker, check_trackers, open_trackers
@@ -124,7 +131,7 @@ def train(
         if start.done and start.is_complete(schedule.last_step):
             rank.print(f"{folder}: already complete, {main_metric(start.done)}")
             return Exit.DONE
-        _check_something_is_left(recipe, resume, start, schedule.last_step)
+        _check_something_is_left(recipe, start, schedule.last_step)
         times.end("data and run folder")
 
         loop = _build_loop(rank, start, schedule, eval_loader)
@@ -139,10 +146,10 @@ def _open_data(recipe: Recipe, topology: Topology) -> tuple[TrainLoader, EvalLoa
     return loader, eval_loader
 
 
-def _check_something_is_left(recipe: Recipe, resume: str, start: ResumeState, last_step: int) -> None:
+def _check_something_is_left(recipe: Recipe, start: ResumeState, last_step: int) -> None:
     """`InputError` where a new run would end before the checkpoint that it is to start from, or a complete one can't
     go on."""
-    if resume != "auto" and start.checkpoint and start.step >= last_step:
+    if start.checkpoint and start.is_of_another_run and start.step >= last_step:
         limit = "train.max_steps" if recipe.train.max_steps == last_step else "train.epochs"
         raise InputError(
             f"{start.checkpoint.path}: is at step {start.step}, and this run would end at step {last_step}; raise "
@@ -242,6 +249,11 @@ def _begin(rank: _Rank, start: ResumeState, last_step: int) -> None:
     instead = "an older checkpoint is used" if start.checkpoint else "there is no older one, so training starts anew"
     for problem in start.problems:
         rank.warn(f"{problem}; {instead}")
+    if rank.topology.is_main and start.is_of_another_run:
+        try:
+            keep_origin(start)
+        except OSError as error:
+            rank.warn(f"{start.run_dir}: the checkpoint that it starts from could not be kept there ({error})")
     begins = f"from {start.checkpoint.path} at step {start.step} to" if start.checkpoint else "for"
     ranks = "1 rank" if rank.topology.world == 1 else f"{rank.topology.world} ranks"
     rank.note(f"{start.run_dir}: training {begins} {last_step} steps on {ranks}")

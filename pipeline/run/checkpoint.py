@@ -10,6 +10,7 @@ need torch, which takes seconds to import: listing runs reads none.
 import contextlib
 import hashlib
 import json
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -183,6 +184,22 @@ def save(run_dir: Path, state: "State", position: Position, retention: Retention
     except OSError as error:  # on NFS a folder can't be removed while another process reads a file of it
         print(f"warning: {folder}: an old checkpoint could not be removed ({error})", file=sys.stderr, flush=True)
     return final
+
+
+def keep(origin: Checkpoint, run_dir: Path) -> None:
+    """Add a checkpoint of another run to a run folder, by links to its files where the file system has them."""
+    folder, name = run_dir / "checkpoints", f"{origin.position.step:08d}"
+    writing = folder / f".writing-{name}"
+    folder.mkdir(exist_ok=True)
+    shutil.copytree(origin.path, writing, copy_function=_link)
+    writing.rename(folder / name)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def put_back(run_dir: Path) -> None:

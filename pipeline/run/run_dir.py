@@ -32,6 +32,7 @@ from widemix.run.lock import hold
 from widemix.run.metrics import SUPERSEDED
 
 _SKIPPED_RANGES = "skipped_ranges.json"
+_ORIGIN = "origin.json"  # of a run that --resume PATH has started
 _OF_A_START = {".lock", "recipe.yaml", "environment.json", "deepspeed.json"}  # written before the first step
 _NOT_A_RUN = (".lock", ".recipe.yaml", "leases", "slurm")  # files that may be there before the first start
 # Keys that say which samples a step has.
@@ -57,6 +58,11 @@ class ResumeState:
     def step(self) -> int:
         """Optimizer steps done so far."""
         return self.checkpoint.position.step if self.checkpoint else 0
+
+    @property
+    def is_of_another_run(self) -> bool:
+        """Whether the checkpoint is one of another run, from which --resume PATH starts this one."""
+        return self.checkpoint is not None and self.checkpoint.path.resolve().parents[1] != self.run_dir.resolve()
 
     @property
     def data_step(self) -> int:
@@ -167,6 +173,19 @@ def describe_start(run_dir: Path, recipe: Recipe, environment: dict[str, Any]) -
     atomic_write(run_dir / "environment.json", json.dumps(environment, indent=1) + "\n")
 
 
+def keep_origin(start: ResumeState) -> None:
+    """Note the checkpoint of another run that this one starts from, and keep it as a checkpoint of its own.
+
+    So the same command goes on, with --resume PATH or without, though the other run has gone on or is removed. Raises
+    `OSError` if it cannot be kept.
+    """
+    assert start.checkpoint is not None
+    origin = start.checkpoint.path.resolve()
+    text = json.dumps({"checkpoint": str(origin), "step": start.step}, indent=1)
+    atomic_write(start.run_dir / _ORIGIN, text + "\n")
+    checkpoint.keep(start.checkpoint, start.run_dir)
+
+
 def write_result(run_dir: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Any]:
     """Write done.json, which marks the run as complete; return its content."""
     done = {**result, "recipe": recipe_hash(recipe)}
@@ -210,7 +229,7 @@ def _check_usable(run_dir: Path, recipe: Recipe, resume: str) -> None:
     stored = run_dir / "recipe.yaml"
     if not stored.exists():
         raise InputError(f"{run_dir}: is not empty and not a run folder; name another with --run-dir")
-    if resume != "auto":
+    if resume != "auto" and _has_results(run_dir) and not _is_origin(run_dir, resume):
         raise InputError(
             f"{run_dir}: holds a run already; --resume {resume} needs a new folder, name it with --run-dir"
         )
@@ -237,18 +256,29 @@ def _has_results(run_dir: Path) -> bool:
     return measured or (run_dir / "done.json").exists() or bool(checkpoint.complete_checkpoints(run_dir))
 
 
+def _is_origin(run_dir: Path, resume: str) -> bool:
+    """Whether the run in a folder was started from this checkpoint, or from one of this run."""
+    origin = _read_json(run_dir / _ORIGIN, dict)
+    if origin is None:
+        return False
+    path = Path(origin["checkpoint"])
+    return Path(resume).resolve() in (path, path.parents[1])
+
+
 def _find_checkpoint(
     run_dir: Path, recipe: Recipe, resume: str, data: dict[str, str]
 ) -> tuple[Checkpoint | None, list[str]]:
     """Return the verified checkpoint to resume from, if any, and what is wrong with damaged ones."""
     if resume == "never":
         return None, []
-    if resume == "auto":
+    started_from, problems = _read_json(run_dir / _ORIGIN, dict), list[str]()
+    if resume == "auto" or started_from:
         newest, problems = checkpoint.newest_valid(run_dir)
         if newest:
             _check_data(newest, recipe, data)
-        return newest, problems
-    origin = checkpoint.find(Path(resume))
+        if newest or not started_from:
+            return newest, problems
+    origin = checkpoint.find(Path(started_from["checkpoint"] if started_from else resume))
     origin_recipe = parse_recipe(origin.position.recipe, default_origin=str(origin.path))
     changed = [
         name for name in differences(origin_recipe, recipe) if name.startswith("model.") or name == "optim.name"
@@ -266,7 +296,7 @@ def _find_checkpoint(
         )
     _check_data(origin, recipe, data)
     origin.verify()
-    return origin, []
+    return origin, problems
 
 
 def _check_data(origin: Checkpoint, recipe: Recipe, data: dict[str, str]) -> None:

@@ -15,7 +15,7 @@ from widemix.recipe import load_recipe
 from widemix.run import checkpoint, lock, run_dir
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.lock import hold
-from widemix.run.run_dir import ResumeState, _acquire, acquire_run_dir
+from widemix.run.run_dir import ResumeState, _acquire, acquire_run_dir, keep_origin
 
 ALONE = Topology(0, 1, 0, 1, torch.device("cpu"))
 
@@ -78,6 +78,49 @@ def test_the_network_may_not_change(digits, tmp_path):
     acquire(tmp_path / "run", digits)
     with pytest.raises(InputError, match=r"another recipe \(model.drop_path differ\)"):
         acquire(tmp_path / "run", digits, model__drop_path="0.1")
+
+
+def test_a_run_that_started_from_another_goes_on_by_the_same_command(digits, tmp_path):
+    """Also where the other has gone on, or is gone; and without --resume it does not begin anew."""
+    base, run = tmp_path / "base", tmp_path / "run"
+    acquire(base, digits)
+    loaded = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("data.path", str(digits))])
+
+    def begin(resume):
+        found, held = _acquire(run, loaded, resume, ALONE)
+        held.close()
+        return found
+
+    first = begin(str(base))
+    assert first.is_of_another_run
+    assert begin(str(base)).is_of_another_run  # killed before it had begun
+    keep_origin(first)
+    (run / "metrics.jsonl").write_text("{}\n")
+    checkpoint.save(base, state(2.0), first.checkpoint.position.model_copy(update={"step": 4}), RetentionPolicy(1))
+    assert not first.checkpoint.path.exists()
+    for resume in (str(base), str(first.checkpoint.path), "auto"):
+        found = begin(resume)
+        assert (found.step, found.is_of_another_run) == (3, False)
+        found.checkpoint.verify()
+    for resume in (str(run), "never", str(tmp_path)):
+        with pytest.raises(InputError, match="holds a run already"):
+            begin(resume)
+
+
+def test_what_a_run_has_started_from_is_found_again_where_it_could_not_be_kept(digits, tmp_path):
+    base, run = tmp_path / "base", tmp_path / "run"
+    acquire(base, digits)
+    loaded = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("data.path", str(digits))])
+    for resume in (str(base), "auto"):
+        found, held = _acquire(run, loaded, resume, ALONE)
+        held.close()
+        assert (found.step, found.is_of_another_run) == (3, True)
+        keep_origin(found)
+        shutil.rmtree(run / "checkpoints")
+        (run / "metrics.jsonl").write_text("{}\n")
+    shutil.rmtree(base)
+    with pytest.raises(InputError, match="base/checkpoints/00000003: no such run or checkpoint folder"):
+        _acquire(run, loaded, "auto", ALONE)
 
 
 @pytest.mark.usefixtures("without_ranks")
