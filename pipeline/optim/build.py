@@ -3,6 +3,7 @@
 A group says which parameters decay, with which factor of the learning rate, and whether they are matrices.
 """
 
+import re
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from typing import Any
@@ -37,10 +38,22 @@ def group_scalars(optimizer: torch.optim.Optimizer, counters: Iterable[str]) -> 
 
 
 def set_group_scalars(optimizer: torch.optim.Optimizer, counters: Iterable[str], scalars: dict[str, float]) -> None:
-    """The reverse of `group_scalars`: an int or float stays one; others, and those not there yet, become tensors."""
-    for number, group in enumerate(optimizer.param_groups):
-        for name in counters:
-            value = scalars.get(f"group{number}/{name}")
+    """The reverse of `group_scalars`: an int or float stays one; others, and those not there yet, become tensors.
+
+    Where the groups are others than those saved, as `--resume PATH` allows, all get the value that those share.
+    Raises `InputError` if they share none.
+    """
+    for name in counters:
+        saved = [value for key, value in sorted(scalars.items()) if re.fullmatch(rf"group\d+/{name}", key)]
+        others = len(saved) not in (0, len(optimizer.param_groups))
+        if others and len(set(saved)) > 1:
+            raise InputError(
+                f"the checkpoint has {name} of {len(saved)} parameter groups, the optimizer now has "
+                f"{len(optimizer.param_groups)}; keep optim.layer_decay and train.freeze, or take weights alone by "
+                "train.init_from"
+            )
+        for number, group in enumerate(optimizer.param_groups):
+            value = saved[0] if others else scalars.get(f"group{number}/{name}")
             if value is not None:
                 kind = type(group.get(name))
                 group[name] = kind(value) if kind in (int, float) else torch.tensor(value, dtype=torch.float32)

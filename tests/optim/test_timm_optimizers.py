@@ -4,6 +4,7 @@ import pytest
 import timm.optim
 import torch
 
+from widemix.errors import InputError
 from widemix.optim.build import build_optimizer, set_group_scalars
 from widemix.optim.section import OPTIMIZERS, OptimSection
 from widemix.optim.timm_optimizer import ELEMENTWISE, tried
@@ -49,6 +50,16 @@ def test_adans_steps_stay_a_plain_number_from_the_start() -> None:
     set_group_scalars(optimizer, ("step",), {"group0/step": 7.0})
     assert optimizer.param_groups[0]["step"] == 7
     assert isinstance(optimizer.param_groups[0]["step"], int)
+
+
+def test_other_groups_than_those_saved_get_the_count_that_these_share() -> None:
+    """As after --resume PATH with another optim.layer_decay: new groups once counted from 0, and were corrected anew."""
+    groups = [{"params": [torch.nn.Parameter(torch.ones(3))], "weight_decay": 0.0} for _ in range(3)]
+    optimizer = OPTIMIZERS["timm:lamb"].build(groups, OptimSection(name="timm:lamb", lr=0.1))
+    set_group_scalars(optimizer, ("step",), {"group0/step": 7.0, "group1/step": 7.0, "loss_scale": 2.0})
+    assert [float(group["step"]) for group in optimizer.param_groups] == [7, 7, 7]
+    with pytest.raises(InputError, match=r"step of 2 parameter groups, the optimizer now has 3; keep optim\.layer_d"):
+        set_group_scalars(optimizer, ("step",), {"group0/step": 7.0, "group1/step": 8.0})
 
 
 @pytest.mark.parametrize(
