@@ -227,4 +227,10 @@ def _is_text(given: Any) -> bool:
 
 
 def _relative(path: str, folder: Path) -> str:
-    return os.path.relpath(path, folder) if os.path.isabs(path) else path
+    """The path from the folder; of one that is not below it by real folders, since after a link .. is another."""
+    if not os.path.isabs(path):
+        return path
+    if ".." not in Path(path).parts and Path(path).is_relative_to(folder.absolute()):
+        return os.path.relpath(path, folder)
+    place, name = os.path.split(path)
+    return os.path.relpath(os.path.join(os.path.realpath(place), name), os.path.realpath(folder))

@@ -117,6 +117,14 @@ def _target_names(counts: set[int], given: str) -> tuple[str, ...]:
     return names
 
 
+def _name(label: str) -> str:
+    """The name of a class; `ValueError` for one that no file can hold."""
+    if not label.strip() or "\0" in label:
+        raise ValueError
+    label.encode("utf-8", "surrogateescape")  # names of folders may be any bytes; halves of characters raise
+    return label
+
+
 def _collect(split: str, pairs: Pairs, splits: Iterable[str], file: IO[bytes]) -> _Images:
     check_split("", split, splits)
     if not is_iterable(pairs):
@@ -131,10 +139,14 @@ def _collect(split: str, pairs: Pairs, splits: Iterable[str], file: IO[bytes]) -
                 name, data = str(Path(image)), None
                 if b"\0" in os.fsencode(name):
                     raise ValueError
-            label = label if isinstance(label, str) else _numbers(label)
         except Exception:  # of any class that was given
             wanted = "(path or bytes, number, name or several numbers)"
             raise InputError(f"{split}: pair {index} is {shown(pair)}, not {wanted}") from None
+        try:
+            label = _name(label) if isinstance(label, str) else _numbers(label)
+        except Exception:
+            given = f"{shown(label)} ({type(label).__name__})"
+            raise InputError(f"{split}: pair {index} has the label {given}, no number, name or several") from None
         number = len(label) if isinstance(label, np.ndarray) else 0
         if index and number != len(images.targets) // index:
             raise InputError(f"{split}: pair {index} has {number} targets, and those before it have others")

@@ -193,6 +193,8 @@ def _decode(name: str, data: bytes, frame: Frame | None, settings: PrepSettings)
     frames = load_image(image, stored, settings.max_pixels)
     rules = [f"first of {frames} frames"] if frames > 1 else []
     rules += _wrong_suffix(name, image.format)
+    if image.mode == "I" and image.format not in ("PNG", "PPM"):  # which Pillow scales to 16 bits
+        raise CorruptImage("has 32-bit integer levels of an unknown range; scale them to 8 or 16 bits")
     turn = TURNS.get(_orientation(image))
     upright = image if turn is None else image.transpose(turn)
     rules += [] if turn is None else ["turned upright"]

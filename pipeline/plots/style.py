@@ -113,5 +113,8 @@ def label(network: str) -> str:
 
 
 def literal(name: str) -> str:
-    """Return a name as matplotlib shows it letter by letter: between two dollar signs it reads mathematics."""
-    return name.replace("$", r"\$")
+    """Return a name as matplotlib shows it letter by letter: between two dollar signs it reads mathematics.
+
+    Bytes that are not UTF-8, as a folder's name may have, become question marks.
+    """
+    return name.encode("utf-8", "replace").decode().replace("$", r"\$")

@@ -142,9 +142,8 @@ def _acquire(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> 
 
 def _make(run_dir: Path) -> bool:
     """Make a folder where there is none; returns whether it was this process that did."""
-    run_dir.parent.mkdir(parents=True, exist_ok=True)
     try:
-        run_dir.mkdir()
+        run_dir.mkdir(parents=True)
     except FileExistsError:
         return False
     return True

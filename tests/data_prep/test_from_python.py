@@ -38,3 +38,21 @@ def test_an_image_without_bytes_is_left_out_by_its_own_name(tmp_path):
     pairs = [(b"", 0), (jpeg(0), 0), (jpeg(1), 1)]
     rules = prepare(pairs, tmp_path / "data", max_bad=0.5).exceptions
     assert rules == ({"file": "train/0-00000000", "rule": "left out: is empty"},)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\0b", "a\ud800"])
+def test_a_class_name_that_no_file_can_hold_is_refused(tmp_path, name):
+    """Training took its time, and then no command could print or write it."""
+    with pytest.raises(InputError, match=r"train: pair 1 has the label .* \(str\), no number, name or several"):
+        prepare([(jpeg(0), "a"), (jpeg(1), name)], tmp_path / "data")
+
+
+def test_of_a_label_that_is_none_its_value_and_type_are_named(tmp_path):
+    """Beside the bytes of an image it was not seen."""
+    with pytest.raises(InputError, match=r"train: pair 0 has the label None \(NoneType\), no number"):
+        prepare([(jpeg(0), None)], tmp_path / "data")
+
+
+def test_names_of_any_bytes_are_kept(tmp_path):
+    manifest = prepare([(jpeg(0), "b\udcff"), (jpeg(1), "a")], tmp_path / "data")
+    assert manifest.classes == ("a", "b\udcff")

@@ -53,7 +53,7 @@ def test_adans_steps_stay_a_plain_number_from_the_start() -> None:
 
 
 def test_other_groups_than_those_saved_get_the_count_that_these_share() -> None:
-    """As after --resume PATH with another optim.layer_decay: new groups once counted from 0, and were corrected anew."""
+    """As after --resume PATH with another optim.layer_decay: new groups once counted from 0."""
     groups = [{"params": [torch.nn.Parameter(torch.ones(3))], "weight_decay": 0.0} for _ in range(3)]
     optimizer = OPTIMIZERS["timm:lamb"].build(groups, OptimSection(name="timm:lamb", lr=0.1))
     set_group_scalars(optimizer, ("step",), {"group0/step": 7.0, "group1/step": 7.0, "loss_scale": 2.0})
