@@ -361,9 +361,9 @@ def test_wrong_json_lines_are_refused(tmp_path, line, words):
         ([("0.png", [1.0]), ("1.png", [1.0, 2.0])], "pair 1 has 2 targets, and those before it have others"),
         ([("0.png", 1.5), ("1.png", 2)], "pair 1 has 0 targets, and those before it have others"),
         ([("0.png", [])], "pair 0 has the targets"),
-        ([("0.png", ["a"])], "pair 0 is"),
-        ([("0.png", [[1.0]])], "pair 0 is"),
-        ([("0.png", None)], "pair 0 is"),
+        ([("0.png", ["a"])], "pair 0 has the label"),
+        ([("0.png", [[1.0]])], "pair 0 has the label"),
+        ([("0.png", None)], "pair 0 has the label"),
     ],
 )
 def test_wrong_pairs_are_refused(tmp_path, pairs, words):
