@@ -6,7 +6,7 @@ import pytest
 
 from widemix.analysis.evaluation import plot_confusion
 from widemix.evaluation.assessment import Assessment, Details
-from widemix.plots.style import as_png, label
+from widemix.plots.style import as_png, label, literal, new_figure, styled
 
 DETAILS = Details([[1, 0], [1, 0]], [100.0, 0.0], [], 0.0)
 
@@ -40,3 +40,12 @@ def test_a_label_leaves_out_the_hash_of_a_studys_run():
     assert label("runs/a/cifar10-s_mixer_seed-0_eb0b37165e") == "cifar10-s_mixer_seed-0"
     assert label("runs/a/s_mixer_eb0b37165e/checkpoints/00000100") == "s_mixer step 100"
     assert label("runs/digits_0123456789a") == "digits_0123456789a"  # eleven digits: a name of its own
+
+
+@styled
+def test_names_of_any_bytes_are_drawn():
+    """A class folder's may be no UTF-8, of which matplotlib made a traceback; dollars are no mathematics."""
+    figure, axes = new_figure(2, 2)
+    axes.set_xticks([0], [literal("\udcff$a$")])
+    figure.canvas.draw()
+    assert axes.get_xticklabels()[0].get_text() == r"?\$a\$"
