@@ -16,7 +16,7 @@ from pathlib import Path
 from widemix.studies.baselines import baseline_lines, count_below
 from widemix.studies.claims import Verdict, decide, verdicts
 from widemix.studies.findings import findings
-from widemix.studies.page import claims_table, escaped
+from widemix.studies.page import Searched, claims_table, escaped
 from widemix.studies.papers import Entry, Paper, check_estimate
 from widemix.studies.plan import Plan, make_plan, open_trials
 from widemix.studies.results import Result, collect
@@ -62,10 +62,14 @@ class Held:
         return self.plan.path.stem
 
     @cached_property
+    def _searched(self) -> Searched:
+        """The points whose values are searched, with their trials."""
+        return self.plan.searched()
+
+    @cached_property
     def ended(self) -> bool:
         """Whether its search and all its runs have ended."""
-        searched = self.plan.searched()
-        complete = not any(open_trials(trials) for _, trials in searched)
+        complete = not any(open_trials(trials) for _, trials in self._searched)
         return complete and all(result.row is not None for result in self.results)
 
     @cached_property
@@ -75,10 +79,10 @@ class Held:
         decided = self.ended and not self.below if study.by_protocol else not study.measured
         return verdicts(self.results, study) if decided else []
 
-    @property
+    @cached_property
     def at_edge(self) -> list[str]:
         """The points whose best values are still the least or the greatest that were searched."""
-        return [arm.name for arm, trials in self.plan.searched() if arm.at_edge(trials)]
+        return [arm.name for arm, trials in self._searched if arm.at_edge(trials)]
 
     @property
     def core_hours(self) -> float:
