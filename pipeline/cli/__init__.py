@@ -1,5 +1,6 @@
 """The command `widemix`."""
 
+import codecs
 import io
 import os
 import sys
@@ -8,8 +9,8 @@ from threading import Timer, main_thread
 
 def main() -> None:
     """Run the command line of this process, and exit with its exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # print file names with the bytes that they have on disk
-        sys.stdout.reconfigure(errors="surrogateescape")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        print_all_text(sys.stdout)
     timer = Timer(2.0, _name_import)
     timer.daemon = True
     if sys.stderr.isatty():  # for somebody who waits; what reads an error needs that line alone
@@ -29,6 +30,21 @@ def main() -> None:
     finally:
         timer.cancel()
     sys.exit(code)
+
+
+def print_all_text(stream: io.TextIOWrapper) -> None:
+    r"""Let a stream take file names with the bytes that they have on disk, and what its encoding lacks as \xe9."""
+    codecs.register_error("widemix", _encode)
+    stream.reconfigure(errors="widemix")
+
+
+def _encode(error: UnicodeError) -> tuple[str | bytes, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    error.end = error.start + 1  # what follows may be of the other kind
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeEncodeError:
+        return codecs.backslashreplace_errors(error)
 
 
 def _name_import() -> None:

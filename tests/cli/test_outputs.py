@@ -11,6 +11,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from widemix.bench.report import report
+from widemix.cli import print_all_text
 from widemix.cli.options import write_outputs
 
 NUMBERS = {"a": 1.5, "b": [None, 2]}
@@ -77,3 +78,11 @@ def test_a_benchmarks_file_has_the_rows_and_the_machine(tmp_path, capsys):
         ["parts", "of", "theirs:"], ["0", "0%", "a"], ["0", "0%", "b"],
     ]  # fmt: skip
     report(rows, ["numpy"], None)
+
+
+def test_what_an_encoding_lacks_is_escaped_and_a_files_bytes_are_printed_as_they_are():
+    for encoding, expected in (("ascii", b"\\xe9\xff\xfe\\u2192a"), ("utf-8", b"\xc3\xa9\xff\xfe\xe2\x86\x92a")):
+        stream = io.TextIOWrapper(buffer := io.BytesIO(), encoding)
+        print_all_text(stream)
+        print("é\udcff\udcfe→a", file=stream, end="", flush=True)
+        assert buffer.getvalue() == expected
