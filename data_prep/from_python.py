@@ -101,6 +101,8 @@ def _numbers(label: Any) -> int | np.ndarray:
     if isinstance(label, float | np.floating):
         return np.array([label], TARGET)
     if isinstance(label, Sequence | np.ndarray) and np.ndim(label) == 1:
+        if np.iscomplexobj(label) or np.ma.is_masked(label):  # NumPy drops the half of these that no float has
+            raise TypeError
         with np.errstate(over="ignore"):  # an infinity is refused
             return np.asarray(label, np.float64).astype(TARGET)
     return operator.index(label)

@@ -364,6 +364,8 @@ def test_wrong_json_lines_are_refused(tmp_path, line, words):
         ([("0.png", ["a"])], "pair 0 has the label"),
         ([("0.png", [[1.0]])], "pair 0 has the label"),
         ([("0.png", None)], "pair 0 has the label"),
+        ([("0.png", np.array([1 + 2j]))], "pair 0 has the label"),
+        ([("0.png", np.ma.array([1.0, 2.0], mask=[True, False]))], "pair 0 has the label"),
     ],
 )
 def test_wrong_pairs_are_refused(tmp_path, pairs, words):
