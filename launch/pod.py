@@ -14,7 +14,7 @@ from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, read_rank_statuses
 from widemix.errors import Exit, InputError
-from widemix.launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun
+from widemix.launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun, train_program
 
 # Codes from 128 mean to Kubeflow's operators that another start may help.
 START_AGAIN = 128 + 15
@@ -33,7 +33,7 @@ def run_pod(train: list[str], stage_to: str) -> Exit:
     with tempfile.TemporaryDirectory() as folder:
         os.environ[STATUS_DIR_VARIABLE] = folder
         try:
-            run_torchrun(["-m", "widemix", "train", *train, f"--data.path={data}"])
+            run_torchrun(["-m", *train_program(train, data)])
         except ChildFailedError as error:
             print(error, file=sys.stderr, flush=True)
         finally:

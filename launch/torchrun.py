@@ -12,6 +12,7 @@ from widemix.errors import InputError
 from widemix.launch.relay import Relay
 from widemix.launch.stage import stage
 from widemix.recipe import load_recipe
+from widemix.recipe.yaml_text import yaml_text
 from widemix.torch_support import OLDEST, TORCHRUN_STOPS_RANKS, torch_is_at_least
 
 SHUTDOWN_TIMEOUT_S = 270  # for the ranks to save; train.sbatch and the manifests ask for 300
@@ -48,6 +49,11 @@ def data_for(train: Sequence[str], stage_to: str, relay: Relay | None = None) ->
     if not stage_to:
         return data
     return stage(data, local_folder(stage_to), relay)
+
+
+def train_program(train: Sequence[str], data: Path) -> list[str]:
+    """Return the module that each rank runs, and its arguments, with the path of the data on this node."""
+    return ["widemix", "train", *train, f"--data.path={yaml_text(str(data))}"]
 
 
 def local_folder(stage_to: str) -> Path:

@@ -24,7 +24,7 @@ from widemix.launch.environment import unpack
 from widemix.launch.relay import Neighbour, Relay
 from widemix.launch.slurm.elastic import Meeting, train_elastic
 from widemix.launch.slurm.finish import FAULTY_NODES, STARTED
-from widemix.launch.torchrun import check_torch, data_for, local_folder, run_torchrun, stop_options
+from widemix.launch.torchrun import check_torch, data_for, local_folder, run_torchrun, stop_options, train_program
 from widemix.processes import end_with_parent
 
 LOCAL_VARIABLE = "WIDEMIX_ENVIRONMENT"  # the environment that a node has changed to
@@ -145,7 +145,7 @@ def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
         if _can_exclude(_preflight(arguments, data), os.environ):
             return Exit.FAILED
         note_part("preflight")
-    command = torchrun_command(arguments, ["widemix", "train", *train, f"--data.path={data}"], os.environ)
+    command = torchrun_command(arguments, train_program(train, data), os.environ)
     (arguments.logs / f"node-{os.environ['SLURM_NODEID']}.json").write_text(json.dumps(command) + "\n")
     run_torchrun(command)
     return Exit.DONE
@@ -172,7 +172,7 @@ def _run_elastic(arguments: argparse.Namespace, train: list[str]) -> Exit:
         run_torchrun(command)
 
     with _relay(arguments, os.environ) as relay:  # for nodes that are late, too
-        program = ["widemix", "train", *train, f"--data.path={data_for(train, arguments.stage, relay)}"]
+        program = train_program(train, data_for(train, arguments.stage, relay))
         note_part("staging")
         nodes = int(os.environ["SLURM_STEP_NUM_NODES"])
         train_elastic(Meeting(store, node, nodes, arguments.sizes), node, attempt, arguments.restarts)

@@ -14,7 +14,8 @@ import yaml
 
 from widemix.errors import InputError
 from widemix.recipe import Recipe, recipe_hash
-from widemix.studies.study_run import StudyRun, yaml_text
+from widemix.recipe.yaml_text import parse_yaml, yaml_text
+from widemix.studies.study_run import StudyRun
 
 TABLE = "cells.tsv"
 
@@ -47,10 +48,14 @@ def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] =
 def _values(text: str, option: str) -> list[str]:
     """Split at commas, but not within brackets."""
     try:
-        values = yaml.safe_load(f"[{text}]")
+        nodes, values = yaml.compose(f"[{text}]", yaml.SafeLoader).value, yaml.safe_load(f"[{text}]")
     except yaml.YAMLError:
         raise InputError(f"--vary {option}: the values should be YAML, separated by commas") from None
-    texts = [yaml_text(value) for value in values]
+    texts = []
+    for node, value in zip(nodes, values, strict=True):
+        # As typed what recipes read otherwise than PyYAML: 1e-3, a number there, and 20:30, none.
+        typed = node.value if isinstance(node, yaml.ScalarNode) and node.style is None else None
+        texts.append(typed if typed and parse_yaml(typed) != value else yaml_text(value))
     if bad := [text for text in texts if not text or "\t" in text or "\n" in text]:
         raise InputError(f"--vary {option}: {bad[0]!r} cannot be a value")
     return texts

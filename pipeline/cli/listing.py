@@ -97,8 +97,8 @@ def _rows(found: "list[RunSummary]", of_csv: bool = False) -> list[tuple[str, ..
     of_csv: with all keys, not `MOST` and the number of the others, and as programs read numbers and their absence.
     """
     from widemix.metrics import metric_heading
+    from widemix.recipe.yaml_text import yaml_text
     from widemix.run.listing import differing_keys
-    from widemix.studies.study_run import yaml_text
 
     most, absent, speed = (None, "", ".0f") if of_csv else (MOST, "-", ",.0f")
     folders = {run.path.parent for run in found}
@@ -131,8 +131,8 @@ def _rank(key: tuple[str, object]) -> int:
 
 
 def _diff(paths: list[Path]) -> Exit:
+    from widemix.recipe.yaml_text import yaml_text
     from widemix.run.listing import compare_recipes
-    from widemix.studies.study_run import yaml_text
 
     if len(paths) != 2:
         raise InputError(f"runs diff: takes two runs, got {len(paths)}")

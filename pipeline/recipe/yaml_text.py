@@ -1,7 +1,9 @@
 """YAML as recipes and studies are written: numbers as in YAML 1.2, no key twice, errors with their line."""
 
 import copy
+import json
 import re
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,15 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, _Yaml)
     except RecursionError:
         raise yaml.MarkedYAMLError(problem="lists or mappings are nested too deeply") from None
+
+
+def yaml_text(value: Any) -> str:
+    """Return a value that YAML has read as text that YAML reads as the same value, in quotes only where needed."""
+    if isinstance(value, str):
+        with suppress(yaml.YAMLError):
+            if parse_yaml(value) == value:
+                return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 _Yaml.yaml_implicit_resolvers = {

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from widemix.errors import InputError
+from widemix.recipe.yaml_text import yaml_text
 from widemix.studies.protocol import Range, Search
-from widemix.studies.study_run import StudyRun, yaml_text
+from widemix.studies.study_run import StudyRun
 
 _PRIMES = (2, 3, 5, 7, 11, 13)
 Outcome = Callable[[StudyRun], float | None]  # top-1 of a trial, %; nan if it diverged; None if it has not ended

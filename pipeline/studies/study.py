@@ -14,13 +14,13 @@ from widemix.errors import InputError, command
 from widemix.recipe import load_recipe, suggest
 from widemix.recipe.files import SHIPPED, find_recipe
 from widemix.recipe.renamed import current_name, warn_renamed
-from widemix.recipe.yaml_text import read_yaml, yaml_error_message
+from widemix.recipe.yaml_text import read_yaml, yaml_error_message, yaml_text
 from widemix.section import Section, key
 from widemix.studies.plotted import Figure, Published
 from widemix.studies.protocol import Claim, Place, Range, Search
 from widemix.studies.quantity import MEASURED
 from widemix.studies.solve import CONSTRAINTS, solve
-from widemix.studies.study_run import StudyRun, yaml_text
+from widemix.studies.study_run import StudyRun
 
 LEAST_SEEDS = 3  # of a study that searches first
 Solve = dict[Literal["omega", "weights", "forward_mflops"], float | list[float]]

@@ -102,8 +102,3 @@ class StudyRun:
 def unique(study_runs: Iterable[StudyRun]) -> list[StudyRun]:
     """Return the runs to train: one of each name, since lines of a figure may share a run."""
     return list({study_run.name: study_run for study_run in study_runs}.values())
-
-
-def yaml_text(value: object) -> str:
-    """Return a value that YAML has read as text that YAML reads as the same value."""
-    return value if isinstance(value, str) else json.dumps(value)

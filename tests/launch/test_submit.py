@@ -18,7 +18,7 @@ import pytest
 
 from tests.conftest import ROOT
 from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import run_command
+from widemix.command_line.commands import run_command, split_overrides
 from widemix.distributed.rank_status import RankStatus, read_rank_statuses
 from widemix.distributed.start_times import VARIABLE
 from widemix.errors import Exit, InputError
@@ -30,7 +30,7 @@ from widemix.launch.slurm.finish import _finish, judge, saved_step
 from widemix.launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
 from widemix.launch.slurm.ports import free_ports
 from widemix.launch.slurm.study_runs import cross, kept_path, merge, ranges, unfinished
-from widemix.launch.torchrun import check_torch
+from widemix.launch.torchrun import check_torch, train_program
 from widemix.recipe import dump_recipe, load_recipe
 
 RECIPE = ROOT / "recipes/digits/mixer.yaml"
@@ -302,6 +302,60 @@ def test_a_stage_folder_whose_variable_the_node_lacks_is_why_the_job_ended(digit
     assert after == "7.0: step 0, 0.0 min on no node"
 
 
+@pytest.fixture
+def batch(tmp_path, monkeypatch):
+    """Runs train.sbatch on two nodes with commands that only note their words, of which Python ends with 75.
+
+    batch(question, unanswered) -> exit code, output, and the words. unanswered: how often Slurm's controller does not
+    answer each question that begins so.
+    """
+    (tmp_path / "noted").mkdir()
+    note = f'#!/bin/bash\nwords="${{0##*/}} $*"; echo "$words" >>{tmp_path}/noted/words\n'
+    lines = {
+        "srun": "",
+        "sleep": "",
+        "python": "case $2 in *.ports) echo 1,2,3 ;; *.finish) exit 75 ;; esac",
+        "scontrol": f"""asked=$(grep -cFx -- "$words" {tmp_path}/noted/words)
+        [[ $* != $QUESTION* || $asked -gt $UNANSWERED ]] || exit 1
+        case "$1 $2" in
+            "show hostnames") printf 'n1\\nn2\\n' ;;
+            "show node") echo "NodeName=$4 NodeAddr=10.0.0.${{4#n}} State=ALLOCATED" ;;
+            "show job") echo "JobId=7 JobState=RUNNING Restarts=0 SubmitTime=2026-11-27 ExcNodeList=(null)" ;;
+        esac""",
+    }
+    for name, text in lines.items():
+        (tmp_path / name).write_text(f"{note}{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1", "SLURM_CPUS_ON_NODE": "4"}
+    words = [str(tmp_path / "a run"), "1", "2", "100", "no", "", "", "", "", "python", "--", "digits/mixer"]
+
+    def run(question: str, unanswered: int) -> tuple[int, str, list[str]]:
+        environ = os.environ | job | {"QUESTION": question, "UNANSWERED": str(unanswered)}
+        script = ["bash", str(ROOT / "launch/slurm/train.sbatch"), *words]
+        done = subprocess.run(script, env=environ, capture_output=True, text=True)
+        return done.returncode, done.stdout, (tmp_path / "noted/words").read_text().splitlines()
+
+    return run
+
+
+def test_a_controller_that_is_busy_or_starts_anew_is_asked_again(batch):
+    """One unanswered question left a job without its requeue, or its nodes at a wrong address for a day."""
+    code, output, words = batch("", 2)
+    assert code == 75
+    assert output.splitlines()[-1] == "job 7 is requeued"
+    assert words[-1] == "scontrol requeue 7"
+    (started,) = [line for line in words if line.startswith("srun")]
+    assert "--addresses 10.0.0.1,10.0.0.2 " in started
+
+
+def test_a_job_whose_nodes_have_no_address_does_not_start(batch):
+    code, output, words = batch("show node --oneliner n1", 99)
+    assert code == 1
+    assert output == "n1 n2: Slurm's controller gives no address of some of them\n"
+    assert not [line for line in words if line.startswith("srun")]
+
+
 @pytest.mark.parametrize(("nodes", "without"), [(2, True), (3, False)])
 def test_a_faulty_node_is_kept_if_the_partition_has_too_few_others(tmp_path, monkeypatch, capsys, nodes, without):
     """Of n0 to n4, n0 and n1 are already excluded, and n3 is faulty."""
@@ -471,6 +525,8 @@ def test_cells_are_the_product_and_keep_their_lines(tmp_path):
     names = [study_run.name.rpartition("_")[0] for study_run in study_runs[:2]]
     assert names == ["digits-mixer_seed-0_scale-0.1_1_lr-1e-3", "digits-mixer_seed-0_scale-0.5_1_lr-1e-3"]
     assert study_runs[1].overrides == (("train.seed", "0"), ("augment.scale", "[0.5, 1]"), ("optim.lr", "1e-3"))
+    profiles = [study_run.recipe.train.profile for study_run in cross(RECIPE, ["train.profile=20:30,1:40"])]
+    assert profiles == ["20:30", "1:40"]  # once 1230 and 100, YAML 1.1's numbers to the base of 60
     two, zero = cross(RECIPE, ["train.seed=2,0"])
     (tmp_path / "cells.tsv").write_text("".join(f"{line}\n" for line in merge(tmp_path, [two, zero])))
     wider = cross(RECIPE, ["train.seed=0,1,2"])
@@ -658,6 +714,12 @@ def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
     assert parse_rendezvous_endpoint(endpoint, 1) == (head, 20015)
     assert parsed.local_addr == head
     assert (parsed.training_script, parsed.training_script_args) == ("widemix", ["train", "r.yaml"])
+
+
+def test_ranks_train_on_the_data_of_their_node_whatever_is_in_its_path():
+    """Of /data/set #2 they were told /data/set, the rest being a comment to YAML, and trained on that."""
+    _, overrides = split_overrides(train_program(["recipe.yaml"], Path("/data/set #2: 'a'")))
+    assert load_recipe(RECIPE, overrides).data.path == "/data/set #2: 'a'"
 
 
 def test_nodes_of_an_elastic_job_meet_in_its_store_and_torchrun_starts_no_rank_again(tmp_path):
