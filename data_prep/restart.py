@@ -99,10 +99,9 @@ def run_codec(
 
 
 def segment_table(data: bytes) -> bytes:
-    """The table of a baseline JPEG with restart markers at the interval of its frame, or `NO_SEGMENTS`."""
+    """The table of a JPEG written here, in colour and one scan; `NO_SEGMENTS` unless each interval has its marker."""
     frame = plain_frame(data)
-    if frame is None or frame.progressive or not frame.common_sampling:
-        return NO_SEGMENTS
+    assert frame is not None
     across, down = frame.mcu
     interval = interval_for(frame.width, across)
     starts = [frame.scan, *(match.end() for match in MARKER.finditer(data, frame.scan))]

@@ -120,6 +120,10 @@ def test_shards_that_are_cut_short_are_refused(tmp_path, jpeg):
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(InputError, match=r"train\.tar: is cut short"):
         webdataset.read(tmp_path)
+    for size, words in ((0, "is cut short"), (1023, "is cut short"), (1024, "holds no samples")):  # two blocks end it
+        path.write_bytes(bytes(size))
+        with pytest.raises(InputError, match=rf"train\.tar: {words}"):
+            webdataset.read(tmp_path)
 
 
 def test_a_damaged_header_of_a_sparse_file_is_refused(tmp_path):

@@ -205,6 +205,28 @@ def test_a_line_that_is_cut_is_taken_up_again(tmp_path, prepared):
         assert server.asked.count("train.beton") == pieces + 1
 
 
+def test_why_a_file_cannot_be_read_is_the_first_line_of_the_last_try(memory, monkeypatch):
+    answers = [b"12", OSError("the line was cut\nat 3 bytes"), b"12", OSError("the line was cut\nat 3 bytes")]
+
+    def answer(*_, **__):
+        if isinstance(given := answers.pop(), Exception):
+            raise given
+        return given
+
+    monkeypatch.setattr(type(memory), "cat_file", answer)
+    folder = remote.open_remote("memory://bucket")
+    monkeypatch.setattr(remote, "TRIES", 1)
+    for why in (r"OSError: the line was cut", "2 of 3 bytes came: the line was cut, or the server gives no ranges"):
+        with pytest.raises(
+            RunError, match=rf"^memory://bucket/a: cannot be read \({why}\); the same command resumes$"
+        ):
+            folder.read("a", 5, 8)
+    monkeypatch.setattr(remote, "TRIES", 2)
+    with pytest.raises(RunError, match=r"\(2 of 3 bytes came"):
+        folder.read("a", 5, 8)
+    assert answers == []
+
+
 def test_files_are_downloaded_at_once_and_all_stop_with_one(tmp_path, memory, monkeypatch):
     together, read, asked, stopped = threading.Barrier(4), type(memory).cat_file, [], threading.Event()
 

@@ -120,6 +120,17 @@ def test_nothing_of_an_archive_leaves_its_folder(tmp_path, name):
     assert [path.name for path in (tmp_path / "local").iterdir()] == [f".{named.stem}.lock"]
 
 
+def test_nothing_is_unpacked_through_a_link_in_the_way(tmp_path, environment):
+    """Others may write to the disk of a node."""
+    archive, local, other = pack(tmp_path, environment), tmp_path / "local", tmp_path / "other"
+    for folder in (local, other):
+        folder.mkdir()
+    (local / f"{archive.stem}.unfinished").symlink_to(other)
+    with pytest.raises(InputError, match=r"cannot be unpacked to .*File exists"):
+        unpack(archive, local)
+    assert not list(other.iterdir())
+
+
 def test_no_file_becomes_another_users_or_a_privileged_one(tmp_path, environment):
     (environment / "bin/tool").write_text("")
     (environment / "bin/tool").chmod(0o6777)

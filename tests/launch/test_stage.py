@@ -107,6 +107,17 @@ def test_four_processes_copy_once(tmp_path, folder):
     assert "".join(errors for _, errors in outputs).count("copying from") == 1
 
 
+def test_what_another_process_copies_is_waited_for_with_a_line(tmp_path, folder, monkeypatch, capsys):
+    copy, said = stage(folder, tmp_path / "local"), []
+    lock = tmp_path / f"local/.{copy.name}.lock"
+    with lock.open("a") as file:
+        assert module.try_lock(file.fileno())
+        capsys.readouterr()
+        monkeypatch.setattr(module, "wait_for_lock", lambda _: said.append(capsys.readouterr().err))
+        assert stage(folder, tmp_path / "local") == copy
+    assert said == [f"{lock}: waiting for the process that copies\n"]
+
+
 def test_a_killed_copy_is_resumed(tmp_path, folder, monkeypatch):
     copied = []
     original = os.pwrite

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from tests.conftest import ROOT
 from widemix.command_line.arguments import Parser
@@ -510,6 +511,27 @@ def test_nodes_wait_for_the_last_however_long_it_stages():
         assert not wait(early, timeout=0.5).done
         last = pool.submit(wait_for_all_nodes, arguments, places[2])
         assert [future.result(300).get("all") for future in (*early, last)] == [b"here"] * 3
+
+
+def test_a_node_of_an_elastic_job_trains_again_after_a_rank_has_failed(tmp_path, monkeypatch, digits):
+    commands, job = [], 50_000 + os.getpid()
+
+    def fail_once(command):
+        commands.append(command)
+        if len(commands) == 1:
+            raise ChildFailedError("train", {0: ProcessFailure(0, 1, 1, "none")})
+
+    monkeypatch.setattr(node_module, "run_torchrun", fail_once)
+    for name, value in (("NODEID", "0"), ("JOB_ID", str(job)), ("STEP_NUM_NODES", "1")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    arguments = Namespace(
+        addresses=["127.0.0.1"], ports=free_ports(job), logs=tmp_path, ranks=2, restarts=1,
+        sizes=[1], stage="", environment=None,
+    )  # fmt: skip
+    assert _start(arguments, [str(RECIPE), "--data.path", str(digits)]) == Exit.DONE
+    assert [command[command.index("--rdzv-id") + 1] for command in commands] == [f"train-{job}-0-{n}" for n in (0, 1)]
+    assert commands[1][-3:] == ["--data.path", str(digits), f"--data.path={digits}"]
+    assert json.loads((tmp_path / "node-0.json").read_text()) == commands[1]
 
 
 def finish(study_run, folder):

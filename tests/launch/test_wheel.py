@@ -1,11 +1,14 @@
 """What the wheel installs: one package, which prepares and trains outside any checkout and without FFCV."""
 
+import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 from tests.conftest import ROOT
 from widemix.errors import Exit, InputError
 from widemix.launch import wheels
+from widemix.native.build import BuildError
 from widemix.recipe.files import SHIPPED, find_recipe, load_recipe
 
 # A folder of a checkout taken for a module: `pipeline.train`, `-m launch.pod`, `from data_prep import`; but paths and
@@ -96,6 +100,36 @@ def test_shipped_recipes_are_found_by_name_unless_there_is_a_file(tmp_path: Path
         load_recipe("digits/rp_mixr.yaml")
     with pytest.raises(InputError, match=r"mnist/monarh: no such recipe; did you mean mnist/monarch\?"):
         load_recipe("mnist/monarh")
+
+
+def test_sources_are_downloaded_once_and_are_those_of_the_hash(tmp_path: Path, monkeypatch, capsys) -> None:
+    (tmp_path / wheels.JPEG).mkdir()
+    (tmp_path / wheels.JPEG / "CMakeLists.txt").write_text("set(VERSION 3.2.0)\n")
+    archive = Path(shutil.make_archive(str(tmp_path / "jpeg"), "gztar", tmp_path, wheels.JPEG))
+    monkeypatch.setattr(wheels, "JPEG_URL", archive.as_uri())
+    folder = tmp_path / "build" / wheels.JPEG
+    with pytest.raises(BuildError, match=r"jpeg\.tar\.gz: is not the file it was; its SHA-256 is not 6f30"):
+        wheels.download(folder)
+    assert not folder.exists()
+    monkeypatch.setattr(wheels, "JPEG_SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
+    for said in (f"downloading {archive.as_uri()}\n", ""):
+        capsys.readouterr()
+        assert wheels.check_jpeg(wheels.download(folder)) == folder
+        assert capsys.readouterr().out == said
+
+
+def test_setuptools_leaves_everything_where_it_is_told(tmp_path: Path) -> None:
+    project, dist = tmp_path / "project", tmp_path / "dist"
+    project.mkdir()
+    (project / "setup.cfg").write_text("[metadata]\nname = tiny\nversion = 1.0\n[options]\npy_modules = tiny\n")
+    (project / "tiny.py").write_text("")
+    words = ("build", "bdist_wheel", "--plat-name", "manylinux_2_28_aarch64", "--dist-dir", dist)
+    wheels.run_setuptools(project, tmp_path / "work", *words)
+    assert sorted(path.name for path in project.iterdir()) == ["setup.cfg", "tiny.py"]
+    (wheel,) = dist.iterdir()
+    assert wheel.name == "tiny-1.0-py3-none-manylinux_2_28_aarch64.whl"
+    with zipfile.ZipFile(wheel) as file:
+        assert "tiny.py" in file.namelist()
 
 
 def test_building_wheels_names_what_is_missing(tmp_path: Path, monkeypatch, capsys) -> None:
