@@ -71,8 +71,11 @@ def _plot_panel(ax: Axes, lines: dict[str, list[Point]], published: Sequence[Pub
         _whole_ticks(ax, lines)
     elif positive_x:
         log_axis(ax, "x")
-    if study.figure.log_y and positive_y:
-        log_axis(ax, "y")
+    if study.figure.log_y:
+        if positive_y:
+            log_axis(ax, "y")
+    elif ax.dataLim.y0 < 0 <= min([y for _, y in everywhere] + [y for one in published for _, y, *_ in one.points]):
+        ax.set_ylim(bottom=0)  # below it are bars alone, of an error that is never there
     if study.figure.pareto_hull and everywhere and not names:
         plot_pareto_hull(ax, everywhere)
     ax.grid(alpha=0.25)

@@ -73,6 +73,17 @@ def test_the_figure_shows_means_standard_deviations_missing_points_and_what_was_
     assert losses.get_xlabel() == "effective width m"
 
 
+@pytest.mark.parametrize(("tops", "reaches_0"), [((100.0, 99.5, 60.0), True), ((40.0, 42.0, 41.0), False)])
+def test_no_axis_goes_below_0_for_bars_of_errors_that_cannot(study, tmp_path, plotted, tops, reaches_0):
+    for study_run, top1 in zip(study_runs_of(study, read_study(study)), tops, strict=False):
+        pretend(study_run, tmp_path, top1)
+    ((ax,),) = plotted(*results_of(study, tmp_path))
+    assert bars(ax)[next(iter(bars(ax)))][0][1] == pytest.approx(100 - statistics.fmean(tops))
+    assert (ax.dataLim.y0 < 0) == reaches_0
+    assert (ax.get_ylim()[0] == 0) == reaches_0
+    assert ax.get_ylim()[0] >= 0
+
+
 def test_errors_of_held_out_images_are_called_so(study, tmp_path, plotted):
     study.write_text(study.read_text() + "set: {data.eval_split: holdout}\n")
     results, parsed = results_of(study, tmp_path)
