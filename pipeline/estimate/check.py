@@ -20,7 +20,7 @@ def rehearsed(recipe: Recipe, network: Pass, cluster: Cluster, memory: float) ->
     """A step on fake ranks, and how far the estimate is from what was counted."""
     counts = rehearse(recipe, cluster.gpus, cluster.local)
     rows = []
-    for collective in step_traffic(recipe.engine, recipe.train, network):
+    for collective in step_traffic(recipe.engine, recipe.train, network, cluster):
         if counted := counts.bytes.get(collective.kind):
             error = f"the estimate is {collective.bytes / counted - 1:+.1%} off"
             note = f"a step, in {counts.calls[collective.kind]} calls; {error}"

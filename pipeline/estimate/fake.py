@@ -20,6 +20,8 @@ from widemix.models.registry import build_model, empty_inputs
 from widemix.models.sw_mlp.sparse import SparseLinear
 from widemix.optim.dtensor import local_part
 from widemix.recipe import Recipe
+from widemix.recipe.train import TrainSection
+from widemix.training.finetune import UNUSED, freeze, unused_parameters
 
 GPU = torch.device("cuda")
 
@@ -48,6 +50,7 @@ def fake_network(
     """
     with torch.device("meta"):
         module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(dtype)
+    unused = unused_of(recipe, module)
     fakes: dict[int, torch.Tensor] = {}
     with mode:
         for submodule in module.modules():
@@ -58,8 +61,21 @@ def fake_network(
                     if tensor is not None:
                         table[name] = fakes.setdefault(id(tensor), _like(tensor))  # type: ignore[assignment]
     train = recipe.train.model_copy(update={"compile": False, "fp8": False, "head_bias": 0.0})
-    prepare(module, train, torch.device("cpu"))
+    prepare_to_train(module, train, torch.device("cpu"), unused)
     return module
+
+
+def unused_of(recipe: Recipe, module: nn.Module) -> set[str]:
+    """Return the parameters that `train.freeze: [unused]` means, before the network is prepared."""
+    inputs = empty_inputs(recipe.model, 2, recipe.data.image_size)
+    return unused_parameters(module, inputs) if UNUSED in recipe.train.freeze else set()
+
+
+def prepare_to_train(module: nn.Module, train: TrainSection, device: torch.device, unused: set[str]) -> None:
+    """Prepare the network in place as a run does, and freeze what `train.freeze` says."""
+    prepare(module, train, device)
+    if train.freeze:
+        freeze(module, train.freeze, unused)
 
 
 def fake_inputs(recipe: Recipe, micro: int) -> torch.Tensor:

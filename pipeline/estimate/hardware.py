@@ -94,6 +94,10 @@ class Cluster(NamedTuple):
         wire = network_bandwidth(self.network)
         return self.kind.link if self.hosts == 1 else min(wire, self.kind.link)
 
+    def sharers(self, engine: str, sharding: str) -> int:
+        """The number of GPUs that share what an engine shards."""
+        return self.local if engine == "fsdp" and sharding == "hybrid" else self.gpus
+
     def check(self) -> None:
         """Raise `InputError` if there can be no such cluster."""
         if self.gpus < 1:

@@ -7,9 +7,8 @@ import torch
 
 from widemix.data.precision import DTYPES, autocast
 from widemix.distributed.topology import read_topology
-from widemix.engine import prepare
 from widemix.engine.memory_layout import choose_memory_layout, use_memory_layout
-from widemix.estimate.fake import fake_inputs
+from widemix.estimate.fake import fake_inputs, prepare_to_train, unused_of
 from widemix.estimate.hardware import Gpu
 from widemix.estimate.network import Pass
 from widemix.models.registry import build_model
@@ -60,7 +59,7 @@ def measured_pass(
     """
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-    prepare(module, recipe.train, device)
+    prepare_to_train(module, recipe.train, device, unused_of(recipe, module))
     module.to(device)
     if engine:
         use_memory_layout(module, choose_memory_layout(module, engine, recipe.train, micro, device))

@@ -23,14 +23,21 @@ class StateBytes:
 def state_bytes(
     parameters: int,
     *,
+    trained: int | None = None,
     optimizer: str = "adamw",
     engine: Literal["ddp", "fsdp", "deepspeed"] = "ddp",
     zero_stage: int = 0,
     world: int = 1,
     precision: Literal["fp32", "bf16", "fp16"] = "fp32",
     reduce_dtype: Literal["fp32", "bf16"] = "fp32",
+    ema: bool = False,
+    offload: bool = False,
 ) -> StateBytes:
     """Memory of `parameters` weights under `optim.name: OPTIMIZER` (Rajbhandari et al. 2020, section 3 and figure 1).
+
+    trained: how many of them are not frozen; by default all. world: ranks that share the shards. ema: with an average
+    of the trained weights, which is sharded as the optimizer's states are. offload: the optimizer's states, of FSDP
+    everything, are in host memory.
 
     DDP keeps weights and gradients in fp32 in any precision, and so does FSDP, sharded. DeepSpeed keeps them in half
     precision in bf16 and fp16, with an fp32 copy of the weights next to the optimizer's states, and adds gradients up
@@ -39,6 +46,10 @@ def state_bytes(
     """
     half = engine == "deepspeed" and precision != "fp32"
     stage = {"ddp": 0, "fsdp": 3, "deepspeed": zero_stage}[engine]
+    trained = parameters if trained is None else trained
+    offload &= stage > 0
+    if offload and engine == "fsdp":
+        return StateBytes(0, 0, 0)
 
     def shards(from_stage: int) -> int:
         return world if stage >= from_stage else 1
@@ -47,6 +58,6 @@ def state_bytes(
     wide = half and reduce_dtype == "fp32"  # below stage 2 these sums are next to the gradients in half precision
     return StateBytes(
         weights=number * parameters / shards(3),
-        gradients=(4 * wide + number * (not wide or stage < 2)) * parameters / shards(2),
-        optimizer=4 * (OPTIMIZERS[optimizer].states + half) * parameters / shards(1),
+        gradients=(4 * wide + number * (not wide or stage < 2)) * trained / shards(2),
+        optimizer=0 if offload else 4 * (OPTIMIZERS[optimizer].states + half + ema) * trained / shards(1),
     )

@@ -19,6 +19,7 @@ class Pass(NamedTuple):
     operators: list[tuple[str, int, int]]  # precision, FLOPs, bytes of memory traffic
     peak: int  # most bytes alive, without weights and inputs; few weights have a gradient at that moment
     weights: int
+    trained: int  # of the weights: those that are not frozen
     blocks: int  # number of blocks
     in_blocks: int  # weights of the blocks
 
@@ -59,8 +60,9 @@ def fake_pass(recipe: Recipe, micro: int, device: torch.device = GPU) -> Pass:
         (train.precision if kind == "bf16" else kind, flops, traffic) for kind, flops, traffic in recorder.operators
     ]
     blocks = list(getattr(module, "blocks", ()))
-    sizes = [sum(p.numel() for p in m.parameters()) for m in (module, nn.ModuleList(blocks))]
-    return Pass(operators, memory.peak - before, sizes[0], len(blocks), sizes[1])
+    weights, in_blocks = (sum(p.numel() for p in m.parameters()) for m in (module, nn.ModuleList(blocks)))
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return Pass(operators, memory.peak - before, weights, trained, len(blocks), in_blocks)
 
 
 class _NormsInFp32(TorchFunctionMode):

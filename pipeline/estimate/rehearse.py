@@ -18,10 +18,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from widemix.data.batches import Batch
 from widemix.distributed.topology import Topology
-from widemix.engine import build_engine, check_engine, prepare
+from widemix.engine import build_engine, check_engine
 from widemix.engine.contract import Engine
 from widemix.engine.ddp import DDPEngine
-from widemix.estimate.fake import MemoryTracker, fake_inputs, fake_mode, fake_network
+from widemix.estimate.fake import MemoryTracker, fake_inputs, fake_mode, fake_network, prepare_to_train, unused_of
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, check_world
 
@@ -56,7 +56,8 @@ def rehearse(recipe: Recipe, world: int, local_world: int) -> Rehearsal:
         mode: Any = nullcontext() if real else fake_mode()
         if real:
             module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-            prepare(module, train.model_copy(update={"compile": False, "fp8": False}), topology.device)
+            eager = train.model_copy(update={"compile": False, "fp8": False})
+            prepare_to_train(module, eager, topology.device, unused_of(recipe, module))
         else:
             module = fake_network(recipe, mode)
         memory = MemoryTracker()

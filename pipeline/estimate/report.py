@@ -92,24 +92,27 @@ def _model(recipe: Recipe) -> list[Row]:
 
 def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list[Row]:
     """Bytes on one GPU: weights, gradients and optimizer state by engine, and activations from fake tensors."""
-    engine = recipe.engine
+    engine, train = recipe.engine, recipe.train
     chosen = (engine.kind, engine.zero_stage if engine.kind == "deepspeed" else 0)
     rows, total = [], float(network.peak)
     for name, kind, stage in ENGINES:
         state = state_bytes(
             network.weights,
+            trained=network.trained,
             optimizer=recipe.optim.name,
             engine=kind,
             zero_stage=stage,
-            world=cluster.gpus,
-            precision=recipe.train.precision,
-            reduce_dtype=recipe.engine.reduce_dtype,
+            world=cluster.sharers(kind, engine.sharding),
+            precision=train.precision,
+            reduce_dtype=engine.reduce_dtype,
+            ema=train.ema_decay is not None and train.ema_device == "same",
+            offload=engine.cpu_offload,
         ).total
         note = "a GPU; weights, gradients and optimizer state" if kind == "ddp" else ""
         if (kind, stage) == chosen:
             total, note = total + state, f"{note}; the recipe's engine".removeprefix("; ")
         rows.append(Row(f"state, {name}", state, size(state), note))
-    blocks = ", activation checkpointing" if recipe.train.activation_checkpointing else ""
+    blocks = ", activation checkpointing" if train.activation_checkpointing else ""
     available = cluster.kind.memory
     warning = "" if total < available else f": too much; {cures(recipe, cluster)}"
     return [
@@ -127,20 +130,21 @@ def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list
 def _step(recipe: Recipe, network: Pass, cluster: Cluster) -> list[Row]:
     """Bytes of collectives, and seconds of computing by the roofline and of communication that does not overlap."""
     train, gpu, engine = recipe.train, cluster.kind, recipe.engine
-    traffic = step_traffic(recipe.engine, recipe.train, network) if cluster.gpus > 1 else []
+    traffic = step_traffic(engine, train, network, cluster) if cluster.gpus > 1 else []
     rows = []
     for collective in traffic:
-        seconds = collective.seconds(cluster.gpus, cluster.bandwidth)
-        note = f"a step, in {collective.calls} calls, {1e3 * seconds:.1f} ms at {cluster.bandwidth / 1e9:g} GB/s"
+        seconds, bandwidth = collective.seconds, collective.ring.bandwidth
+        note = f"a step, in {collective.calls} calls, {1e3 * seconds:.1f} ms at {bandwidth / 1e9:g} GB/s"
         rows.append(Row(collective.kind, collective.bytes, size(collective.bytes), note))
     replicated = engine.kind == "ddp" or (engine.kind == "deepspeed" and engine.zero_stage == 0)
     # The optimizer reads weights and gradients, reads and writes its states and writes weights, all in fp32.
-    moved = 4 * (3 + 2 * recipe.optim.spec.states) * network.weights / (1 if replicated else cluster.gpus)
+    sharers = 1 if replicated else cluster.sharers(engine.kind, engine.sharding)
+    moved = 4 * (3 + 2 * recipe.optim.spec.states) * network.trained / sharers
     computing, launching = network.seconds(gpu) / EFFICIENCY, len(network.operators) * LAUNCH
     compute = train.grad_accum_steps * max(computing, launching)
     update = moved / gpu.bandwidth / EFFICIENCY
     # The backward pass, which communication overlaps with, takes two thirds of the time.
-    exposed_s = exposed(traffic, cluster.gpus, cluster.bandwidth, compute * 2 / 3)
+    exposed_s = exposed(traffic, compute * 2 / 3)
     step = compute + update + exposed_s
     fraction = train.grad_accum_steps * network.flops / gpu.half / step
     emulated = "" if gpu.has_bf16 or train.precision != "bf16" else f"; a {cluster.gpu} has no bf16: use fp16"
@@ -175,12 +179,14 @@ def _run(recipe: Recipe, cluster: Cluster, step: float, samples: int | None) -> 
             f"train.global_batch {train.global_batch} exceeds the {count} samples ({origin}): an epoch has no step"
         )
     if count:
-        steps = count // train.global_batch * train.epochs
+        whole = count // train.global_batch * train.epochs
+        steps = min(whole, train.max_steps or whole)
+        ended = "; train.max_steps ends it" if steps < whole else ""
         hours = steps * step / 3600
         total = hours * cluster.gpus
         omitted = "without start, evaluation and checkpoints"
         rows += [
-            Row("steps", steps, f"{steps:,}", f"{train.epochs} epochs of {count:,} {sample}s ({origin})"),
+            Row("steps", steps, f"{steps:,}", f"{train.epochs} epochs of {count:,} {sample}s ({origin}){ended}"),
             Row("hours", hours, f"{hours:.2f}" if hours >= 0.1 else f"{hours:.1g} ({_minutes(hours)})", omitted),
             Row(
                 "GPU hours",

@@ -7,10 +7,17 @@ of them in an all-reduce and (W-1)/W in the others (Patarasuk & Yuan 2009; NCCL'
 import math
 from typing import NamedTuple
 
-from widemix.estimate.hardware import LATENCY
+from widemix.estimate.hardware import LATENCY, Cluster
 from widemix.estimate.network import Pass
 from widemix.recipe.engine import EngineSection
 from widemix.recipe.train import TrainSection
+
+
+class Ring(NamedTuple):
+    """Some ranks, and the bytes/s of the slowest link between them."""
+
+    ranks: int
+    bandwidth: float
 
 
 class Traffic(NamedTuple):
@@ -19,53 +26,57 @@ class Traffic(NamedTuple):
     kind: str  # all-reduce, all-gather, reduce-scatter
     bytes: float
     calls: int
+    ring: Ring
     hidden: bool  # overlaps with the backward pass
 
-    def seconds(self, world: int, bandwidth: float) -> float:
-        """Return the seconds on a ring of `world` ranks whose slowest link has `bandwidth` bytes/s."""
-        if world == 1:
+    @property
+    def seconds(self) -> float:
+        """The seconds that they take, one after the other."""
+        if self.ring.ranks == 1:
             return 0.0
-        passes = 2 if self.kind == "all-reduce" else 1
-        return passes * (world - 1) / world * self.bytes / bandwidth + self.calls * LATENCY
+        passes = (2 if self.kind == "all-reduce" else 1) * (self.ring.ranks - 1) / self.ring.ranks
+        return passes * self.bytes / self.ring.bandwidth + self.calls * LATENCY
 
 
-def step_traffic(engine: EngineSection, train: TrainSection, network: Pass) -> list[Traffic]:
+def step_traffic(engine: EngineSection, train: TrainSection, network: Pass, cluster: Cluster) -> list[Traffic]:
     """Return the collectives of a step, as `rehearse` counts them; `network` is the recipe's."""
-    weights, blocks, in_blocks = network.weights, network.blocks, network.in_blocks
+    weights, trained, blocks, in_blocks = network.weights, network.trained, network.blocks, network.in_blocks
+    ring = Ring(cluster.gpus, cluster.bandwidth)
     size = 4 if train.precision == "fp32" else 2
     reduced = 2 if engine.reduce_dtype == "bf16" else 4
     bucket = engine.bucket_cap_mb * 2**20
     if engine.kind == "ddp":
-        gradients = reduced * weights
-        return [Traffic("all-reduce", gradients, math.ceil(4 * weights / bucket), hidden=True)]
+        calls = math.ceil(4 * trained / bucket)
+        return [Traffic("all-reduce", reduced * trained, calls, ring, hidden=True)]
     if engine.kind == "fsdp":
+        times = train.grad_accum_steps
         gathered = size * (weights + in_blocks)  # blocks are gathered again for the backward pass
-        return [
-            Traffic(
-                "all-gather",
-                train.grad_accum_steps * gathered,
-                train.grad_accum_steps * (2 * blocks + 1),
-                hidden=True,
-            ),
-            Traffic("reduce-scatter", reduced * weights, blocks + 1, hidden=True),
-        ]
+        summed = [Traffic("reduce-scatter", reduced * trained, blocks + 1, ring, hidden=True)]
+        if engine.sharding == "hybrid" and cluster.hosts > 1:
+            ring = Ring(cluster.local, cluster.kind.link)
+            # Every GPU of a node sums its shard with the other nodes, by a share of the node's network.
+            between = Ring(cluster.hosts, cluster.bandwidth / cluster.local)
+            shards = Traffic("all-reduce", reduced * trained / cluster.local, blocks + 1, between, hidden=True)
+            summed = [summed[0]._replace(ring=ring), shards]
+        return [Traffic("all-gather", times * gathered, times * (2 * blocks + 1), ring, hidden=True), *summed]
     if engine.zero_stage == 0:
-        return [Traffic("all-reduce", reduced * weights, math.ceil(4 * weights / bucket), hidden=True)]
-    calls = math.ceil(weights / (bucket // 4))  # DeepSpeed counts elements of a bucket
+        return [Traffic("all-reduce", reduced * trained, math.ceil(4 * trained / bucket), ring, hidden=True)]
+    calls = math.ceil(trained / (bucket // 4))  # DeepSpeed counts elements of a bucket
+    overlaps = engine.overlap_comm
     if engine.zero_stage == 3:
         times = train.grad_accum_steps
         return [
-            Traffic("all-gather", size * weights, calls, hidden=engine.overlap_comm),
-            Traffic("reduce-scatter", times * reduced * weights, times * calls, hidden=engine.overlap_comm),
+            Traffic("all-gather", size * weights, math.ceil(weights / (bucket // 4)), ring, overlaps),
+            Traffic("reduce-scatter", times * reduced * trained, times * calls, ring, overlaps),
         ]
     times = train.grad_accum_steps if engine.zero_stage == 2 else 1
     return [
-        Traffic("all-reduce", times * reduced * weights, times * calls, hidden=engine.overlap_comm),
-        Traffic("all-gather", size * weights, calls, hidden=False),  # of the updated weights
+        Traffic("all-reduce", times * reduced * trained, times * calls, ring, overlaps),
+        Traffic("all-gather", size * trained, calls, ring, hidden=False),  # of the updated weights
     ]
 
 
-def exposed(traffic: list[Traffic], world: int, bandwidth: float, backward: float) -> float:
+def exposed(traffic: list[Traffic], backward: float) -> float:
     """Return the seconds of a step that communication adds to computing.
 
     backward: seconds of the backward pass, which hidden traffic overlaps with, except its last call: when that starts
@@ -73,10 +84,9 @@ def exposed(traffic: list[Traffic], world: int, bandwidth: float, backward: floa
     """
     exposed_s, overlapped, last = 0.0, 0.0, 0.0
     for part in traffic:
-        seconds = part.seconds(world, bandwidth)
         if part.hidden:
-            overlapped += seconds
-            last += seconds / part.calls
+            overlapped += part.seconds
+            last += part.seconds / part.calls
         else:
-            exposed_s += seconds
+            exposed_s += part.seconds
     return exposed_s + max(last, overlapped - backward)

@@ -22,8 +22,9 @@ def find_gpu(name: str) -> Gpu | None:
 def peak_fraction(recipe: Recipe, topology: Topology) -> float | None:
     """Return the seconds that training on a sample takes at the peak of all GPUs: samples/s times this is the MFU.
 
-    None on CPUs, on GPUs whose peak is not known, and for fp32 by TF32. FLOPs are those of `model_cost`, forward and
-    backward; what activation checkpointing computes again does not count.
+    None on CPUs, on GPUs whose peak is not known, for fp32 by TF32, and where weights are frozen, whose backward
+    pass is shorter. FLOPs are those of `model_cost`, forward and backward; what activation checkpointing computes
+    again does not count.
     """
     if topology.device.type != "cuda":
         return None
@@ -33,7 +34,7 @@ def peak_fraction(recipe: Recipe, topology: Topology) -> float | None:
 def fraction_of_peak(recipe: Recipe, device: str, world: int) -> float | None:
     """`peak_fraction` of so many GPUs of this name."""
     gpu, train = find_gpu(device), recipe.train
-    if gpu is None or (train.precision == "fp32" and train.matmul_precision == "high"):
+    if gpu is None or train.freeze or (train.precision == "fp32" and train.matmul_precision == "high"):
         return None
     cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     return cost.training_flops / (world * gpu.peak(train.precision))

@@ -21,7 +21,7 @@ from widemix.estimate.network import fake_pass
 from widemix.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
 from widemix.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, estimate
 from widemix.estimate.tables import named_rows, pairs_table
-from widemix.estimate.traffic import Traffic, exposed
+from widemix.estimate.traffic import Ring, Traffic, exposed
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, load_recipe
 from widemix.recipe.losses import softmax_loss
@@ -89,14 +89,38 @@ def test_networks_by_name_by_adapters_and_by_number():
 
 
 def test_a_ring_moves_what_it_must_and_hides_it_behind_the_backward_pass():
-    sums = Traffic("all-reduce", 1e9, 10, hidden=True)
+    sums = Traffic("all-reduce", 1e9, 10, Ring(128, 25e9), hidden=True)
     alone = 2 * 127 / 128 * 1e9 / 25e9 + 10 * 50e-6
-    assert sums.seconds(128, 25e9) == pytest.approx(alone)
-    assert sums.seconds(1, 25e9) == 0
-    assert exposed([sums], 128, 25e9, backward=1) == pytest.approx(alone / 10)  # the last bucket
-    assert exposed([sums], 128, 25e9, backward=alone / 2) == pytest.approx(alone / 2)
-    gathers = Traffic("all-gather", 1e9, 1, hidden=False)
-    assert exposed([gathers], 2, 1e9, backward=1) == pytest.approx(0.5 + 50e-6)
+    assert sums.seconds == pytest.approx(alone)
+    assert sums._replace(ring=Ring(1, 25e9)).seconds == 0
+    assert exposed([sums], backward=1) == pytest.approx(alone / 10)  # the last bucket
+    assert exposed([sums], backward=alone / 2) == pytest.approx(alone / 2)
+    gathers = Traffic("all-gather", 1e9, 1, Ring(2, 1e9), hidden=False)
+    assert exposed([gathers], backward=1) == pytest.approx(0.5 + 50e-6)
+
+
+def test_what_is_not_trained_takes_no_gradient_and_an_average_takes_a_copy():
+    head = 96 * 1000 + 1000
+    frozen = ("train.freeze", "[body]"), ("train.ema_decay", "0.999"), ("train.max_steps", "100")
+    probe = values(*TINY, *frozen, gpus=4)
+    assert probe["all-reduce"] == 4 * head
+    assert probe["state, DDP"] == 4 * probe["parameters"] + (4 + 8 + 4) * head
+    assert probe["steps"] == 100
+    assert probe["hours"] == pytest.approx(100 * probe["step"] / 3600)
+    on_host = values(*TINY, ("train.ema_decay", "0.999"), ("train.ema_device", "cpu"), gpus=4)
+    assert on_host["state, DDP"] == 16 * on_host["parameters"]
+
+
+def test_hybrid_shards_are_those_of_a_node_and_only_their_sums_pass_between_nodes():
+    fsdp = (*TINY, ("engine.kind", "fsdp"))
+    found, full = (values(*fsdp, ("engine.sharding", each), gpus=8) for each in ("hybrid", "full"))
+    assert found["state, FSDP"] == 16 * found["parameters"] / 4
+    assert full["state, FSDP"] == 16 * found["parameters"] / 8
+    assert found["all-reduce"] == 4 * found["parameters"] / 4
+    assert "all-reduce" not in full
+    assert found["all-gather"] == full["all-gather"]
+    on_host = values(*fsdp, ("engine.cpu_offload", "true"), gpus=8)
+    assert (on_host["state, FSDP"], on_host["state, DDP"]) == (0, full["state, DDP"])
 
 
 @pytest.mark.parametrize(
@@ -142,6 +166,7 @@ def test_a_fake_pass_takes_the_memory_of_a_real_one(checkpointing):
         (("engine.kind", "ddp"),),
         (("engine.kind", "ddp"), ("engine.reduce_dtype", "bf16"), ("train.grad_accum_steps", "2")),
         (("engine.kind", "fsdp"), ("train.grad_accum_steps", "2")),
+        (("engine.kind", "ddp"), ("train.freeze", "[body]"), ("train.ema_decay", "0.99")),
     ],
 )
 def test_a_rehearsal_sends_and_keeps_what_the_estimate_says(engine):

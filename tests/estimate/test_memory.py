@@ -52,6 +52,17 @@ def test_each_stage_shards_what_it_says_in_its_precision(
         assert found == 1000 * (of[0] / 8 if isinstance(of, tuple) else of)
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_frozen_weights_have_no_masters_and_offloaded_state_is_elsewhere(stage):
+    given = {"zero_stage": stage, "world": 8, "precision": "bf16", "engine": "deepspeed"}
+    whole, probe = state_bytes(1000, **given), state_bytes(1000, trained=100, ema=True, **given)
+    assert probe.weights == whole.weights
+    assert probe.gradients == whole.gradients / 10
+    assert probe.optimizer == (12 + 4) * 100 / 8
+    offloaded = state_bytes(1000, offload=True, ema=True, **given)
+    assert (offloaded.weights, offloaded.gradients, offloaded.optimizer) == (whole.weights, whole.gradients, 0)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_torchs_engines_keep_fp32_whatever_is_computed_in(precision):
     plain = state_bytes(1000, engine="ddp", precision=precision, world=4)
