@@ -94,7 +94,7 @@ class _MLflow:
 
         os.environ.setdefault("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
         self._client = mlflow.MlflowClient()
-        self._has: dict[str, int] = {}  # the last step that is there, by split
+        self._has: dict[str, int] = {}  # the last step that is there or on its way, by split
         self._lines: SimpleQueue[Any] = SimpleQueue()  # lines, then the run's status
         self._reason = "the server is slow"
         if known is None:
@@ -127,6 +127,7 @@ class _MLflow:
 
     def _add(self, line: dict[str, Any]) -> None:
         if line["step"] > self._has.get(line["split"], -1):
+            self._has[line["split"]] = line["step"]
             self._lines.put(line)
 
     def _send_lines(self) -> None:
