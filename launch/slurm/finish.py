@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from widemix.command_line.arguments import Parser
@@ -180,6 +181,10 @@ def _finish(arguments: argparse.Namespace) -> Exit:
 def _judge_before_training(logs: Path) -> Verdict | None:
     """Judge a job whose nodes ended before any rank trained; None if they gave no reason."""
     faulty = (logs / FAULTY_NODES).read_text().split() if (logs / FAULTY_NODES).exists() else []
+    before = [path.read_text().split() for path in logs.parent.glob(f"{logs.stem}.*/{EXCLUDED_NODES}")]
+    if faulty and not set(faulty) - set(chain.from_iterable(before)):
+        again = f"the job has faulty nodes that were excluded before: {', '.join(faulty)}; not requeued"
+        return Verdict(Exit.FAILED, [again])
     if faulty:
         (logs / EXCLUDED_NODES).write_text("".join(f"{host}\n" for host in faulty))
         return Verdict(Exit.REQUEUE, [f"the preflight found faulty nodes, which are excluded: {', '.join(faulty)}"])

@@ -308,14 +308,17 @@ def batch(tmp_path, monkeypatch):
     """Runs train.sbatch on two nodes with commands that only note their words, of which Python ends with 75.
 
     batch(question, unanswered) -> exit code, output, and the words. unanswered: how often Slurm's controller does not
-    answer each question that begins so.
+    answer each question that begins so. excluded: the nodes without which the job is to be requeued.
     """
     (tmp_path / "noted").mkdir()
     note = f'#!/bin/bash\nwords="${{0##*/}} $*"; echo "$words" >>{tmp_path}/noted/words\n'
     lines = {
         "srun": "",
         "sleep": "",
-        "python": "case $2 in *.ports) echo 1,2,3 ;; *.finish) exit 75 ;; esac",
+        "python": """case $2 in
+            *.ports) echo 1,2,3 ;;
+            *.finish) echo -n $EXCLUDED >"$4/excluded-nodes"; exit 75 ;;
+        esac""",
         "scontrol": f"""asked=$(grep -cFx -- "$words" {tmp_path}/noted/words)
         [[ $* != $QUESTION* || $asked -gt $UNANSWERED ]] || exit 1
         case "$1 $2" in
@@ -331,8 +334,8 @@ def batch(tmp_path, monkeypatch):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1", "SLURM_CPUS_ON_NODE": "4"}
     words = [str(tmp_path / "a run"), "1", "2", "100", "no", "", "", "", "", "python", "--", "digits/mixer"]
 
-    def run(question: str, unanswered: int) -> tuple[int, str, list[str]]:
-        environ = os.environ | job | {"QUESTION": question, "UNANSWERED": str(unanswered)}
+    def run(question: str, unanswered: int, excluded: str = "") -> tuple[int, str, list[str]]:
+        environ = os.environ | job | {"QUESTION": question, "UNANSWERED": str(unanswered), "EXCLUDED": excluded}
         script = ["bash", str(ROOT / "launch/slurm/train.sbatch"), *words]
         done = subprocess.run(script, env=environ, capture_output=True, text=True)
         return done.returncode, done.stdout, (tmp_path / "noted/words").read_text().splitlines()
@@ -348,6 +351,13 @@ def test_a_controller_that_is_busy_or_starts_anew_is_asked_again(batch):
     assert words[-1] == "scontrol requeue 7"
     (started,) = [line for line in words if line.startswith("srun")]
     assert "--addresses 10.0.0.1,10.0.0.2 " in started
+
+
+def test_a_requeue_is_told_also_where_the_nodes_could_not_be_excluded(batch):
+    code, output, words = batch("update", 99, excluded="n3")
+    assert code == 75
+    assert output.splitlines()[-2:] == ["n3: could not be excluded", "job 7 is requeued"]
+    assert words[-1] == "scontrol update JobId=7 ExcNodeList=n3"
 
 
 def test_a_job_whose_nodes_have_no_address_does_not_start(batch):
@@ -484,6 +494,17 @@ def test_only_a_start_that_trained_nothing_excludes_nodes(tmp_path):
         assert end(tmp_path, logs) == Exit.REQUEUE
         assert (logs / "excluded-nodes").exists() is not trained
     assert (tmp_path / "slurm/7.0/excluded-nodes").read_text() == "n3\n"
+
+
+def test_a_job_that_slurm_gives_the_excluded_nodes_again_is_not_requeued_for_ever(tmp_path, capsys):
+    for number, (faulty, code) in enumerate((("n3", Exit.REQUEUE), ("n3 n4", Exit.REQUEUE), ("n4", Exit.FAILED))):
+        logs = tmp_path / "slurm" / f"7.{number}"
+        logs.mkdir(parents=True)
+        (logs / "faulty-nodes").write_text(faulty)
+        assert end(tmp_path, logs) == code
+    assert "faulty nodes that were excluded before: n4; not requeued" in capsys.readouterr().out
+    (logs / "excluded-nodes").unlink(missing_ok=True)
+    assert end(tmp_path, logs.rename(logs.with_name("8.0"))) == Exit.REQUEUE
 
 
 def test_blocks_are_handed_on_between_machines(monkeypatch):
