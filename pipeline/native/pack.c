@@ -81,6 +81,16 @@ static bool write_block(struct bit_writer *to, const JCOEF *block) {
     return true;
 }
 
+/* Whether libjpeg would take one of the standard's tables, which are not in the file. */
+static bool lacks_tables(j_decompress_ptr jpeg) {
+    for (int c = 0; c < jpeg->comps_in_scan; c++) {
+        const int dc = jpeg->cur_comp_info[c]->dc_tbl_no, ac = jpeg->cur_comp_info[c]->ac_tbl_no;
+        if (dc >= NUM_HUFF_TBLS || ac >= NUM_HUFF_TBLS || !jpeg->dc_huff_tbl_ptrs[dc] || !jpeg->ac_huff_tbl_ptrs[ac])
+            return true;
+    }
+    return false;
+}
+
 /* Why a JPEG whose header has been read stays one, or NULL. */
 static const char *refused(j_decompress_ptr jpeg) {
     if (jpeg->progressive_mode)
@@ -89,6 +99,8 @@ static const char *refused(j_decompress_ptr jpeg) {
         return "arithmetic coding";
     if (jpeg->data_precision != 8)
         return "not of 8 bits";
+    if (lacks_tables(jpeg))
+        return "without one of its Huffman tables";
     return jpeg->inputctl->has_multiple_scans ? "several scans" : NULL;
 }
 

@@ -67,6 +67,15 @@ def without_scans(jpeg: bytes, scans: int) -> bytes:
     return jpeg[: [found.start() for found in re.finditer(b"\xff\xda", jpeg)][scans]] + b"\xff\xd9"
 
 
+def without_table(jpeg: bytes, number: int) -> bytes:
+    """A JPEG of Pillow without one of its four Huffman tables. libjpeg takes the standard's, the same."""
+    parts = re.split(rb"(?=\xff\xc4)", jpeg)
+    assert len(parts) == 5
+    table = parts[1 + number]
+    parts[1 + number] = table[2 + int.from_bytes(table[2:4]) :]
+    return b"".join(parts)
+
+
 def progressive(seed: int, scans: int, size: tuple[int, int], **options) -> bytes:
     return without_scans(by_pillow(scene(seed, *size), progressive=True, **options), scans)
 

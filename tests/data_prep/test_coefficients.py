@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import widemix
-from tests.data.test_decode import KINDS, PACKED, SIZES, by_pillow, scene
+from tests.data.test_decode import KINDS, PACKED, SIZES, by_pillow, scene, without_table
 from widemix import Loader
 from widemix.data_prep.coefficients import count_bytes, pack, unpack
 from widemix.data_prep.encode import encode_all
@@ -90,6 +90,13 @@ def test_others_are_not_taken(kind):
         packed, reason = pack(data)
         assert not packed
         assert reason == "progressive" if kind == "progressive" else "libjpeg" in reason
+
+
+@pytest.mark.parametrize("table", range(4))
+def test_those_that_lack_a_table_are_not_taken(table):
+    """It would be the standard's, which Python, reading containers where there is no compiled code, does not have."""
+    data = without_table(by_pillow(scene(0, 60, 40)), table)
+    assert pack(data) == (b"", "without one of its Huffman tables")
 
 
 def test_damaged_jpegs_are_not_taken():

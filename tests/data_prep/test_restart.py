@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.test_decode import without_scans
+from tests.data.test_decode import without_scans, without_table
 from widemix.data_prep import restart
 from widemix.data_prep.encode import encode_all
 from widemix.data_prep.image import encode
@@ -147,6 +147,16 @@ def test_every_real_image(tmp_path):
         assert rule == ""
         before, after, tables = before + len(data), after + len(rewritten), tables + len(table)
     assert (after + tables) / before < 1.01
+
+
+@pytest.mark.parametrize("table", range(4))
+def test_a_table_that_is_left_out_is_the_standards(image, table):
+    """libjpeg has it, as for frames of Motion JPEG; what reads symbols by itself leaves the JPEG to libjpeg."""
+    whole = saved(image(4, 120, 90))
+    rewritten, segments, rule = transcoded(without_table(whole, table))
+    assert_same_pixels(whole, rewritten)
+    assert_segments_fit(rewritten, segments, (120, 90))
+    assert rule == ""
 
 
 def test_damage_between_the_markers_is_found(image):
