@@ -9,9 +9,9 @@
 
 #include <jpeglib.h>
 
+/* All zero for a table without codes. */
 struct codes {
     JHUFF_TBL source_table;
-    bool made;
     uint32_t limit[17]; /* for each length: one above its largest code, left-aligned to 16 bits */
     int32_t offset[17]; /* for each length: the index of a code's symbol, minus the code */
 };
@@ -28,11 +28,10 @@ static inline int extend(int bits, int size) { return bits - (((bits >> (size - 
 /* Make the codes of a JPEG's table (T.81, annex C), which libjpeg has validated. Returns false if they are the same as
  * before. */
 static inline bool make_codes(struct codes *codes, const JHUFF_TBL *from) {
-    if (codes->made && !memcmp(codes->source_table.bits, from->bits, sizeof from->bits) &&
+    if (!memcmp(codes->source_table.bits, from->bits, sizeof from->bits) &&
         !memcmp(codes->source_table.huffval, from->huffval, sizeof from->huffval))
         return false;
     codes->source_table = *from;
-    codes->made = true;
     uint32_t code = 0;
     int place = 0;
     for (int length = 1; length <= 16; length++, code <<= 1) {

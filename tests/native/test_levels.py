@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from tests.conftest import ROOT
 from widemix.errors import InputError
@@ -41,6 +42,13 @@ def test_each_level_gives_the_same_numbers(level, of_native, tmp_path) -> None:
     assert found["exact"] == of_native["exact"]
     assert np.allclose(found["block"], of_native["block"], rtol=1e-4, atol=1e-6)
     assert found["code"].startswith("compiled code: made on this machine")
+
+
+@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="torch knows AVX only")
+def test_the_levels_that_run_are_those_that_torch_finds() -> None:
+    capability = torch.backends.cpu.get_cpu_capability()
+    assert ("v3" in RUNNABLE) == (capability in ("AVX2", "AVX512"))
+    assert ("v4" in RUNNABLE) == (capability == "AVX512")
 
 
 def test_the_best_shipped_level_is_taken_unless_another_is_asked_for(monkeypatch, tmp_path) -> None:

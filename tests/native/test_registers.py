@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance
 
+from tests.data.test_decode import by_pillow, scene
 from widemix.data.decode import MESSAGE
+from widemix.data_prep.coefficients import pack
+from widemix.data_prep.restart import run_codec
 from widemix.native import build, levels
 
 HEIGHT, WIDTH = 67, 90
@@ -105,3 +108,13 @@ def test_blended_as_pillow_does(library, height, width, factor):
     ours = image.copy()
     assert library.sharpen(ours.ctypes.data, height, 3 * width, factor, None, scratch.ctypes.data)
     assert np.array_equal(ours, ImageEnhance.Sharpness(whole).enhance(factor))
+
+
+def test_jpegs_are_restored_from_coefficients(library):
+    """Those of a scene, and of square waves, whose coefficients of both signs have up to 10 bits."""
+    waves = [np.where(np.arange(64) // 4 % 2, 128 + height, 127 - height) for height in (5, 40, 127)]
+    squares = [Image.fromarray(np.tile(wave.astype(np.uint8), (64, 1))) for wave in waves]
+    for image in (scene(0, WIDTH, HEIGHT), *squares):
+        data = by_pillow(image, quality=100)
+        _, restored, size, message = run_codec(library.restore_jpeg, pack(data)[0], len(data))
+        assert restored[:size].tobytes() == data, message
