@@ -48,11 +48,12 @@ def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] =
 def _values(text: str, option: str) -> list[str]:
     """Split at commas, but not within brackets."""
     try:
-        nodes, values = yaml.compose(f"[{text}]", yaml.SafeLoader).value, yaml.safe_load(f"[{text}]")
+        sequence, values = yaml.compose(f"[{text}]", yaml.SafeLoader), yaml.safe_load(f"[{text}]")
     except yaml.YAMLError:
         raise InputError(f"--vary {option}: the values should be YAML, separated by commas") from None
+    assert sequence is not None  # it has a pair of brackets at least
     texts = []
-    for node, value in zip(nodes, values, strict=True):
+    for node, value in zip(sequence.value, values, strict=True):
         # As typed what recipes read otherwise than PyYAML: 1e-3, a number there, and 20:30, none.
         typed = node.value if isinstance(node, yaml.ScalarNode) and node.style is None else None
         texts.append(typed if typed and parse_yaml(typed) != value else yaml_text(value))

@@ -93,6 +93,8 @@ def _type_name(annotation: Any) -> str:
         return "|".join(map(str, arguments))
     if origin in (Union, UnionType):
         return "|".join(dict.fromkeys(_type_name(part) for part in arguments))
-    if origin is tuple:
+    if origin in (tuple, list):
         return "list"
+    if origin is dict:
+        return "mapping"
     return "null" if annotation is NoneType else getattr(annotation, "__name__", "value")

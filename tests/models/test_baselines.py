@@ -149,7 +149,39 @@ def test_timms_networks_come_from_timm(name):
     assert torch.equal(model.eval()(x), theirs.eval()(x))
 
 
+def test_timms_networks_take_its_arguments():
+    arguments = {"patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "act_layer": "relu", "qkv_bias": False}
+    section = TimmSection(kind="timm", name="vit_tiny_patch16_224", drop_path=0.5, arguments=arguments)
+    model = build_model(section, image_size=8, num_classes=7)
+    theirs = timm.create_model(section.name, img_size=8, num_classes=7, drop_path_rate=0.5, **arguments)
+    assert str(model) == str(theirs)
+    assert {name: value.shape for name, value in model.state_dict().items()} == {
+        name: value.shape for name, value in theirs.state_dict().items()
+    }
+    stages = {"layers": [1, 2, 1, 1], "channels": [8, 8, 16, 16]}
+    model = build_model(TimmSection(kind="timm", name="resnet18", arguments=stages), image_size=32, num_classes=7)
+    assert str(model) == str(timm.create_model("resnet18", num_classes=7, **stages))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"num_classes": 3}, "num_classes is data.num_classes"),
+        ({"pretrained": True}, "pretrained is not for networks that train; weights come by train.init_from"),
+        ({"pretrained_cfg": "x"}, "pretrained_cfg is not for"),
+        ({"checkpoint_path": "weights.pth"}, "checkpoint_path is not for"),
+        ({"embed_dim": {"a": 1}}, "embed_dim"),
+    ],
+)
+def test_arguments_of_other_keys_and_of_files_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        TimmSection(kind="timm", name="vit_tiny_patch16_224", arguments=arguments)
+
+
 def test_wrong_shapes_and_names_are_refused():
+    for arguments in ({"depht": 2}, {"embed_dim": 13, "num_heads": 3}):
+        with pytest.raises(InputError, match=f"vit_tiny_patch16_224: .* is not made with {next(iter(arguments))} "):
+            build_model(TimmSection(kind="timm", name="vit_tiny_patch16_224", arguments=arguments), 32, 10)
     with pytest.raises(InputError, match="no network called vit_tinny"):
         build_model(TimmSection(kind="timm", name="vit_tinny_patch16_224"), 224, 10)
     with pytest.raises(ValueError, match="channels 8 do not divide by the grid's side 3"):

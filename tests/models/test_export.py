@@ -39,6 +39,7 @@ SECTIONS = {
     "permutator": PermutatorSection(kind="permutator", **PATCHED),
     "repmlp": RepMlpSection(kind="repmlp", **PATCHED, share_sets=4),
     "timm": TimmSection(kind="timm", name="resmlp_12_224"),
+    "with arguments": TimmSection(kind="timm", name="vit_tiny_patch16_224", arguments={"patch_size": 4, "depth": 1}),
     "of any size": TimmSection(kind="timm", name="test_resnet"),
 }
 OUTER = {

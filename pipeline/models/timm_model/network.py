@@ -21,8 +21,9 @@ def create_timm_model(name: str, num_classes: int, **arguments) -> torch.nn.Modu
         arguments.pop("img_size", None)
     try:
         return timm.create_model(name, num_classes=num_classes, **arguments)
-    except TypeError as error:
-        raise InputError(f"model.name {name}: timm's network does not take these arguments ({error})") from None
+    except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+        given = ", ".join(f"{key} {value}" for key, value in arguments.items())
+        raise InputError(f"model.name {name}: timm's network is not made with {given} ({error})") from None
 
 
 @functools.cache

@@ -3,10 +3,22 @@
 from collections.abc import Container
 from typing import Any, Literal
 
+from pydantic import field_validator
 from typing_extensions import override
 
 from widemix.models.section import ModelSection, ModelSpec
 from widemix.section import DropPath, key
+
+Argument = bool | int | float | str
+# Not for `arguments`: what other keys set, and what would download or read files that a recipe names.
+_ELSEWHERE = {
+    "num_classes": "is data.num_classes",
+    "img_size": "is data.image_size",
+    "drop_path_rate": "is model.drop_path",
+    "in_chans": "is 3",
+    "features_only": "is not for networks that classify",
+}
+_OF_WEIGHTS = ("pretrained", "checkpoint_path", "cache_dir", "state_dict")
 
 
 class TimmSection(ModelSection):
@@ -15,19 +27,33 @@ class TimmSection(ModelSection):
     kind: Literal["timm"] = key(..., "timm: a network of timm, by its name there")
     name: str = key(..., "timm's name, such as vit_small_patch16_224, resmlp_12_224 or gmlp_s16_224")
     drop_path: DropPath = key(0.0, "stochastic depth, timm's drop_path_rate")
+    arguments: dict[str, Argument | list[Argument]] = key(
+        {}, "what timm's network takes besides, such as {patch_size: 4, embed_dim: 80} of a ViT"
+    )
+
+    @field_validator("arguments")
+    @classmethod
+    def _are_of_the_network(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for name in arguments:
+            if name in _ELSEWHERE:
+                raise ValueError(f"{name} {_ELSEWHERE[name]}")
+            if name.startswith(_OF_WEIGHTS):
+                raise ValueError(f"{name} is not for networks that train; weights come by train.init_from")
+        return arguments
 
     @override
     def model_spec(self, image_size: int) -> ModelSpec:
         from widemix.models.timm_model.network import create_timm_model
 
-        return create_timm_model, {"name": self.name, "img_size": image_size, "drop_path_rate": self.drop_path}
+        own = {"name": self.name, "img_size": image_size, "drop_path_rate": self.drop_path}
+        return create_timm_model, self.arguments | own
 
     @override
     def timm_spec(self, image_size: int, own_names: Container[str]) -> tuple[str, dict[str, Any]]:
         from widemix.models.timm_model.network import takes_image_size
 
         size = {"img_size": image_size} if takes_image_size(self.name) else {}
-        return self.name, {**size, "drop_path_rate": self.drop_path}
+        return self.name, {**self.arguments, **size, "drop_path_rate": self.drop_path}
 
     @override
     @classmethod
