@@ -199,8 +199,9 @@ class Loop:
             if self.context.peak_fraction:
                 line["mfu"] = line["images_per_s"] * self.context.peak_fraction
             line |= {f"grad_norm/{name}": value for name, value in norms.items()}
-            lr = self.schedule.lr(self.step - 1)
-            self._write({**line, "lr": lr, "split": "train", "weight_norm": norm, "memory_gib": memory})
+            line |= {"lr": self.schedule.lr(self.step - 1), "weight_norm": norm, "memory_gib": memory}
+            # Of a last step that was skipped norms may not be finite: JSON has no such number.
+            self._write({name: value for name, value in line.items() if math.isfinite(value)} | {"split": "train"})
 
     def _evaluate_and_log(self) -> None:
         """Evaluate, and write the line; metrics that are not finite are an event, and null in the result."""

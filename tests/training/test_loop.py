@@ -1,5 +1,6 @@
 """When the loop logs, evaluates and saves, and the seconds in what it writes, by a clock that the test moves."""
 
+import json
 import math
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -121,6 +122,21 @@ def test_a_line_has_the_means_of_its_steps_and_their_speed_without_evaluations_a
         assert line["data_wait"] == pytest.approx(WAIT_S / (STEP_S + WAIT_S))
         assert line.get("replaced") == (1 if last == 6 else None)
         assert (line["grad_norm/stem"], line["grad_norm/head"], line["weight_norm"]) == (1, 2, 3)
+
+
+def test_norms_that_are_not_finite_are_left_out(monkeypatch, tmp_path):
+    """As of a step that fp16 skips, the last one before a line: JSON has neither NaN nor Infinity."""
+
+    class Overflows(Run):
+        def _step(self, batches, lr):
+            result = super()._step(batches, lr)
+            norms = torch.tensor([math.inf, 2.0]) if self.loop.step == 3 else result.block_norms
+            return StepResult(result.loss, result.grad_norm, norms)
+
+    lines = Overflows(monkeypatch, tmp_path, ("log.block_norms", "true")).trained
+    assert [line.get("grad_norm/stem") for line in lines] == [1.0, None, 1.0, 1.0, 1.0, 1.0]
+    assert all(line["grad_norm/head"] == 2.0 for line in lines)
+    json.dumps(lines, allow_nan=False)
 
 
 def test_evaluations_and_saves_come_with_epochs_and_the_result_has_all_seconds(run):
