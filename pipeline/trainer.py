@@ -50,6 +50,7 @@ from widemix.run.run_dir import (
 from widemix.run.saving import Saver
 from widemix.run.starts import StartRecord
 from widemix.run.trackers import Tracker, check_trackers, open_trackers
+from widemix.training.cadence import rarely_kept
 from widemix.training.faults import Rollback
 from widemix.training.finetune import UNUSED, freeze, load_init_weights, unused_parameters
 from widemix.training.loop import Loop, RunContext
@@ -178,6 +179,8 @@ def _build_loop(rank: _Rank, start: ResumeState, schedule: Schedule, eval_loader
     engine = _build_engine(recipe, module, start, topology)
     rank.times.end("network and checkpoint")
     profiler = _open_profiler(rank, folder, schedule.last_step)
+    if rare := rarely_kept(recipe.train, schedule.steps_per_epoch):
+        rank.warn(rare)
     _begin(rank, start, schedule.last_step)  # after all that may be wrong with the recipe
 
     log = _open_log(rank, start, schedule.last_step)

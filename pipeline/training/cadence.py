@@ -51,6 +51,15 @@ class Cadence:
         return in_time and (epoch + 1) % self._eval.every_epochs == 0
 
 
+def rarely_kept(train: TrainSection, steps_per_epoch: int) -> str | None:
+    """A warning where a run does not save at all steps that `train.keep_every_steps` divides; None elsewhere."""
+    every, saved = train.keep_every_steps, train.save_every_steps or steps_per_epoch
+    if every is None or every % saved == 0:
+        return None
+    kept = math.lcm(every, saved)
+    return f"train.keep_every_steps {every}: a run that saves every {saved} steps keeps those of every {kept}"
+
+
 class Timer:
     """Expires once, so many minutes after its start or `restart`."""
 

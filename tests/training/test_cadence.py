@@ -6,7 +6,7 @@ from widemix.distributed.requests import Request
 from widemix.recipe.eval import EvalSection
 from widemix.recipe.train import TrainSection
 from widemix.training import cadence
-from widemix.training.cadence import Cadence
+from widemix.training.cadence import Cadence, rarely_kept
 
 
 def when(evaluation=None, **train) -> Cadence:
@@ -29,6 +29,21 @@ def test_a_run_saves_by_steps_by_minutes_by_both_or_at_the_end_of_epochs(
     assert given.saves(20, False, Request.EVALUATE) is at_step_20
     assert given.saves(21, True, Request.NONE) is at_an_epochs_end
     assert given.saves(21, False, Request.SAVE) is when_asked
+
+
+@pytest.mark.parametrize(("every", "saved"), [(40, None), (1000, None), (30, None), (30, 10), (25, 10)])
+def test_a_run_that_does_not_save_each_step_that_it_is_to_keep_says_which_it_keeps(every, saved):
+    """Of keep_every_steps 1000 and epochs of 1251 steps none was kept, without a word."""
+    train = TrainSection(epochs=600, global_batch=8, keep_every_steps=every, save_every_steps=saved)
+    given = Cadence(train, EvalSection())
+    first = next(step for step in range(every, 30_000, every) if given.saves(step, step % 23 == 0, Request.NONE))
+    warning = rarely_kept(train, steps_per_epoch=23)
+    assert warning == (
+        f"train.keep_every_steps {every}: a run that saves every {saved or 23} steps keeps those of every {first}"
+        if first > every
+        else None
+    )
+    assert rarely_kept(train.model_copy(update={"keep_every_steps": None}), 23) is None
 
 
 def test_minutes_thin_out_the_epochs_to_evaluate():
