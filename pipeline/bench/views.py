@@ -42,11 +42,11 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        files = jpegs(arguments.origin)
-        link_repeatedly(files, Path(name) / "images", max(BATCH, len(files)))
-        prepare("image-folder", Path(name) / "images", Path(name), "--max-size=0")
+        files, images, prepared = jpegs(arguments.origin), Path(name) / "images", Path(name) / "prepared"
+        link_repeatedly(files, images, max(BATCH, len(files)))
+        prepare("image-folder", images, prepared, "--max-size=0")
         for case, kinds in CASES.items():
-            data: dict[str, Any] = {"path": name, "num_classes": 1000, "workers": 1}
+            data: dict[str, Any] = {"path": str(prepared), "num_classes": 1000, "workers": 1}
             views = [(DataSection(**data, image_size=side), AugmentSection(**keys)) for side, keys in kinds]
             separate, together = f"{case}; a loader for each view", f"{case}; one loader"
             contestants = {separate: _separate(views), together: _together(views)}

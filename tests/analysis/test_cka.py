@@ -243,6 +243,18 @@ def test_a_heat_map_has_the_names_of_its_networks_on_its_axes_within_the_figure(
             assert 0 <= box.y0 < box.y1 <= figure.bbox.height, text
 
 
+def test_a_heat_map_has_the_first_network_along_its_horizontal_axis_and_the_mean_of_its_diagonal_as_title():
+    values = np.array([[0.25, 0.0], [1.0, 0.5]])
+    similarity = Similarity("a", "b", ["m.in", "m.out"], ["n.1", "n.2"], values, 48, 16, None, None)
+    axes = plot_matrix(similarity).axes[0]
+    assert np.array_equal(axes.images[0].get_array(), [[0.25, 1.0], [0.0, 0.5]])
+    assert axes.get_ylim() == (-0.5, 1.5)  # upwards
+    ticks = [[tick.get_text() for tick in one.get_ticklabels()] for one in (axes.xaxis, axes.yaxis)]
+    assert ticks == [["in", "out"], ["1", "2"]]
+    assert axes.get_title() == "mean of the diagonal 0.375"
+    assert plot_matrix(replace(similarity, columns=["n.1"], values=values[:, :1])).axes[0].get_title() == ""
+
+
 def test_the_curve_shows_the_means_of_the_pairs_and_how_many_first_networks_there_are():
     def pair(first: str, value: float, sparsity: float | None) -> Similarity:
         return Similarity(first, "b", ["1"], ["1"], np.full((1, 1), value), 48, 16, sparsity, sparsity and 2.0)

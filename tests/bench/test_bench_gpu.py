@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,6 +97,25 @@ def test_a_part_that_takes_too_long_is_ended_with_what_it_started(tmp_path, monk
     assert time.monotonic() - began < 60
     assert "slow: ran past 0.0166667 minutes" in capfd.readouterr().out
     assert "`: ran past 0.0166667 minutes, " in (tmp_path / "table.md").read_text()
+
+
+def test_tests_run_in_the_clone_and_other_parts_where_they_are_asked_for(tmp_path, monkeypatch):
+    clone, user = tmp_path / "clone", tmp_path / "user"
+    (clone / "tests/gpu").mkdir(parents=True)
+    (clone / "tests/gpu/conftest.py").write_text(
+        "def pytest_addoption(parser): parser.addoption('--all', action='store_true')"
+    )
+    (clone / "tests/gpu/test_a.py").write_text("def test_x(): pass")
+    user.mkdir()
+    monkeypatch.chdir(user)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(gpu, "ROOT", clone)
+    monkeypatch.setattr(
+        gpu, "PARTS", {"tests": PARTS["tests"], "good": Part("Good", rows_of(Path("in"), {"name": "c"}))}
+    )
+    assert run_parts(["tests", "good"], Where(Path("to"), tmp_path, True), 1) is Exit.DONE
+    assert "| all | 1 | 0 | 0 | 0 |" in (user / "to/table.md").read_text()
+    assert [*clone.iterdir()] == [clone / "tests"]
 
 
 @pytest.mark.parametrize(("part", "package"), [("loader", "ffcv"), ("checkpoint", "deepspeed")])

@@ -1,10 +1,12 @@
 """The benchmark of mixup times mixup, and takes its fractions from the times of the same round."""
 
 import pytest
+import timm
 import torch
 
 from widemix.bench import mixup
 from widemix.bench.timing import time_in_turns
+from widemix.models.cost import model_cost
 from widemix.recipe.augment import AugmentSection
 
 
@@ -45,3 +47,20 @@ def test_every_contestant_mixes_each_call_anew(name):
         assert torch.allclose(targets[:, 1] + targets[:, 2], torch.tensor(0.9), atol=1e-3)
     assert len({targets[0, 1].item() for targets in found}) == 4
     assert torch.equal(images[0], torch.zeros(3, 8, 8))  # each has images of its own
+
+
+def test_the_step_trains_the_network_that_its_row_names(monkeypatch):
+    """Mixer-B/16 itself is built by timm alone, without memory; a smaller network is trained in its place."""
+    network, sections = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, mixup.CLASSES)), []
+    monkeypatch.setattr(mixup, "build_model", lambda *arguments: sections.append(arguments) or network)
+    images, labels = torch.randn(4, 3, 2, 2), torch.arange(4)
+    step = mixup._step(images, labels)
+    [(section, side, classes)] = sections
+    with torch.device("meta"):
+        theirs = timm.create_model("mixer_b16_224")
+    assert (side, classes) == (224, theirs.num_classes)
+    assert model_cost(section, side, classes).parameters == sum(p.numel() for p in theirs.parameters())
+    before = torch.nn.functional.cross_entropy(network(images), labels)
+    for number in range(3):
+        step(number)
+    assert torch.nn.functional.cross_entropy(network(images), labels) < before - 0.005

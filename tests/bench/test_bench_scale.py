@@ -89,7 +89,7 @@ def test_rows_of_other_settings_are_kept_apart(digits: Path, tmp_path: Path) -> 
 
 def test_each_rank_of_a_node_keeps_all_its_threads_to_cpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     bound: dict[int, list[int]] = {}
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6, 9, 11})
+    monkeypatch.setattr(os, "sched_getaffinity", {0: {3, 5, 6, 9, 11}}.__getitem__)  # 0: of this process
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: bound.update({thread: list(cpus)}))
     for rank, own in enumerate(([3, 5], [6, 9])):
         bind_to_cpus(2, Topology(rank, 2, rank, 2, torch.device("cpu")))

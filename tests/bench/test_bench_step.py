@@ -26,6 +26,7 @@ def test_all_contestants_train_the_same_weights_as_often(tmp_path, monkeypatch):
         return networks[-1]
 
     monkeypatch.setattr(step, "build_model", kept)
+    monkeypatch.setattr(step, "build_schedule", lambda *_: lambda done: 1e-3 * (1 + done))  # another in each step
     topology = Topology(0, 1, 0, 1, torch.device("cpu"))
     with process_group(topology, 60):
         recipe = step.make_recipe(step.SMALL, 8, batch=4, precision="fp32", every=6)
@@ -41,6 +42,17 @@ def test_all_contestants_train_the_same_weights_as_often(tmp_path, monkeypatch):
     assert (plain["head.weight"] - first["head.weight"]).abs().max() > 1e-3
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert len(lines) == 2  # of 15 steps
+
+
+def test_rows_compare_the_turns_of_one_round():
+    """Medians of ratios and differences, which are not those of the medians."""
+    seconds = {step.PLAIN: [1.0, 2.0, 4.0], step.ENGINE: [0.5, 4.0, 3.0]}
+    rows = step._rows(seconds, "n", 6, Topology(0, 1, 0, 1, torch.device("cpu")))
+    same = {"memory_gib": rows[0]["memory_gib"]}
+    assert rows[0] == {"name": "plain loop, n", "images_per_cpu_s": 3, "ratio": 1, "us_more": 0} | same
+    assert (
+        rows[1] == {"name": "our engine alone, n", "images_per_cpu_s": 2, "ratio": 1.3333, "us_more": -500_000} | same
+    )
 
 
 def test_timms_mixer_of_a_recipe_is_the_same_network():

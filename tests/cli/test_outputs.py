@@ -13,6 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from widemix.bench.report import report
 from widemix.cli import print_all_text
 from widemix.cli.options import write_outputs
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
 
 NUMBERS = {"a": 1.5, "b": [None, 2]}
 
@@ -86,3 +88,10 @@ def test_what_an_encoding_lacks_is_escaped_and_a_files_bytes_are_printed_as_they
         print_all_text(stream)
         print("é\udcff\udcfe→a", file=stream, end="", flush=True)
         assert buffer.getvalue() == expected
+
+
+def test_a_benchmark_ends_well_with_its_rows_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("widemix.bench.mixup.run", lambda arguments: [{"name": "a", "rounds": arguments.rounds}])
+    words = ["bench", "mixup", "--rounds", "3", "--json", str(tmp_path / "rows.json")]
+    assert run_command(make_parser(), argv=words) == 0
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"] == [{"name": "a", "rounds": 3}]
