@@ -36,6 +36,18 @@ def test_help_and_the_sections_that_it_names_have_every_option_within_80_columns
     assert [option for option in options if not re.search(rf"^  .*{option}\b", said, re.MULTILINE)] == []
 
 
+def test_a_default_that_help_says_in_digits_or_by_a_choice_is_the_options():
+    said, own = {}, {}
+    for name, command in PARSERS.items():
+        for action in command._actions:
+            found = re.search(r"\(default: ([^)]+)\)", (action.help or "").replace("%%", "%"))
+            if found and (re.fullmatch(r"[\d.]+%?", found[1]) or found[1] in (action.choices or ())):
+                option, default = f"{name} {action.option_strings[0]}", action.default
+                said[option], own[option] = found[1], f"{default:g}" if isinstance(default, float) else str(default)
+    assert own == said
+    assert {"widemix prep --max-bad", "widemix prep --encoding", "widemix cost --gamma"} <= {*said}
+
+
 @pytest.mark.parametrize("name", parser.COMMANDS)
 def test_a_command_alone_is_as_among_the_others(name):
     alone, among = (
