@@ -16,6 +16,7 @@ from torch import nn
 
 from widemix.errors import InputError
 from widemix.models.permutation import Permute
+from widemix.models.structured import StructuredLinear
 from widemix.plots.style import label, new_figure, styled
 
 _TOKEN_MIXINGS = ("mlp_tokens.fc1", "mlp_tokens.fc", "linear_tokens")  # of our networks, and timm's
@@ -69,7 +70,8 @@ def token_filters(module: nn.Module, block: int) -> tuple[str, np.ndarray]:
     if isinstance(getattr(layers.get("mlp_tokens"), "permute_in", None), Permute):
         raise InputError(f"--blocks {block}: its tokens are randomly permuted with the channels and have no grid")
     layer: Any = layers[name]
-    weight = layer.weight.detach().float().cpu().flatten(0, -2).numpy()
+    matrix = layer.dense_weight() if isinstance(layer, StructuredLinear) else layer.weight
+    weight = matrix.detach().float().cpu().flatten(0, -2).numpy()
     shape: Any = getattr(module, "shape", None)
     if block > 0 and getattr(shape, "tokens", None) is not None:
         raise InputError(f"--blocks {block}: its tokens are mixtures of patches (model.tokens) and have no grid")

@@ -86,6 +86,14 @@ def test_filters_give_what_the_layers_give(ours):
     assert expected == pytest.approx([(grid.numpy() * unit).sum() for unit in units], abs=1e-5)
 
 
+def test_units_of_a_structured_mixing_read_the_tokens_by_its_product():
+    shape = {"channels": 6, "depth": 1, "token_hidden": 8, "channel_hidden": 8}
+    model = Mixer(img_size=16, patch_size=4, num_classes=2, token_weights="low_rank", rank=2, **shape)
+    layer = model.blocks[0].mlp_tokens.fc1
+    _, units = token_filters(model, 0)
+    assert units.reshape(8, 16) == pytest.approx((layer.left @ layer.right).detach().numpy(), abs=1e-6)
+
+
 def test_a_sheet_has_every_filter_in_order_with_its_sign():
     values = np.stack([np.full((2, 2), value) for value in (3.0, -3.0, 1.0)])
     sheet = (
