@@ -72,8 +72,9 @@ class R2(MacroMean):
         self.moments = _merged(torch.stack([self.moments, torch.stack([count, mean, spread, errors, *ends])]))
 
     def values(self) -> Tensor:
-        """Return R2 of each target."""
+        """Return R2 of each target; minus infinity where an output is not finite."""
         _, _, spread, errors, lowest, highest = self.moments
+        errors = errors.nan_to_num(nan=torch.inf, posinf=torch.inf)
         return torch.where(highest > lowest, 1 - errors / spread, torch.nan)
 
 

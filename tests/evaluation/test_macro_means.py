@@ -58,3 +58,13 @@ def test_r2_is_scikit_learns_over_the_targets_that_vary(scale):
     vary = [0, 1, 3]
     assert metric.compute().item() == pytest.approx(r2_score(targets[:, vary], outputs[:, vary]), rel=1e-8)
     assert metric.undefined == (2,)
+
+
+def test_an_output_that_is_nan_leaves_no_target_out():
+    """R2 was the mean over the others, which were said to be all that vary."""
+    outputs, targets = torch.randn(2, 9, 2, dtype=torch.float64)
+    outputs[3, 1] = torch.nan
+    metric = R2(2)
+    metric.update(outputs, targets)
+    assert metric.compute() == -torch.inf
+    assert metric.undefined == ()
