@@ -94,15 +94,17 @@ def saved_step(folder: Path) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
-def limited(verdict: Verdict, earlier: Sequence[dict], new_steps: int, minutes: float, requeues: int) -> Verdict:
+def limited(
+    verdict: Verdict, earlier: Sequence[dict], new_steps: int | None, minutes: float, requeues: int
+) -> Verdict:
     """Return the verdict, or `FAILED` if another requeue would be in vain or one too many.
 
-    earlier: summaries of the job's earlier starts, the oldest first. minutes: that this start took. requeues: most
-    requeues of a job.
+    earlier: summaries of the job's earlier starts, the oldest first. new_steps: None of a start that was preempted
+    before it saved. minutes: that this start took. requeues: most requeues of a job.
     """
     if verdict.code != Exit.REQUEUE:
         return verdict
-    if new_steps <= 0 and earlier and _saved_nothing(earlier[-1]):
+    if new_steps is not None and new_steps <= 0 and earlier and _saved_nothing(earlier[-1]):
         if not verdict.stopped:
             why = "this start and the one before saved nothing: not requeued"
             return Verdict(Exit.FAILED, [*verdict.lines[:-1], why])
@@ -149,21 +151,23 @@ def _finish(arguments: argparse.Namespace) -> Exit:
     minutes = (now - _start_time(logs, now)) / 60
     statuses = read_rank_statuses(logs)
     verdict = None if statuses else _judge_before_training(logs)
-    trained = verdict is None
+    saved = None if verdict else max(0, new_steps)  # None where it says nothing of another start
     if verdict is None:
         own = [summary for name, summary in earlier.items() if name.partition(".")[0] == job]
         crashed = _attempts(logs) > arguments.restarts
         lost = arguments.lost
         verdict = judge(statuses, arguments.ranks, arguments.stop_requested, new_steps, crashed, lost)
         verdict.lines[1:1] = [] if statuses or verdict.stopped or lost else _unseen(logs, arguments.nodes)
+        if verdict.stopped and arguments.preempted:
+            saved = saved or None
         if not lost:  # then Slurm itself requeues the job
-            verdict = limited(verdict, own, new_steps, minutes, arguments.requeues)
+            verdict = limited(verdict, own, saved, minutes, arguments.requeues)
     done = folder / "done.json"
     result = json.loads(done.read_text()) if verdict.code == Exit.DONE and done.exists() else {}
     first_step = own_starts[0]["seconds"] if own_starts else None
     hosts = sorted({status.host for status in statuses})
     summary = {"code": verdict.code, "why": verdict.lines, "step": step, "hosts": hosts}
-    summary |= {"new_steps": max(0, new_steps) if trained else None, "minutes": round(minutes, 2), **result}
+    summary |= {"new_steps": saved, "minutes": round(minutes, 2), **result}
     summary |= {"first_step": first_step} if first_step else {}
     try:
         atomic_write(logs / "summary.json", json.dumps(summary, indent=1) + "\n")
@@ -226,6 +230,8 @@ def main() -> None:
     parser.add_argument("--lost", type=str.split, default=[], metavar="'NAME NAME'", help="nodes that have failed")
     parser.add_argument("--restarts", type=int, default=2, help="torchrun's restarts of the ranks (default: 2)")
     parser.add_argument("--stop-requested", action="store_true", help="a signal asked the job to stop")
+    preempted = "that was another than the one at the time limit"
+    parser.add_argument("--preempted", action="store_true", help=preempted)
     sys.exit(run_command(parser, _finish))
 
 

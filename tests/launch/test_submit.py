@@ -308,12 +308,13 @@ def batch(tmp_path, monkeypatch):
     """Runs train.sbatch on two nodes with commands that only note their words, of which Python ends with 75.
 
     batch(question, unanswered) -> exit code, output, and the words. unanswered: how often Slurm's controller does not
-    answer each question that begins so. excluded: the nodes without which the job is to be requeued.
+    answer each question that begins so. excluded: the nodes without which the job is to be requeued. signal: what
+    the script gets while it trains.
     """
     (tmp_path / "noted").mkdir()
     note = f'#!/bin/bash\nwords="${{0##*/}} $*"; echo "$words" >>{tmp_path}/noted/words\n'
     lines = {
-        "srun": "",
+        "srun": "[ -z $SIGNAL ] || kill -$SIGNAL $PPID",
         "sleep": "",
         "python": """case $2 in
             *.ports) echo 1,2,3 ;;
@@ -334,8 +335,12 @@ def batch(tmp_path, monkeypatch):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1", "SLURM_CPUS_ON_NODE": "4"}
     words = [str(tmp_path / "a run"), "1", "2", "100", "no", "", "", "", "", "python", "--", "digits/mixer"]
 
-    def run(question: str, unanswered: int, excluded: str = "") -> tuple[int, str, list[str]]:
-        environ = os.environ | job | {"QUESTION": question, "UNANSWERED": str(unanswered), "EXCLUDED": excluded}
+    def run(question: str, unanswered: int, excluded: str = "", signal: str = "") -> tuple[int, str, list[str]]:
+        environ = (
+            os.environ
+            | job
+            | {"QUESTION": question, "UNANSWERED": str(unanswered), "EXCLUDED": excluded, "SIGNAL": signal}
+        )
         script = ["bash", str(ROOT / "launch/slurm/train.sbatch"), *words]
         done = subprocess.run(script, env=environ, capture_output=True, text=True)
         return done.returncode, done.stdout, (tmp_path / "noted/words").read_text().splitlines()
@@ -351,6 +356,15 @@ def test_a_controller_that_is_busy_or_starts_anew_is_asked_again(batch):
     assert words[-1] == "scontrol requeue 7"
     (started,) = [line for line in words if line.startswith("srun")]
     assert "--addresses 10.0.0.1,10.0.0.2 " in started
+
+
+@pytest.mark.parametrize(
+    ("signal", "flags"), [("USR1", ["--stop-requested"]), ("TERM", ["--stop-requested", "--preempted"])]
+)
+def test_a_job_that_is_preempted_is_told_from_one_at_its_time_limit(batch, signal, flags):
+    _, _, words = batch("none", 0, signal=signal)
+    (ended,) = [line.split() for line in words if "slurm.finish" in line]
+    assert [word for word in ended if word in ("--stop-requested", "--preempted")] == flags
 
 
 def test_a_requeue_is_told_also_where_the_nodes_could_not_be_excluded(batch):
@@ -391,8 +405,8 @@ def test_a_faulty_node_is_kept_if_the_partition_has_too_few_others(tmp_path, mon
     assert _can_exclude(["n3"], job)  # without Slurm's commands
 
 
-def end(folder, logs, requeues=100, lost=()):
-    others = {"ranks": 1, "stop_requested": False, "restarts": 2, "nodes": ["n0", "n3"]}
+def end(folder, logs, requeues=100, lost=(), preempted=False):
+    others = {"ranks": 1, "stop_requested": preempted, "restarts": 2, "nodes": ["n0", "n3"], "preempted": preempted}
     return _finish(Namespace(folder=folder, logs=logs, requeues=requeues, lost=lost, **others))
 
 
@@ -429,6 +443,17 @@ def test_a_job_that_saves_nothing_twice_is_not_requeued_again(tmp_path, capsys, 
     assert end(tmp_path, start(tmp_path, "8.0")) == Exit.REQUEUE  # another job, with another limit
     assert end(tmp_path, start(tmp_path, "8.1"), lost=["n3"]) == Exit.REQUEUE  # by Slurm, whatever we say
     assert end(tmp_path, start(tmp_path, "8.2", steps=6, code=0)) == Exit.DONE
+
+
+def test_a_job_that_is_preempted_before_it_saves_is_requeued_however_often(tmp_path, capsys):
+    """The second time in a row ended it, with the advice to ask for more time."""
+    for number in range(3):
+        assert end(tmp_path, start(tmp_path, f"7.{number}"), preempted=True) == Exit.REQUEUE
+    for number in (3, 4):  # nor do these count where others have saved nothing
+        (logs := start(tmp_path, f"7.{number}")).joinpath("rank-0.json").unlink()
+        assert end(tmp_path, logs, preempted=number == 3) == Exit.REQUEUE
+    assert "submit it again" not in capsys.readouterr().out
+    assert end(tmp_path, start(tmp_path, "7.5"), preempted=True, requeues=5) == Exit.FAILED
 
 
 def test_what_a_start_has_saved_is_counted_from_where_it_resumed(tmp_path, capsys):
