@@ -29,6 +29,8 @@ from widemix.processes import end_with_parent
 
 LOCAL_VARIABLE = "WIDEMIX_ENVIRONMENT"  # the environment that a node has changed to
 JOIN_S = 120  # for the nodes of an attempt to start torchrun
+TELL_AFTER_S = 60.0  # until the first node says for which it waits; then again after twice as long
+_POLL_S = 0.2
 
 if TYPE_CHECKING:  # importing torch takes seconds; staging comes first
     from torch.distributed import Store
@@ -77,26 +79,34 @@ def wait_for_all_nodes(arguments: argparse.Namespace, environ: Mapping[str, str]
     """Wait for all nodes, since staging on one may take longer than the minute that torchrun waits.
 
     Keep the returned store alive: on the first node it is the server of the others. If a node fails, srun ends all.
+    The first node prints for which it waits, ever more rarely.
     """
-    nodes = int(environ["SLURM_STEP_NUM_NODES"])
-    store = _open_store(arguments, environ, nodes)
-    if environ["SLURM_NODEID"] == "0":  # the store is open here when all nodes have connected
+    store, tell_after = _open_store(arguments, environ), TELL_AFTER_S
+    store.set(f"here {environ['SLURM_NODEID']}", "")
+    missing = list(range(int(environ["SLURM_STEP_NUM_NODES"]))) if environ["SLURM_NODEID"] == "0" else []
+    began = time.monotonic()
+    while missing := [node for node in missing if not store.check([f"here {node}"])]:
+        if time.monotonic() - began > tell_after:
+            tell_after *= 2
+            names = ", ".join(arguments.addresses[node] for node in missing)
+            print(f"all nodes wait for {names}, which has not started or still stages", flush=True)
+        time.sleep(_POLL_S)
+    if environ["SLURM_NODEID"] == "0":
         store.set("all", "here")
     store.wait(["all"])
     return store
 
 
-def _open_store(arguments: argparse.Namespace, environ: Mapping[str, str], wait_for: int | None = None) -> "Store":
-    """The first node's store, when it is open and, on that node, so many nodes have connected."""
+def _open_store(arguments: argparse.Namespace, environ: Mapping[str, str]) -> "Store":
+    """The first node's store, when it is open."""
     from torch.distributed import TCPStore
 
     return TCPStore(
         _numeric_address(arguments.addresses[0]),
         arguments.ports["rendezvous"],
-        wait_for,
         is_master=environ["SLURM_NODEID"] == "0",
         timeout=timedelta(days=1),
-        wait_for_workers=wait_for is not None,
+        wait_for_workers=False,
     )
 
 

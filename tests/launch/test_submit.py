@@ -545,16 +545,18 @@ def test_blocks_are_handed_on_between_machines(monkeypatch):
         assert not isinstance(node_module._relay(arguments, words | {"SLURM_NODEID": node}), Relay)
 
 
-def test_nodes_wait_for_the_last_however_long_it_stages():
+def test_nodes_wait_for_the_last_however_long_it_stages_and_say_for_which(monkeypatch, capsys):
+    monkeypatch.setattr(node_module, "TELL_AFTER_S", 0.2)
     job = 40_000 + os.getpid()
-    arguments = Namespace(addresses=["127.0.0.1"], ports=free_ports(job))
+    arguments = Namespace(addresses=["127.0.0.1", "10.0.0.2", "10.0.0.3"], ports=free_ports(job))
     places = [{"SLURM_NODEID": str(n), "SLURM_JOB_ID": str(job), "SLURM_STEP_NUM_NODES": "3"} for n in range(3)]
     with ThreadPoolExecutor() as pool:
         early = [
             pool.submit(wait_for_all_nodes, arguments, places[1]),
             pool.submit(wait_for_all_nodes, arguments, places[0]),
         ]
-        assert not wait(early, timeout=0.5).done
+        assert not wait(early, timeout=1.0).done
+        assert "all nodes wait for 10.0.0.3, which has not started or still stages\n" in capsys.readouterr().out
         last = pool.submit(wait_for_all_nodes, arguments, places[2])
         assert [future.result(300).get("all") for future in (*early, last)] == [b"here"] * 3
 
