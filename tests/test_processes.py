@@ -94,6 +94,11 @@ def test_ranks_of_torchrun_end_with_it(monkeypatch):
     end_with_torchrun()  # which has not started this one
 
 
+def test_windows_has_two_signals_that_ask_to_end(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert set(stop_signals()) == {signal.SIGINT, signal.SIGTERM}
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
 def test_signals_of_terminals_count_unless_they_were_ignored_at_the_start(number):
     terminal = (signal.SIGHUP, signal.SIGQUIT)  # which a shell may have ignored for the tests

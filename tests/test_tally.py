@@ -92,6 +92,11 @@ def test_the_stdout_of_a_terminals_bar_may_be_a_file(tmp_path):
     assert "stdout" not in said
 
 
+def test_a_rate_has_two_digits_or_all_before_the_point():
+    shown = {0.0123: "0.012", 0.5: "0.5", 1.25: "1.2", 9.4: "9.4", 10.0: "10", 10.6: "11", 12345.6: "12,346"}
+    assert {rate: tally.show_rate(rate) for rate in shown} == shown
+
+
 def test_a_block_is_announced_once_it_takes_long(capsys):
     with announce("a short block", after=60.0):
         pass

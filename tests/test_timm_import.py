@@ -72,6 +72,24 @@ print(*torch.compile(disable_compiler(lambda x: x + torch.compiler.is_compiling(
 """
 
 
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("wandb", timm_import._execute_without_wandb),
+        ("mlflow", timm_import._execute_without_mlflow),
+        ("torch._dynamo.utils", timm_import._execute_without_dynamo),
+        ("scipy.signal", timm_import._execute_without_signals),
+        ("matplotlib", timm_import._execute_without_plots),
+    ],
+)
+def test_what_is_imported_already_is_not_left_out(name, change, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, there := ModuleType(name))
+    module = ModuleType("module")
+    change(lambda module: module.__dict__.update(found=sys.modules[name]), module)
+    assert sys.modules[name] is there
+    assert {key: value for key, value in vars(module).items() if key[0] != "_"} == {"found": there}
+
+
 ASKED = """
 import inspect, sys
 from widemix import timm_import

@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize
 from sklearn.linear_model import Lasso
 
-from widemix.analysis.regularisation import minimise_kronecker, minimise_norm, regression, sweep
+from widemix.analysis.regularisation import minimise_kronecker, minimise_norm, plot_sweep, regression, sweep
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +47,16 @@ def test_the_bound_holds_and_all_agree_where_the_penalty_wins(problem):
     assert entries[-1]["mixer"] == entries[-1]["l1"] == problem.loss(np.zeros((6, 6)))
     assert entries[-1]["l1_spread"] is None
     assert entries[0]["mixer"] > 1.1 * entries[0]["l1"]
+
+
+def test_the_plot_has_the_minima_of_all_three_sides_and_their_spreads(problem):
+    entries = sweep(problem, np.array([0.01, 100]))
+    figure = plot_sweep(entries, problem)
+    minima, spreads = ([list(line.get_ydata()) for line in axes.lines] for axes in figure.axes)
+    sides = ("mixer", "frobenius", "l1")
+    assert minima == [[entry[side] for entry in entries] for side in sides]
+    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert [text.partition("$")[0] for text in legend] == ["Mixer: ", "", "bound: "]
+    for side, (first, last) in zip(sides, spreads, strict=True):
+        assert first == entries[0][f"{side}_spread"]
+        assert np.isnan(last)  # of a matrix of zeros

@@ -216,7 +216,7 @@ def test_why_a_file_cannot_be_read_is_the_first_line_of_the_last_try(memory, mon
     monkeypatch.setattr(type(memory), "cat_file", answer)
     folder = remote.open_remote("memory://bucket")
     monkeypatch.setattr(remote, "TRIES", 1)
-    for why in (r"OSError: the line was cut", "2 of 3 bytes came: the line was cut, or the server gives no ranges"):
+    for why in ("OSError: the line was cut", "2 of 3 bytes came: the line was cut, or the server gives no ranges"):
         with pytest.raises(
             RunError, match=rf"^memory://bucket/a: cannot be read \({why}\); the same command resumes$"
         ):

@@ -72,6 +72,19 @@ def test_a_recipe_of_python_values_is_that_of_the_file_and_its_mistakes_are_one_
             build()
 
 
+def test_no_key_takes_text_for_a_number_nor_a_number_for_true_or_false():
+    recipe, types = load_recipe(DIGITS), set()
+    for section in (getattr(recipe, name) for name in SECTIONS):
+        values = section.model_dump()
+        for key, value in values.items():
+            if isinstance(value, (int, float)):
+                types.add(type(value))
+                for other in (str(value), int(value)) if isinstance(value, bool) else (str(value),):
+                    with pytest.raises(ValidationError, match=key):
+                        type(section)(**values | {key: other})
+    assert types == {bool, int, float}
+
+
 def test_imagenet_recipes_say_what_the_paper_says():
     recipe = load_recipe(ROOT / "recipes/imagenet/mixer_b16.yaml")
     assert (recipe.optim.name, recipe.optim.lr, recipe.optim.weight_decay) == ("adamw", 1e-3, 0.05)
