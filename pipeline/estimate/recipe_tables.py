@@ -1,5 +1,6 @@
 """`widemix cost --recipes`: the tables of recipes/README.md, generated from the recipes and their headers."""
 
+import math
 import re
 from pathlib import Path
 
@@ -68,8 +69,9 @@ def row(path: Path) -> str:
     """Return a recipe's row of the table without its hours, which take a second to compute."""
     recipe, fields = load_recipe(path), header(path)
     cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    sizes = ("", "") if math.isnan(cost.omega) else (short(cost.omega), f"{cost.width:,.0f}")  # timm's have none
     cells = (
-        *(_name(path), recipe.model.summary(), f"{cost.parameters:,}", short(cost.omega), f"{cost.width:,.0f}"),
+        *(_name(path), recipe.model.summary(), f"{cost.parameters:,}", *sizes),
         *(f"{recipe.train.global_batch:,}", f"{recipe.train.epochs:,}", fields["expected"], fields["source"]),
     )
     return f"| {' | '.join(cells)} |"

@@ -29,6 +29,7 @@ SMALLER = {
     "bottleneck_mlp": {"depth": 1, "width": 8},
     "shallow": {"width": 16},
     "s_fc": {"base_channels": 1},
+    "timm": {},
     "text_mixer": {"depth": 1, "channels": 8},
     "text_transformer": {"depth": 1, "channels": 8},
 }

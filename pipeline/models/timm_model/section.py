@@ -49,6 +49,11 @@ class TimmSection(ModelSection):
         return create_timm_model, self.arguments | own
 
     @override
+    def summary(self) -> str:
+        arguments = ", ".join(f"{name} {value}" for name, value in self.arguments.items())
+        return f"timm's {self.name}" + (f" ({arguments})" if arguments else "")
+
+    @override
     def timm_spec(self, image_size: int, own_names: Container[str]) -> tuple[str, dict[str, Any]]:
         from widemix.models.timm_model.network import takes_image_size
 
