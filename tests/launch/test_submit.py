@@ -314,7 +314,7 @@ def batch(tmp_path, monkeypatch):
     (tmp_path / "noted").mkdir()
     note = f'#!/bin/bash\nwords="${{0##*/}} $*"; echo "$words" >>{tmp_path}/noted/words\n'
     lines = {
-        "srun": "[ -z $SIGNAL ] || kill -$SIGNAL $PPID",
+        "srun": "for signal in $SIGNALS; do kill -$signal $PPID; done",
         "sleep": "",
         "python": """case $2 in
             *.ports) echo 1,2,3 ;;
@@ -335,12 +335,9 @@ def batch(tmp_path, monkeypatch):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1", "SLURM_CPUS_ON_NODE": "4"}
     words = [str(tmp_path / "a run"), "1", "2", "100", "no", "", "", "", "", "python", "--", "digits/mixer"]
 
-    def run(question: str, unanswered: int, excluded: str = "", signal: str = "") -> tuple[int, str, list[str]]:
-        environ = (
-            os.environ
-            | job
-            | {"QUESTION": question, "UNANSWERED": str(unanswered), "EXCLUDED": excluded, "SIGNAL": signal}
-        )
+    def run(question: str, unanswered: int, excluded: str = "", signals: str = "") -> tuple[int, str, list[str]]:
+        told = {"QUESTION": question, "UNANSWERED": str(unanswered), "EXCLUDED": excluded, "SIGNALS": signals}
+        environ = os.environ | job | told
         script = ["bash", str(ROOT / "launch/slurm/train.sbatch"), *words]
         done = subprocess.run(script, env=environ, capture_output=True, text=True)
         return done.returncode, done.stdout, (tmp_path / "noted/words").read_text().splitlines()
@@ -359,10 +356,16 @@ def test_a_controller_that_is_busy_or_starts_anew_is_asked_again(batch):
 
 
 @pytest.mark.parametrize(
-    ("signal", "flags"), [("USR1", ["--stop-requested"]), ("TERM", ["--stop-requested", "--preempted"])]
+    ("signals", "flags"),
+    [
+        ("USR1", ["--stop-requested"]),
+        ("USR1 TERM", ["--stop-requested"]),
+        ("TERM", ["--stop-requested", "--preempted"]),
+        ("", []),
+    ],
 )
-def test_a_job_that_is_preempted_is_told_from_one_at_its_time_limit(batch, signal, flags):
-    _, _, words = batch("none", 0, signal=signal)
+def test_a_job_that_is_preempted_is_told_from_one_at_its_time_limit(batch, signals, flags):
+    _, _, words = batch("none", 0, signals=signals)
     (ended,) = [line.split() for line in words if "slurm.finish" in line]
     assert [word for word in ended if word in ("--stop-requested", "--preempted")] == flags
 
