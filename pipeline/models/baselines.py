@@ -20,7 +20,7 @@ class Baseline(MlpMixer):
         *,
         patch_size: int,
         channels: int,
-        img_size: int = 224,
+        img_size: int,
         in_chans: int = 3,
         num_classes: int = 1000,
         drop_rate: float = 0.0,

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 
 import pytest
 
@@ -62,6 +63,27 @@ def test_a_thousand_early_exits_leave_no_thread():
         with Prefetch(iter(range(100)), ahead=2) as items:
             next(items)
     assert set(threading.enumerate()) <= before
+
+
+def test_closing_frees_the_items_that_are_ready():
+    class Item:
+        pass
+
+    full, made = threading.Event(), []
+
+    def source():
+        for number in range(9):
+            if number == 5:
+                full.set()
+            item = Item()
+            made.append(weakref.ref(item))
+            yield item
+
+    items = Prefetch(source(), ahead=5)
+    full.wait()
+    items.close()
+    gc.collect()
+    assert sum(item() is not None for item in made) <= 1  # one may be put while room is made
 
 
 def test_a_dropped_iterator_frees_its_thread():

@@ -116,6 +116,14 @@ def test_a_link_is_rated_by_its_fastest_partner_and_a_node_by_its_slowest_rank()
     assert found == {("b", "network"), ("c", "computing"), ("c", "ranks")}
 
 
+def test_of_two_nodes_the_slower_is_compared_with_the_faster_and_one_node_with_none() -> None:
+    slow = rank("a", flops=0.59e12)
+    (problem,) = compare_nodes([slow, rank("b")])
+    assert (problem.host, problem.text) == ("a", "590 GFLOP/s, elsewhere 1,000 GFLOP/s")
+    assert compare_nodes([rank("a", flops=0.6e12), rank("b")]) == []
+    assert compare_nodes([slow, slow | {"local_rank": 1, "flops": 1e12}]) == []
+
+
 @pytest.mark.parametrize("count", range(2, 12))
 def test_partners_are_mutual_and_new_in_every_round(count: int) -> None:
     rounds = pairings(count)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,11 +16,12 @@ from widemix.cli.machine import add_cost
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
-from widemix.estimate import measure
+from widemix.estimate import check, measure
 from widemix.estimate.hardware import EFFICIENCY, GPUS, LAUNCH, Cluster, network_bandwidth
 from widemix.estimate.network import fake_pass
 from widemix.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
 from widemix.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, estimate
+from widemix.estimate.rows import Row
 from widemix.estimate.tables import named_rows, pairs_table
 from widemix.estimate.traffic import Ring, Traffic, exposed
 from widemix.models.registry import build_model
@@ -264,6 +266,19 @@ def test_a_peak_is_measured_by_matrices_whose_product_takes_a_moment(monkeypatch
     assert measure.product_side(torch.bfloat16, torch.device("cpu")) == side
     monkeypatch.setattr(measure, "_product_seconds", lambda *_: 0.0)
     assert measure.product_side(torch.bfloat16, torch.device("cpu")) == 2048
+
+
+def test_a_measured_pass_says_how_far_the_estimate_is_off(monkeypatch):
+    """Memory on a GPU alone: elsewhere no peak is measured."""
+    peaks = [1_000_000, None]
+    monkeypatch.setattr(check, "fake_pass", lambda *_: SimpleNamespace(peak=800_000))
+    monkeypatch.setattr(check, "compare", lambda recipe, network, samples: (0.03, 0.04, peaks.pop(0)))
+    digits = load_recipe("digits/mixer", [("train.grad_accum_steps", "2")])
+    timed, memory = check.measured(digits)
+    assert timed == Row("measured pass", 0.04, "40 ms", "32 images on this machine; its roofline is 30 ms, 75% of it")
+    assert memory[:2] == ("measured activations", 1_000_000)
+    assert memory.note == "32 images on this GPU; the estimate is -20.0% off"
+    assert check.measured(digits) == [timed]
 
 
 def test_a_short_run_has_its_time_in_seconds_or_minutes_and_a_small_network_a_whole_batch_measured():

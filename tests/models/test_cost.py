@@ -102,6 +102,7 @@ def test_formula_equals_the_counted_network(section):
     if section.kind == "text_transformer" and attention not in flop_registry:
         pytest.skip("this torch does not count the operations of attention on a CPU")
     model, cost = build_model(section, image_size=4, num_classes=5), model_cost(section, image_size=4, num_classes=5)
+    assert section.layer_costs(4, 5) is not None, "it is counted by the same code"
     assert cost.parameters == sum(parameter.numel() for parameter in model.parameters())
     for module in model.modules():
         if isinstance(module, SparseLinear):  # a GPU multiplies these by dense copies

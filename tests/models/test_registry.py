@@ -7,6 +7,7 @@ import torch
 from widemix.models.families import named_networks
 from widemix.models.registry import build_model, build_on_meta
 from widemix.models.timm_registry import default_cfgs
+from widemix.recipe import load_recipe
 
 NAMED = named_networks()
 TIMM_OWN = ("mixer_s32_224", "mixer_s16_224", "mixer_b32_224", "mixer_b16_224", "mixer_l32_224", "mixer_l16_224")
@@ -36,6 +37,16 @@ def test_timm_keeps_its_own_names():
 def test_our_names_are_the_published_ones_that_timm_lacks_and_the_text_models():
     assert set(default_cfgs) >= set(NAMED) - set(TIMM_OWN) | {"text_mixer", "text_transformer"}
     assert not [name for name in default_cfgs if name in TIMM_OWN]
+
+
+@pytest.mark.parametrize("kind", ["text_mixer", "text_transformer"])
+def test_a_text_model_without_arguments_has_the_sizes_of_the_recipe(kind):
+    recipe = load_recipe("mnli/mixer", [("model.kind", kind)])
+    with torch.device("meta"):
+        found, expected = timm.create_model(kind), build_model(recipe.model, 0, recipe.data.num_classes)
+    assert {key: value.shape for key, value in found.state_dict().items()} == {
+        key: value.shape for key, value in expected.state_dict().items()
+    }
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMED) - set(TIMM_OWN)))

@@ -48,7 +48,7 @@ class BottleneckMlp(MlpClassifier):
         depth: int,
         hidden: int,
         norm_eps: float = 1e-5,
-        img_size: int = 64,
+        img_size: int,
         in_chans: int = 3,
         num_classes: int = 1000,
     ):

@@ -47,7 +47,7 @@ class LassoNet(MlpClassifier):
         *,
         layer: Literal["full", "local"],
         base_channels: int,
-        img_size: int = 32,
+        img_size: int,
         in_chans: int = 3,
         num_classes: int = 1000,
     ):

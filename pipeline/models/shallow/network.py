@@ -54,7 +54,7 @@ class ShallowMlp(MlpClassifier):
         width: int,
         matrices: Matrix,
         grayscale: bool = False,
-        img_size: int = 32,
+        img_size: int,
         in_chans: int = 3,
         num_classes: int = 1000,
     ):

@@ -97,7 +97,7 @@ class SwMlp(MlpClassifier):
         pool: bool = False,
         norm_eps: float = 1e-6,
         mask_seed: int = 0,
-        img_size: int = 32,
+        img_size: int,
         in_chans: int = 3,
         num_classes: int = 1000,
     ):
