@@ -12,7 +12,8 @@ from widemix.launch.slurm.finish import NOTICE_MIN
 from widemix.recipe import Recipe, check_world
 from widemix.studies.study import is_study
 
-_RESERVED = ("--array", "--nodes", "--output", "--wrap")  # options of sbatch that submit sets itself
+# Options of sbatch that submit sets itself; a value may follow a short one at once.
+_RESERVED, _RESERVED_SHORT = ("--array", "--nodes", "--output", "--wrap"), ("-a", "-N", "-o")
 
 
 def elastic_sizes(arguments: argparse.Namespace, recipes: Sequence[Recipe], ranks: int) -> str:
@@ -90,7 +91,7 @@ def check_options(arguments: argparse.Namespace) -> None:
     for option in arguments.sbatch:
         if not option.startswith("-"):
             raise InputError(f"--sbatch={option}: should be an option of sbatch, such as --sbatch=--mem=64G")
-        if option.partition("=")[0] in _RESERVED:
+        if option.partition("=")[0] in _RESERVED or option.startswith(_RESERVED_SHORT):
             raise InputError(f"--sbatch={option}: is set by submit itself; see `widemix submit --help`")
     study = arguments.recipe is not None and is_study(Path(arguments.recipe))
     if arguments.at_once and not arguments.vary and not study:

@@ -76,6 +76,12 @@ def test_the_dry_run_prints_one_command_and_the_script_and_does_nothing(dry_run,
     assert not folder.exists()
 
 
+def test_other_options_of_sbatch_come_after_those_of_submit(dry_run, tmp_path):
+    others = ("--nodelist=n1", "-Ahub", "--mem=64G")
+    command = dry_run(tmp_path / "run", *(f"--sbatch={other}" for other in others)).partition("\n")[0]
+    assert f"--exclusive --mem 0 {' '.join(others)} " in command
+
+
 def test_an_elastic_job_is_told_the_numbers_of_nodes_by_which_the_batch_divides(dry_run, tmp_path):
     words = shlex.split(
         dry_run(tmp_path / "run", "--nodes", "4", "--gpus-per-node", "1", "--elastic", "1").partition("\n")[0]
@@ -114,6 +120,9 @@ def test_an_elastic_job_is_told_the_numbers_of_nodes_by_which_the_batch_divides(
         (("--stage-to", "scratch"), "should begin with /"),
         (("--sbatch=mem=64G",), "--sbatch=--mem=64G"),  # sbatch would take it for the script
         (("--sbatch=--array=1-3",), "set by submit itself"),
+        (("--sbatch=-N3",), "--sbatch=-N3: is set by submit itself"),
+        (("--sbatch=-olog",), "--sbatch=-olog: is set by submit itself"),
+        (("--sbatch=-a1-3",), "--sbatch=-a1-3: is set by submit itself"),
         (("--data.path", "none"), "none: no such folder"),
         (("--container", "no.sif"), "no.sif: no such file"),
         (("--vary", "train.sed=1,2"), "train.seed"),
