@@ -10,6 +10,7 @@ from scipy import stats
 from timm.data import auto_augment
 
 from widemix.data.augment import registry as op
+from widemix.data.augment import sampling
 from widemix.data.augment.program import MIX, compile_policy
 from widemix.data.augment.sampling import mixed_chain, sample_chain
 from widemix.data.random import AUGMENT, key
@@ -187,3 +188,9 @@ def test_which_operations_meet_is_as_timms_without_replacement():
     assert seen.trace() == 0
     kept = expected > 0
     assert stats.chisquare(seen[kept], SAMPLES * expected[kept]).pvalue > 1e-3
+
+
+def test_the_largest_number_of_a_stream_samples_nothing_without_weight(monkeypatch):
+    """0.1 + 0.2 + 0.3 is above 0.6, and what is left of it after all three is not below 0."""
+    monkeypatch.setattr(sampling, "uniform", lambda *_: 1 - 2**-53)
+    assert sampling._weighted.py_func(np.array([0.1, 0.2, 0.3, 0.0]), 0, 0) == 2

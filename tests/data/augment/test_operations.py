@@ -15,7 +15,8 @@ from widemix.data.augment import registry
 from widemix.data.augment.affine import rotation, transform_plainly
 from widemix.data.augment.blend import blend
 from widemix.data.augment.operations import apply
-from widemix.data.augment.scratch import scratch_for
+from widemix.data.augment.scratch import Scratch, scratch_for
+from widemix.data.augment.smooth import gaussian_smooth
 
 FILL = (124, 116, 104)
 PACKED = np.uint32(124 | 116 << 8 | 104 << 16)
@@ -125,7 +126,7 @@ def test_blends_are_pillows(images, factor):
         assert np.array_equal(ours, np.asarray(expected))
 
 
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 9), (2, 3), (3, 2), (3, 3), (4, 5)])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 9), (2, 3), (3, 2), (3, 3), (4, 5), (12, 3)])
 def test_the_smallest_images_too(height, width):
     image = np.random.RandomState(0).randint(0, 256, (height, width, 3)).astype(np.uint8)
     opened = Image.fromarray(image)
@@ -137,3 +138,23 @@ def test_the_smallest_images_too(height, width):
         applied(image, registry.ROTATE, 20, cubic=True),
         np.asarray(auto_augment.rotate(opened, 20, fillcolor=FILL, resample=CUBIC)),
     )
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 7), (12, 3), (33, 47)])
+def test_nothing_is_written_past_the_work_space(height, width):
+    """Each array is followed by bytes that stay as they are; numba and C check no bounds."""
+    image, spaces = images_of(height, width)[0], scratch_for(height, width)
+    behind = [np.full(space.nbytes + 256, 165, np.uint8) for space in spaces]
+    scratch = Scratch(
+        *(
+            memory[: space.nbytes].view(space.dtype).reshape(space.shape)
+            for memory, space in zip(behind, spaces, strict=True)
+        )
+    )
+    for operation, (_, arguments) in (PLAIN | MOVES).items():
+        for cubic in (False, True):
+            apply(image.copy(), operation, float(arguments[-1] or 0), cubic, PACKED, scratch)
+    rows, between = image.reshape(height, -1), scratch.mixed.reshape(height, -1)
+    gaussian_smooth(rows, 2.0, scratch.taps, scratch.wide, between, scratch.weighted)
+    for name, memory, space in zip(Scratch._fields, behind, spaces, strict=True):
+        assert (memory[space.nbytes :] == 165).all(), name
