@@ -18,6 +18,7 @@ from widemix.models.sw_mlp.sparse import SparseLinear
 from widemix.optim.build import build_optimizer, inner_matrices, parameter_groups, set_rate, undecayed
 from widemix.optim.muon import Muon
 from widemix.optim.section import OptimSection
+from widemix.optim.sgd import FusedSgd
 from widemix.recipe import load_recipe
 from widemix.recipe.schedule import ScheduleSection
 from widemix.training.schedule import build_run_schedule, build_schedule
@@ -108,6 +109,24 @@ def test_muon_is_torchs_bit_by_bit(shape):
         assert torch.equal(ours, theirs)
     (buffer,) = muon.state[ours].values()
     assert torch.equal(buffer, expected.state[theirs]["momentum_buffer"])
+
+
+def test_fused_sgd_skips_what_overflows_and_is_torchs_otherwise():
+    """The first step too, which must not leave a momentum of anything."""
+    torch.manual_seed(0)
+    ours = torch.nn.Parameter(torch.randn(5, 3))
+    theirs = torch.nn.Parameter(ours.detach().clone())
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2, "nesterov": True}
+    fused, plain = FusedSgd([ours], **options, fused=True), torch.optim.SGD([theirs], **options, foreach=False)
+    fused.grad_scale = torch.tensor(8.0)
+    for overflows in (True, False, True, False, False):
+        theirs.grad = torch.randn(5, 3)
+        ours.grad = theirs.grad * 8
+        fused.found_inf = torch.tensor(float(overflows))
+        fused.step()
+        if not overflows:
+            plain.step()
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_the_schedule_of_the_paper():

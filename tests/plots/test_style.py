@@ -1,8 +1,11 @@
 """Figures with the names that users give to classes and runs."""
 
+import io
 import warnings
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from widemix.analysis.evaluation import plot_confusion
 from widemix.evaluation.assessment import Assessment, Details
@@ -40,6 +43,21 @@ def test_a_label_leaves_out_the_hash_of_a_studys_run():
     assert label("runs/a/cifar10-s_mixer_seed-0_eb0b37165e") == "cifar10-s_mixer_seed-0"
     assert label("runs/a/s_mixer_eb0b37165e/checkpoints/00000100") == "s_mixer step 100"
     assert label("runs/digits_0123456789a") == "digits_0123456789a"  # eleven digits: a name of its own
+
+
+@styled
+def test_axes_have_no_frame():
+    """But a line on the left and one below."""
+    figure, axes = new_figure(2, 2)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    dark = np.asarray(Image.open(io.BytesIO(as_png(figure))).convert("L")) < 128
+    rows, columns = np.flatnonzero(dark.mean(axis=1) > 0.5), np.flatnonzero(dark.mean(axis=0) > 0.5)
+    height, width = dark.shape
+    assert rows.size
+    assert columns.size
+    assert rows.min() > height / 2
+    assert columns.max() < width / 2
 
 
 @styled

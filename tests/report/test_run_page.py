@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.plots.chart import Series, line_chart, thinned, tick_labels, ticks
@@ -211,6 +212,9 @@ def test_long_curves_keep_their_extremes():
         (0, 6, ["0", "2", "4", "6"]),
         (0.97, 1.043, ["0.98", "1.00", "1.02", "1.04"]),
         (0, 300_000, ["0", "1e5", "2e5", "3e5"]),
+        (0, 3e12, ["0", "1e12", "2e12", "3e12"]),
+        (0, 3e-5, ["0", "1e-5", "2e-5", "3e-5"]),
+        (0, 3e-12, ["0", "1e-12", "2e-12", "3e-12"]),
         (1e-5, 9e-4, ["0.0002", "0.0004", "0.0006", "0.0008"]),
         (-3, 2, ["-3", "-2", "-1", "0", "1", "2"]),
         (0, 1281, ["0", "500", "1,000"]),
@@ -220,6 +224,15 @@ def test_long_curves_keep_their_extremes():
 )
 def test_ticks_are_round_and_told_apart(low, high, labels):
     assert tick_labels(ticks(low, high)) == labels
+
+
+def test_curves_have_a_colour_each_and_are_dashed_after_those():
+    styles = (ROOT / "pipeline/report/page.css").read_text()
+    colours = re.findall(r"^\.(s\d) \{ stroke: var\(--(c\d)\)", styles, re.M)
+    series = [Series(str(number), number, [(0.0, 1.0)]) for number in range(14)]
+    looks = re.findall(r'<polyline class="curve ([^"]*)"', line_chart("title", "step", 1, series))
+    assert looks == [name for name, _ in colours] + [f"{name} dashed" for name, _ in colours]
+    assert len(dict(colours)) == len({value for _, value in colours}) == 7
 
 
 def test_a_constant_and_a_tiny_curve_can_be_drawn():
