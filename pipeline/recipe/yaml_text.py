@@ -28,9 +28,11 @@ class _Yaml(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_object(self, node, deep=False):
-        """The value of a node; an error of YAML's where PyYAML would raise one of Python's."""
+        """The value of a node; an error of YAML where PyYAML raises one of Python, or a value contains itself."""
+        if node in self.recursive_objects:
+            raise yaml.constructor.ConstructorError(None, None, "a list or mapping contains itself", node.start_mark)
         try:
-            return super().construct_object(node, deep)
+            return super().construct_object(node, deep=True)  # at once, so that it is known what is being made
         except (ValueError, AttributeError):  # PyYAML's for a date, an integer, ... that its pattern lets through
             text = node.value if len(node.value) <= 20 else f"{node.value[:20]}..."
             problem = f"{text!r} is no valid {node.tag.rpartition(':')[2]}"

@@ -173,6 +173,8 @@ def test_mistakes_cost_one_line_that_names_the_cure(overrides, words):
     [
         ("tarin: {epochs: 1}", "unknown key tarin; did you mean train?"),
         ("train: {epochs: 1, epochs: 2}", "the key 'epochs' is duplicated"),
+        ("train: {epochs: 1}\naugment: &a\n  hflip: *a", "line 2: a list or mapping contains itself"),
+        ("augment: {scale: &a [0.5, [*a]]}", "line 1: a list or mapping contains itself"),
         ("train: {epochs: 1, glob_batch: 2}", "unknown key train.glob_batch; did you mean train.global_batch?"),
         ("- a\n- b", "a recipe is a mapping of sections"),
         ("data: {kind: txt, path: x}", "data.kind 'txt': no such kind; did you mean text?"),

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Iterator
+from typing import Annotated, Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from widemix.models.families import sections
 from widemix.optim.section import OptimSection
@@ -12,6 +13,8 @@ from widemix.recipe import Recipe
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection, TextDataSection
 from widemix.section import Section
+from widemix.studies.papers import Paper
+from widemix.studies.study import Study
 
 WRONG = {"int": (-(10**30), 10**30), "float": (-1e30, 1e30, math.nan, math.inf, -math.inf)}
 
@@ -91,3 +94,19 @@ def test_images_are_mixed_in_pairs_and_schedule_free_has_an_average():
         assert OptimSection(name=name, lr=0.1, betas=(first, 0.9)).betas[0] == first
     with pytest.raises(ValidationError, match="from betas: the first must be above 0"):
         OptimSection(name="schedule_free", lr=0.1, betas=(0.0, 0.9))
+
+
+def test_defaults_are_values_that_their_keys_take() -> None:
+    """pydantic looks at none of them. Helps are sentences."""
+    waiting, found = [Section], []
+    while waiting:
+        waiting += (section := waiting.pop()).__subclasses__()
+        if section.__module__ != "widemix.arguments":  # whose defaults are those of functions
+            found += [(section, *field) for field in section.model_fields.items()]
+    assert {Study, Paper, Recipe} <= {section for section, _, _ in found}
+    for section, name, info in found:
+        kind: Any = Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
+        if not info.is_required():
+            TypeAdapter(kind).validate_python(info.get_default(call_default_factory=True))
+        if info.description is not None:
+            assert " " in info.description, (section, name)
