@@ -128,7 +128,9 @@ class OptimSection(Section):
     """The optimizer. As in timm, vectors, biases and what a network exempts by name are never decayed."""
 
     name: Annotated[str, OneOf("optimizer", OPTIMIZERS)] = key(
-        "adamw", "the optimizer; timm:NAME is timm's, such as timm:lion"
+        "adamw",
+        "the optimizer; timm:NAME is timm's, such as timm:lion, with the values of this section where it takes two "
+        "betas, an eps or a momentum, not with its own defaults (lion's betas are 0.9, 0.99)",
     )
     lr: Annotated[float, Field(gt=0, le=1000)] = key(..., "peak learning rate, for the global batch of this recipe")
     weight_decay: Amount = key(0.05, "decay of weights; decoupled except in sgd")
