@@ -12,6 +12,7 @@ import yaml
 
 from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
+from widemix.command_line.commands import split_overrides
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, RankStatus
 from widemix.launch import pod as launched
 from widemix.recipe import check_world, load_recipe
@@ -52,9 +53,13 @@ def containers() -> list[tuple[dict, int]]:
 def test_their_commands_train_a_recipe_that_divides_by_their_ranks():
     for container, ranks in containers():
         assert container["command"] == ["python3", "-m", "widemix.launch.pod", "--stage-to", "/cache", "--"]
-        arguments = make_parser().parse_args(["train", *container["args"]])
+        words, overrides = split_overrides(container["args"])
+        arguments = make_parser().parse_args(["train", *words])
         assert ranks == 128
-        check_world(load_recipe(ROOT / arguments.recipe), ranks)
+        recipe = load_recipe(ROOT / arguments.recipe, overrides)
+        check_world(recipe, ranks)
+        assert Path(recipe.data.path).is_relative_to("/shared/datasets")  # in the volume, not in the image
+        assert arguments.run_dir.is_relative_to("/shared/runs")
 
 
 def test_all_nodes_of_the_jobset_have_their_number():
