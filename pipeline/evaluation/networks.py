@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
 from torch import nn
 
@@ -108,16 +109,22 @@ def _of_timm(name: str, timm_name: str, folder: Path | None) -> Network:
     """One of timm's pretrained networks, or an export, with the preprocessing of its pretrained_cfg."""
     module: Any = load_pretrained(timm_name, name)
     config, usage = resolve_data_config(pretrained_cfg=module.pretrained_cfg), _usage(name, folder)
-    data = DataSection(
-        path="",
-        targets=usage.targets,
-        num_classes=module.num_classes,
-        image_size=config["input_size"][-1],
-        crop_pct=config["crop_pct"],
-        interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-    )
+    try:
+        data = DataSection(
+            path="",
+            targets=usage.targets,
+            num_classes=module.num_classes,
+            image_size=config["input_size"][-1],
+            crop_pct=config["crop_pct"],
+            interpolation="bilinear" if config["interpolation"] == "bilinear" else "bicubic",
+            mean=tuple(config["mean"]),
+            std=tuple(config["std"]),
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        value = config.get(key)
+        raise InputError(f"{name}: {key} {value}: is no preprocessing of RGB images ({first['msg']})") from None
     labels = module.pretrained_cfg.get("label_names") or _imagenet_names(module)
     prepared = Prepared(classes=tuple(labels), max_size=usage.max_size, side=usage.side)
     return Network(name, module.eval(), None, data, None, prepared, usage.loss)

@@ -22,6 +22,7 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.distributed.topology import read_topology
 from widemix.errors import InputError
+from widemix.evaluation import networks
 from widemix.evaluation.assessment import (
     BINS,
     Calibration,
@@ -269,3 +270,12 @@ def test_real_labels_against_a_plain_loop(tmp_path, capsys):
         (tmp_path / "real.json").write_text(text)
         with pytest.raises(InputError, match=error_message):
             assess_network(network, real=tmp_path / "real.json")
+
+
+def test_an_export_whose_preprocessing_is_not_that_of_colour_images_is_refused_in_one_line(monkeypatch):
+    """Such as timm writes of networks for gray images, with one mean."""
+    module = torch.nn.Linear(2, 2)
+    module.num_classes, module.pretrained_cfg = 2, {"input_size": (1, 8, 8), "mean": (0.5,), "std": (0.2, 0.2, 0.2)}
+    monkeypatch.setattr(networks, "load_pretrained", lambda *_: module)
+    with pytest.raises(InputError, match=r"^timm:gray: mean \(0\.5,\): is no preprocessing of RGB images"):
+        networks.load_network("timm:gray")
