@@ -60,8 +60,7 @@ def prepare(module: nn.Module, train: TrainSection, device: torch.device) -> Non
         os.environ.setdefault("NCCL_ALGO", "^NVLS,NVLSTree")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False
-    if train.head_bias:
-        nn.init.constant_(timm_method(module, "get_classifier", "train.head_bias")().bias, train.head_bias)
+    set_head_bias(module, train)
     if train.activation_checkpointing:
         timm_method(module, "set_grad_checkpointing", "train.activation_checkpointing")(True)
     number_drop_paths(module)
@@ -75,6 +74,12 @@ def prepare(module: nn.Module, train: TrainSection, device: torch.device) -> Non
         # Advice to round fp32's products on a GPU, where train.matmul_precision says that they are not to be.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
         module.compile()
+
+
+def set_head_bias(module: nn.Module, train: TrainSection) -> None:
+    """Set the biases of a new network's head to `train.head_bias`."""
+    if train.head_bias:
+        nn.init.constant_(timm_method(module, "get_classifier", "train.head_bias")().bias, train.head_bias)
 
 
 def check_engine(section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology) -> None:
@@ -98,4 +103,13 @@ def check_engine(section: EngineSection, optim: OptimSection, train: TrainSectio
         )
 
 
-__all__ = ["Engine", "State", "StepResult", "broadcasts_rank0_weights", "build_engine", "check_engine", "prepare"]
+__all__ = [
+    "Engine",
+    "State",
+    "StepResult",
+    "broadcasts_rank0_weights",
+    "build_engine",
+    "check_engine",
+    "prepare",
+    "set_head_bias",
+]

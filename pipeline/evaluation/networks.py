@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
 from torch import nn
 
+from widemix.engine import set_head_bias
 from widemix.errors import InputError
 from widemix.evaluation.trained import load_trained, trained_on
 from widemix.formats.manifest import Prepared, read_manifest
@@ -88,6 +89,7 @@ def initial_module(recipe: Recipe) -> nn.Module:
     """Return the recipe's network as training starts with it: of `train.seed`, or of `train.init_from`."""
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    set_head_bias(module, recipe.train)
     if recipe.train.init_from:
         load_init_weights(module, recipe.train.init_from, recipe.train.reset_head)
     return module

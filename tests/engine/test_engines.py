@@ -17,6 +17,7 @@ from widemix.data.batches import Batch
 from widemix.distributed.topology import read_topology
 from widemix.engine import build_engine, check_engine, prepare
 from widemix.errors import InputError
+from widemix.evaluation.networks import initial_module
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
 from widemix.recipe.train import TrainSection
@@ -176,7 +177,8 @@ def test_the_heads_first_bias_is_the_recipes():
     given = case(("train.head_bias", "-2.0"))
     model = given.model()
     prepare(model, given.recipe.train, torch.device("cpu"))
-    assert torch.equal(model.head.bias, torch.full((10,), -2.0))
+    for started in (model, initial_module(given.recipe)):  # the one that trains, and the one that analyses look at
+        assert torch.equal(started.head.bias, torch.full((10,), -2.0))
 
 
 @pytest.mark.one_in(4)
