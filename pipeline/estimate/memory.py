@@ -36,8 +36,8 @@ def state_bytes(
     """Memory of `parameters` weights under `optim.name: OPTIMIZER` (Rajbhandari et al. 2020, section 3 and figure 1).
 
     trained: how many of them are not frozen; by default all. world: ranks that share the shards. ema: with an average
-    of the trained weights, which is sharded as the optimizer's states are. offload: the optimizer's states, of FSDP
-    everything, are in host memory.
+    (DeepSpeed's is of the trained weights alone), sharded as the optimizer's states are. offload: these and the
+    optimizer's states, of FSDP everything, are in host memory.
 
     DDP keeps weights and gradients in fp32 in any precision, and so does FSDP, sharded. DeepSpeed keeps them in half
     precision in bf16 and fp16, with an fp32 copy of the weights next to the optimizer's states, and adds gradients up
@@ -47,6 +47,8 @@ def state_bytes(
     half = engine == "deepspeed" and precision != "fp32"
     stage = {"ddp": 0, "fsdp": 3, "deepspeed": zero_stage}[engine]
     trained = parameters if trained is None else trained
+    averaged = trained if engine == "deepspeed" else parameters
+    states = OPTIMIZERS[optimizer].states + half
     offload &= stage > 0
     if offload and engine == "fsdp":
         return StateBytes(0, 0, 0)
@@ -59,5 +61,5 @@ def state_bytes(
     return StateBytes(
         weights=number * parameters / shards(3),
         gradients=(4 * wide + number * (not wide or stage < 2)) * trained / shards(2),
-        optimizer=0 if offload else 4 * (OPTIMIZERS[optimizer].states + half + ema) * trained / shards(1),
+        optimizer=0 if offload else 4 * (states * trained + ema * averaged) / shards(1),
     )
