@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.stress.mutants.__main__ import Broken, changed_lines, equivalent, sample, sources, table
+from tests.stress.mutants.coverage import Coverage, digest
 from tests.stress.mutants.mutations import EQUIVALENT, mutated, read_mutations
 from tests.stress.mutants.sites import sites
 
@@ -46,6 +47,24 @@ def test_a_mutation_of_code_that_has_changed_is_refused():
     for text in ("", 2 * mutation.old):
         with pytest.raises(ValueError, match="times, not once"):
             mutated(text, mutation)
+
+
+def test_tests_of_a_line_are_those_that_ran_it_or_any_of_its_file_where_that_has_changed_since():
+    """After a change the lines of a map were other ones, and breaks counted as survived whose tests did not run."""
+
+    def entry(seconds: float, code: int, **files: str) -> dict:
+        return {"digest": "", "code": code, "seconds": seconds, "lines": {"README.md": [1, 2]}, "files": files}
+
+    now = {"README.md": digest("README.md")}
+    tests = {
+        "as it is": entry(3, 0, **now),
+        "as it was": entry(2, 0, **{"README.md": "0"}),
+        "fails": entry(1, 1, **now),
+    }
+    covered = Coverage(tests)
+    assert covered.covering("README.md", [2]) == ["as it was", "as it is"]
+    assert covered.covering("README.md", [3]) == ["as it was"]
+    assert covered.covering("Makefile", [1]) == []
 
 
 def changes(file: str, text: str) -> set[tuple[str, str]]:

@@ -36,21 +36,27 @@ def test_files() -> list[str]:
     return sorted(chosen, key=lambda file: (any(room in file for room in SLOW), file))
 
 
-def digest(file: str) -> str:
+def digest(file: str, root: Path = ROOT) -> str:
     """Changes with the file's content."""
-    return hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:16]
+    return hashlib.sha256((root / file).read_bytes()).hexdigest()[:16]
 
 
 class Coverage:
     """The map. Of a file that has changed since, any of its lines is taken for any other."""
 
     def __init__(self, entries: dict[str, dict]):
-        self.entries = entries  # by test file: digest, code, seconds, and lines by file
-        self.sources: dict[str, dict[str, str]] = {}
+        self.entries = entries  # by test file: digest, code, seconds, and by file its lines and digest
         self._tests: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+        self._of_others: dict[str, list[str]] = defaultdict(list)  # tests that ran a file as it was before
+        current = {
+            file: digest(file) for entry in entries.values() for file in entry["lines"] if (ROOT / file).exists()
+        }
         for test, entry in entries.items():
             if entry["code"] == 0:
                 for file, numbers in entry["lines"].items():
+                    if entry["files"][file] != current.get(file):
+                        self._of_others[file].append(test)
+                        continue
                     for number in numbers:
                         self._tests[file][number].append(test)
 
@@ -74,7 +80,7 @@ class Coverage:
     def covering(self, file: str, lines: Iterable[int]) -> list[str]:
         """The test files that run any of these lines, quickest first."""
         known = self._tests.get(file, {})
-        found = {test for line in lines for test in known.get(line, ())}
+        found = {test for line in lines for test in known.get(line, ())} | set(self._of_others.get(file, ()))
         return sorted(found, key=self.seconds)
 
 
@@ -99,7 +105,8 @@ def measure(checkout: Checkout, test: str) -> dict:
         if file.is_relative_to(checkout.root.resolve()):
             by_file[file.relative_to(checkout.root.resolve()).as_posix()] |= numbers
     kept = {file: sorted(numbers) for file, numbers in sorted(by_file.items()) if file.startswith(ROOMS)}
-    return {"digest": digest(test), "code": code, "seconds": round(seconds, 1), "lines": kept}
+    files = {file: digest(file, checkout.root) for file in kept}
+    return {"digest": digest(test), "code": code, "seconds": round(seconds, 1), "lines": kept, "files": files}
 
 
 def main(checkouts: Sequence[Checkout], words: Sequence[str] = ()) -> None:
