@@ -149,7 +149,6 @@ def save(run_dir: Path, state: "State", position: Position, retention: Retention
     written = writing
     try:
         folder.mkdir(exist_ok=True)
-        put_back(run_dir)
         for stale in folder.glob(".writing-*"):
             shutil.rmtree(stale)
         for unread in folder.iterdir():  # whose removal was interrupted, or failed

@@ -68,6 +68,14 @@ def test_a_checkpoint_whose_step_is_saved_again_is_there_until_the_new_one_is(tm
     assert left > 0
 
 
+def test_a_checkpoint_that_could_not_be_put_back_is_by_the_next_save(tmp_path):
+    checkpoint.save(tmp_path, state(1.0), position(7), RetentionPolicy(2))
+    (tmp_path / "checkpoints/00000007").rename(tmp_path / "checkpoints/.replaced-00000007")
+    checkpoint.save(tmp_path, state(2.0), position(7), RetentionPolicy(2))
+    assert folders(tmp_path) == ["00000007"]
+    assert checkpoint.newest(tmp_path).load().model["fc.bias"].tolist()[0] == 2.0
+
+
 def test_an_old_checkpoint_that_cannot_be_removed_is_no_failure_of_the_new_one(tmp_path, monkeypatch, capsys):
     def refused(path, **options):
         raise OSError(39, "Directory not empty", str(path))
