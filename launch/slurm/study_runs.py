@@ -48,15 +48,14 @@ def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] =
 def _values(text: str, option: str) -> list[str]:
     """Split at commas, but not within brackets."""
     try:
-        sequence, values = yaml.compose(f"[{text}]", yaml.SafeLoader), yaml.safe_load(f"[{text}]")
+        sequence, values = yaml.compose(f"[{text}]", yaml.SafeLoader), parse_yaml(f"[{text}]")
     except yaml.YAMLError:
         raise InputError(f"--vary {option}: the values should be YAML, separated by commas") from None
     assert sequence is not None  # it has a pair of brackets at least
-    texts = []
-    for node, value in zip(sequence.value, values, strict=True):
-        # As typed what recipes read otherwise than PyYAML: 1e-3, a number there, and 20:30, none.
-        typed = node.value if isinstance(node, yaml.ScalarNode) and node.style is None else None
-        texts.append(typed if typed and parse_yaml(typed) != value else yaml_text(value))
+    texts = [
+        node.value if isinstance(node, yaml.ScalarNode) and node.style is None else yaml_text(value)  # as typed
+        for node, value in zip(sequence.value, values, strict=True)
+    ]
     if bad := [text for text in texts if not text or "\t" in text or "\n" in text]:
         raise InputError(f"--vary {option}: {bad[0]!r} cannot be a value")
     return texts

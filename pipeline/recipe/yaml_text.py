@@ -12,7 +12,10 @@ import yaml
 
 
 class _Yaml(yaml.SafeLoader):
-    """A YAML loader that refuses duplicate keys, and reads numbers as YAML 1.2 does: 1e-3 is one, 20:30 is not."""
+    """A YAML loader that refuses duplicate keys, and reads scalars as YAML 1.2 does.
+
+    1e-3 is a number, 20:30 and 2020-01-01 are text.
+    """
 
     def construct_mapping(self, node, deep=False):
         """The mapping of a node; an error if a key is there twice, or is no scalar."""
@@ -56,8 +59,9 @@ def yaml_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+_NOT_AS_YAML_1_1 = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
 _Yaml.yaml_implicit_resolvers = {
-    first: [known for known in resolvers if known[0] != "tag:yaml.org,2002:int"]
+    first: [known for known in resolvers if known[0] not in _NOT_AS_YAML_1_1]
     for first, resolvers in _Yaml.yaml_implicit_resolvers.items()
 }
 _Yaml.add_implicit_resolver(

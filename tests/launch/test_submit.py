@@ -317,13 +317,13 @@ def batch(tmp_path, monkeypatch):
     """Runs train.sbatch on two nodes with commands that only note their words, of which Python ends with 75.
 
     batch(question, unanswered) -> exit code, output, and the words. unanswered: how often Slurm's controller does not
-    answer each question that begins so. excluded: the nodes without which the job is to be requeued. signal: what
-    the script gets while it trains.
+    answer each question that begins so. excluded: the nodes without which the job is to be requeued. signals: what
+    the script gets while it trains, and when that has ended.
     """
     (tmp_path / "noted").mkdir()
     note = f'#!/bin/bash\nwords="${{0##*/}} $*"; echo "$words" >>{tmp_path}/noted/words\n'
     lines = {
-        "srun": "for signal in $SIGNALS; do kill -$signal $PPID; done",
+        "srun": f"echo $PPID >{tmp_path}/noted/script; [ -z $FIRST ] || kill -$FIRST $PPID",
         "sleep": "",
         "python": """case $2 in
             *.ports) echo 1,2,3 ;;
@@ -333,7 +333,8 @@ def batch(tmp_path, monkeypatch):
         [[ $* != $QUESTION* || $asked -gt $UNANSWERED ]] || exit 1
         case "$1 $2" in
             "show hostnames") printf 'n1\\nn2\\n' ;;
-            "show node") echo "NodeName=$4 NodeAddr=10.0.0.${{4#n}} State=ALLOCATED" ;;
+            "show node") [ -z $SECOND ] || {{ read script <{tmp_path}/noted/script && kill -$SECOND $script; }}
+                echo "NodeName=$4 NodeAddr=10.0.0.${{4#n}} State=ALLOCATED" ;;
             "show job") echo "JobId=7 JobState=RUNNING Restarts=0 SubmitTime=2026-11-27 ExcNodeList=(null)" ;;
         esac""",
     }
@@ -344,9 +345,9 @@ def batch(tmp_path, monkeypatch):
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1", "SLURM_CPUS_ON_NODE": "4"}
     words = [str(tmp_path / "a run"), "1", "2", "100", "no", "", "", "", "", "python", "--", "digits/mixer"]
 
-    def run(question: str, unanswered: int, excluded: str = "", signals: str = "") -> tuple[int, str, list[str]]:
-        told = {"QUESTION": question, "UNANSWERED": str(unanswered), "EXCLUDED": excluded, "SIGNALS": signals}
-        environ = os.environ | job | told
+    def run(question: str, unanswered: int, excluded: str = "", signals: tuple[str, str] = ("", "")):
+        told = {"QUESTION": question, "UNANSWERED": str(unanswered), "EXCLUDED": excluded}
+        environ = os.environ | job | told | {"FIRST": signals[0], "SECOND": signals[1]}
         script = ["bash", str(ROOT / "launch/slurm/train.sbatch"), *words]
         done = subprocess.run(script, env=environ, capture_output=True, text=True)
         return done.returncode, done.stdout, (tmp_path / "noted/words").read_text().splitlines()
@@ -367,10 +368,10 @@ def test_a_controller_that_is_busy_or_starts_anew_is_asked_again(batch):
 @pytest.mark.parametrize(
     ("signals", "flags"),
     [
-        ("USR1", ["--stop-requested"]),
-        ("USR1 TERM", ["--stop-requested"]),
-        ("TERM", ["--stop-requested", "--preempted"]),
-        ("", []),
+        (("USR1", ""), ["--stop-requested"]),
+        (("USR1", "TERM"), ["--stop-requested"]),
+        (("TERM", ""), ["--stop-requested", "--preempted"]),
+        (("", ""), []),
     ],
 )
 def test_a_job_that_is_preempted_is_told_from_one_at_its_time_limit(batch, signals, flags):
@@ -609,6 +610,8 @@ def test_cells_are_the_product_and_keep_their_lines(tmp_path):
     assert study_runs[1].overrides == (("train.seed", "0"), ("augment.scale", "[0.5, 1]"), ("optim.lr", "1e-3"))
     profiles = [study_run.recipe.train.profile for study_run in cross(RECIPE, ["train.profile=20:30,1:40"])]
     assert profiles == ["20:30", "1:40"]  # once 1230 and 100, YAML 1.1's numbers to the base of 60
+    folders = [study_run.recipe.data.path for study_run in cross(RECIPE, ["data.path=2020-01-01,'2020-13-01',b"])]
+    assert folders == ["2020-01-01", "2020-13-01", "b"]  # the first ended in a traceback, as a date
     two, zero = cross(RECIPE, ["train.seed=2,0"])
     (tmp_path / "cells.tsv").write_text("".join(f"{line}\n" for line in merge(tmp_path, [two, zero])))
     wider = cross(RECIPE, ["train.seed=0,1,2"])

@@ -279,13 +279,13 @@ def test_help_shows_the_values_of_a_key_and_no_annotations(capsys):
         assert all(re.fullmatch(r"\w+", part) for part in parts), f"{name} {values}"
 
 
-@pytest.mark.parametrize("value", ["/data/set #2", "a: b", "123", "no", "null", "", " a", "[a", "'a'", "2020-01-01"])
+@pytest.mark.parametrize("value", ["/data/set #2", "a: b", "123", "no", "null", "", " a", "[a", "'a'"])
 def test_a_value_as_text_is_read_as_that_value(value):
     """A study, and each node of a job, trained on /data/set where the recipe said /data/set #2."""
     assert parse_yaml(yaml_text(value)) == value
 
 
-@pytest.mark.parametrize("value", ["/data/set", "rand-m9-mstd0.5-inc1", "20:30", [0.9, 1e-5], None, True, 3, 1e-8])
+@pytest.mark.parametrize("value", ["/data/set", "rand-m9-mstd0.5-inc1", "20:30", "2020-01-01", [0.9], None, True, 3, 1e-8])
 def test_what_needs_no_quotes_has_none(value):
     assert yaml_text(value) == (value if isinstance(value, str) else json.dumps(value))
     assert parse_yaml(yaml_text(value)) == value
