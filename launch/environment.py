@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import tarfile
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -60,7 +61,8 @@ def pack(folder: Path, prefix: Path = Path(sys.prefix)) -> Path:
     except tarfile.FilterError as error:
         raise InputError(f"{prefix} cannot be packed ({error}); replace it by what it leads to") from None
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # of a folder that there can't be
+            unfinished.unlink(missing_ok=True)
 
 
 def unpack(archive: Path, local: Path) -> Path:

@@ -160,6 +160,17 @@ def test_every_damaged_byte_of_a_target_is_named(regression, multi_label, tmp_pa
             list(loader)
 
 
+def test_a_target_that_is_not_where_its_record_says_is_named(regression, tmp_path):
+    path = tmp_path / "val.beton"
+    shutil.copy(regression / "val.beton", path)
+    place, data = int(open_beton(path).targets[7]), bytearray(path.read_bytes())
+    at = data.index(place.to_bytes(8, "little"))
+    data[at : at + 8] = (place + 64).to_bytes(8, "little")
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="sample 7 does not lie inside the file"):
+        open_beton(path)
+
+
 def test_the_loader_gives_each_image_its_targets_and_mixup_mixes_them(regression, numbers):
     loader = widemix.Loader(regression, "train", 8, 8)
     seen = torch.cat([targets for _, targets in loader]).numpy()

@@ -146,6 +146,12 @@ def test_an_environment_that_leads_elsewhere_cannot_be_packed(tmp_path, environm
     assert not list((tmp_path / "shared").iterdir())
 
 
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, environment):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"env cannot be packed into .*/file/shared \(Not a directory\)"):
+        pack(tmp_path / "file/shared", environment)
+
+
 def test_what_cannot_be_packed_is_told(tmp_path):
     with pytest.raises(InputError, match="is neither a virtual nor a conda environment"):
         pack(tmp_path, tmp_path)

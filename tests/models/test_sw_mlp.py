@@ -13,6 +13,7 @@ from widemix.models.registry import build_model
 from widemix.models.sw_mlp import sparse
 from widemix.models.sw_mlp.section import SwMlpSection
 from widemix.models.sw_mlp.sparse import SparseLinear, multiplies_sparsely
+from widemix.recipe import load_recipe
 
 SECTION = SwMlpSection(
     kind="sw_mlp", patch_size=2, width=32, channels=8, depth=2, density=0.2, expansion=1.5, mask_seed=4
@@ -184,6 +185,16 @@ def test_table_s3_counts_dense_products_and_a_mask_entry_a_weight():
     assert section.depth * 2 * (2 * 2 * 4096**2) == 805_306_368
     assert cost.forward_flops == pytest.approx(805e6, rel=2e-3)
     assert 2 * cost.dense_bytes == pytest.approx(3.22e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"), [("sw_mlp_1619_32", "cifar10/sw_mlp"), ("sw_mlp_4096_32", "cifar10/figure2a_sw_mlp")]
+)
+def test_named_networks_are_those_of_the_recipes(name, recipe):
+    """But for timm's epsilon, and the projection of the first block."""
+    others = {"norm_eps", "project_tokens"}
+    named, _ = SwMlpSection.named()[name]
+    assert named.model_dump(exclude=others) == load_recipe(recipe).model.model_dump(exclude=others)
 
 
 def test_named_sizes_have_their_connections():

@@ -8,6 +8,7 @@ import torch
 
 from widemix.distributed.topology import Topology
 from widemix.recipe.faults import FaultsSection
+from widemix.run.events import describe_event
 from widemix.training.faults import Diverged, HealthMonitor, Rollback, StepMetrics
 
 NAN, INF = math.nan, math.inf
@@ -24,6 +25,11 @@ def steps_of(*losses, norms=None, first=1) -> list[StepMetrics]:
 
 def health(fp16=False, **section) -> HealthMonitor:
     return HealthMonitor(FaultsSection(**section), fp16)
+
+
+def test_an_event_that_no_run_has_is_none():
+    with pytest.raises(ValueError, match=r"no such event: .*lunch"):
+        describe_event({"event": "lunch", "step": 3})
 
 
 def test_failed_steps_are_events_and_some_in_a_row_are_allowed():
