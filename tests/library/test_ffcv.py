@@ -1,5 +1,6 @@
 """widemix's operations in FFCV's own Loader, on betons that FFCV wrote: the batches of `widemix.Loader`."""
 
+import inspect
 import runpy
 import warnings
 from pathlib import Path
@@ -85,6 +86,10 @@ def same(one: list, other: list) -> bool:
 
 def ours(folder: Path, batch_size: int = 8, **keys: Any) -> widemix.Loader:
     return widemix.Loader(folder, "train", batch_size, SIDE, seed=SEED, device="cpu", num_workers=1, **POLICY, **keys)
+
+
+def test_without_a_seed_it_is_the_order_of_our_loader():
+    assert ffcv.Order().seed == inspect.signature(widemix.Loader).parameters["seed"].default
 
 
 @pytest.mark.one_in(2)
