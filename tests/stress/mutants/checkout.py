@@ -39,6 +39,7 @@ class Checkout:
                 shutil.copy2(source, target)
         self._cache.mkdir(exist_ok=True)
         self._server: subprocess.Popen[str] | None = None
+        self.cpu_seconds = 0.0  # of the last tests; none of those that were killed
 
     def run(self, tests: Sequence[str], environ: dict[str, str], seconds: float) -> int | None:
         """Run test files in a fork of a process that has imported torch (server.py): until one fails, or too long.
@@ -59,7 +60,8 @@ class Checkout:
         assert self._server.stdout is not None
         self._server.stdin.write(json.dumps(job) + "\n")
         self._server.stdin.flush()
-        return json.loads(self._server.stdout.readline())
+        code, self.cpu_seconds = json.loads(self._server.stdout.readline())
+        return code
 
     def failed(self) -> str:
         """The first test that failed or could not be collected, of the last ones that ran; empty if none did."""

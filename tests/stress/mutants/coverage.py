@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -66,7 +65,7 @@ class Coverage:
         return cls(json.loads(MAP.read_text()) if MAP.exists() else {})
 
     def seconds(self, test: str) -> float:
-        """What a test file takes; where it was not measured, as tests/longest.txt says, or 5."""
+        """CPU seconds of a test file; where it was not measured, those of tests/longest.txt, or 5."""
         return self.entries[test]["seconds"] if test in self.entries else longest().get(test, 5)
 
     def passing(self) -> list[str]:
@@ -91,9 +90,7 @@ def measure(checkout: Checkout, test: str) -> dict:
     trace.mkdir()
     environ = checkout.environ() | {"WIDEMIX_TRACE": f"{trace}{os.pathsep}{checkout.root}"}
     environ["PYTHONPATH"] = f"{Path(__file__).parent / 'trace'}{os.pathsep}{environ['PYTHONPATH']}"
-    began = time.monotonic()
-    code = checkout.run([test], environ, LIMIT_S)
-    seconds, lines = time.monotonic() - began, defaultdict(set)
+    code, lines = checkout.run([test], environ, LIMIT_S), defaultdict(set)
     for path in trace.iterdir():
         for line in path.read_bytes().decode(errors="replace").splitlines():
             name, _, number = line.rpartition(":")
@@ -106,7 +103,13 @@ def measure(checkout: Checkout, test: str) -> dict:
             by_file[file.relative_to(checkout.root.resolve()).as_posix()] |= numbers
     kept = {file: sorted(numbers) for file, numbers in sorted(by_file.items()) if file.startswith(ROOMS)}
     files = {file: digest(file, checkout.root) for file in kept}
-    return {"digest": digest(test), "code": code, "seconds": round(seconds, 1), "lines": kept, "files": files}
+    return {
+        "digest": digest(test),
+        "code": code,
+        "seconds": round(checkout.cpu_seconds, 1),
+        "lines": kept,
+        "files": files,
+    }
 
 
 def main(checkouts: Sequence[Checkout], words: Sequence[str] = ()) -> None:

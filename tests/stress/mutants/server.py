@@ -1,7 +1,8 @@
 """`python server.py` runs pytest in forks of itself, which has imported torch and its like: that saves seconds each.
 
 A line of stdin is a job as JSON: `root`, `words` of pytest, `environ`, `seconds`, `log`. A line of stdout is how it
-ended: pytest's exit code, or null after so many seconds, which kill it with all that it has started.
+ended: pytest's exit code, or null after so many seconds, which kill it with all that it has started; and the CPU
+seconds that it took, with what it has waited for.
 """
 
 import contextlib
@@ -41,13 +42,13 @@ def run_pytest(root: str, words: list[str], environ: dict[str, str], log: str) -
         os._exit(code)
 
 
-def wait(process: int, seconds: float) -> int | None:
-    """The exit code; None if it was killed, or ended by a signal."""
-    deadline, code = time.monotonic() + seconds, None
+def wait(process: int, seconds: float) -> tuple[int | None, float]:
+    """The exit code, None if it was killed or ended by a signal, and CPU seconds."""
+    deadline, code, spent = time.monotonic() + seconds, None, 0.0
     while time.monotonic() < deadline:
-        ended, status = os.waitpid(process, os.WNOHANG)
+        ended, status, usage = os.wait4(process, os.WNOHANG)
         if ended:
-            code = os.waitstatus_to_exitcode(status)
+            code, spent = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
             break
         time.sleep(0.02)
     with contextlib.suppress(ProcessLookupError):
@@ -55,7 +56,7 @@ def wait(process: int, seconds: float) -> int | None:
     if code is None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(process, 0)
-    return code
+    return code, spent
 
 
 if __name__ == "__main__":
