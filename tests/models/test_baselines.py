@@ -166,6 +166,7 @@ def test_timms_networks_take_its_arguments():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ({"name": "resnet18"}, "name is model.name"),
         ({"num_classes": 3}, "num_classes is data.num_classes"),
         ({"pretrained": True}, "pretrained is not for networks that train; weights come by train.init_from"),
         ({"pretrained_cfg": "x"}, "pretrained_cfg is not for"),

@@ -12,6 +12,7 @@ from widemix.section import DropPath, key
 Argument = bool | int | float | str
 # Not for `arguments`: what other keys set, and what would download or read files that a recipe names.
 _ELSEWHERE = {
+    "name": "is model.name",
     "num_classes": "is data.num_classes",
     "img_size": "is data.image_size",
     "drop_path_rate": "is model.drop_path",
