@@ -37,6 +37,14 @@ from widemix.recipe import dump_recipe, load_recipe
 RECIPE = ROOT / "recipes/digits/mixer.yaml"
 
 
+def put_on_path(scripts: dict[str, str], folder: Path, monkeypatch) -> None:
+    """Let programs of these names be found first, each a script of bash."""
+    for name, text in scripts.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+
+
 def test_an_older_torch_is_refused(monkeypatch):
     for found, refused in (("2.7.1+cu126", True), ("2.8.0+cu128", False), ("2.15.0.dev20261101", False)):
         monkeypatch.setattr("widemix.launch.torchrun.version", lambda _, found=found: found)
@@ -205,11 +213,9 @@ def test_a_container_sees_the_recipe_and_the_stage_folder(digits, tmp_path, monk
 def fake(tmp_path, monkeypatch, reason: str) -> None:
     """Slurm's commands, each writing what it is called with; jobs wait for a reason."""
     (tmp_path / "bin").mkdir()
-    for name, output in (("sbatch", "12"), ("squeue", reason), ("scancel", "")):
-        path = tmp_path / "bin" / name
-        path.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\necho {output}\n')
-        path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    outputs = {"sbatch": "12", "squeue": reason, "scancel": ""}
+    scripts = {name: f'echo {name} "$@" >> {tmp_path}/calls\necho {output}' for name, output in outputs.items()}
+    put_on_path(scripts, tmp_path / "bin", monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -233,11 +239,8 @@ def test_a_job_that_could_never_start_is_told_at_once(digits, tmp_path, monkeypa
 
 
 def test_an_error_of_slurm_is_one_line_with_its_message(tmp_path, monkeypatch):
-    (tmp_path / "sbatch").write_text(
-        "#!/bin/sh\necho 'sbatch: error: Invalid partition name specified' >&2\nexit 1\n"
-    )
-    (tmp_path / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    refusal = "echo 'sbatch: error: Invalid partition name specified' >&2\nexit 1"
+    put_on_path({"sbatch": refusal}, tmp_path, monkeypatch)
     with pytest.raises(InputError, match=r"^sbatch failed: Invalid partition name specified$"):
         commands.run(["sbatch"])
     with pytest.raises(InputError, match=r"^no-sbatch: not found"):
@@ -321,7 +324,7 @@ def batch(tmp_path, monkeypatch):
     the script gets while it trains, and when that has ended.
     """
     (tmp_path / "noted").mkdir()
-    note = f'#!/bin/bash\nwords="${{0##*/}} $*"; echo "$words" >>{tmp_path}/noted/words\n'
+    note = f'words="${{0##*/}} $*"; echo "$words" >>{tmp_path}/noted/words\n'
     lines = {
         "srun": f"echo $PPID >{tmp_path}/noted/script; [ -z $FIRST ] || kill -$FIRST $PPID",
         "sleep": "",
@@ -338,10 +341,7 @@ def batch(tmp_path, monkeypatch):
             "show job") echo "JobId=7 JobState=RUNNING Restarts=0 SubmitTime=2026-11-27 ExcNodeList=(null)" ;;
         esac""",
     }
-    for name, text in lines.items():
-        (tmp_path / name).write_text(f"{note}{text}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    put_on_path({name: note + text for name, text in lines.items()}, tmp_path, monkeypatch)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1", "SLURM_CPUS_ON_NODE": "4"}
     words = [str(tmp_path / "a run"), "1", "2", "100", "no", "", "", "", "", "python", "--", "digits/mixer"]
 
@@ -405,10 +405,7 @@ def test_a_faulty_node_is_kept_if_the_partition_has_too_few_others(tmp_path, mon
             *) exit 1 ;;
         esac""",
     }
-    for name, answer in answers.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    put_on_path(answers, tmp_path, monkeypatch)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_PARTITION": "gpu", "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": str(nodes)}
     assert _can_exclude(["n3"], job) is without
     kept = "n3: faulty, but kept: the partition has too few other nodes\n"

@@ -47,9 +47,8 @@ class Coverage:
         self.entries = entries  # by test file: digest, code, seconds, and by file its lines and digest
         self._tests: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         self._of_others: dict[str, list[str]] = defaultdict(list)  # tests that ran a file as it was before
-        current = {
-            file: digest(file) for entry in entries.values() for file in entry["lines"] if (ROOT / file).exists()
-        }
+        files = {file for entry in entries.values() for file in entry["lines"]}
+        current = {file: digest(file) for file in files if (ROOT / file).exists()}
         for test, entry in entries.items():
             if entry["code"] == 0:
                 for file, numbers in entry["lines"].items():
