@@ -1,6 +1,6 @@
 """What a source has gained since it was prepared, and samples that are prepared already and not encoded again."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,24 @@ from widemix.errors import InputError
 from widemix.formats.beton import RAW, TARGET, Beton, open_beton
 from widemix.formats.checksums import compute_checksums, crc32c, open_checksums
 from widemix.formats.manifest import Manifest
-from widemix.formats.sources import SUFFIX, read_sources
+from widemix.formats.sources import SUFFIX, read_names, read_sources
 
 
 def find_changes(to: Path, manifest: Manifest, dataset: Dataset) -> list[str]:
     """What the source has gained since the folder `to` was prepared, or says otherwise of samples: a phrase for each.
 
-    Samples are compared by name, class and targets, not by content; the train split's with those of `holdout`. Raises
-    `InputError` if some are gone. Of folders without names of samples only the classes are compared.
+    Samples are compared by name, class and targets, not by content; with the setting `holdout`, train's with those of
+    that split. Raises `InputError` if some are gone. Of folders without names only the classes are compared.
     """
     phrases = _changed_classes(manifest.classes, dataset.classes)
     if any(Path(split.file).with_suffix(SUFFIX).name not in manifest.files for split in manifest.splits.values()):
         return phrases
-    then = {name: where for split in manifest.splits for name, where in _prepared(to, manifest, split)}
+    whole = {"holdout": "train"} if manifest.settings.get("holdout") else {}  # which it takes depends on all of train
+    then = _by_name(
+        named for split in manifest.splits for named in _prepared(to, manifest, split, whole.get(split, split))
+    )
+    now = _by_name(named for split in dataset.splits for named in _listed(dataset, split, whole.get(split, split)))
     left_out = {entry["file"] for entry in manifest.exceptions if entry["rule"].startswith("left out")}
-    now, listed = {}, 0
-    for split in dataset.splits:
-        for sample, where in _listed(dataset, split):
-            now[sample.name] = where
-            listed += sample.name not in left_out
     new = sorted(now.keys() - then.keys() - left_out)
     gone = sorted(then.keys() - now.keys())
     if gone:
@@ -49,9 +48,6 @@ def find_changes(to: Path, manifest: Manifest, dataset: Dataset) -> list[str]:
         phrases.append(f"{name_some(moved)} changed ({first}: {then[first]} became {now[first]})")
     if new:
         phrases.append(f"it had {name_some(new)}")
-    stored = sum(split.samples for split in manifest.splits.values())
-    if not phrases and listed != stored:  # a table may list an image several times
-        phrases.append(f"it listed {listed:,} samples, not {stored:,}")
     return phrases
 
 
@@ -65,33 +61,45 @@ def _changed_classes(then: Sequence[str], now: Sequence[str]) -> list[str]:
     return phrases
 
 
-def _prepared(to: Path, manifest: Manifest, split: str) -> Iterator[tuple[str, str]]:
-    """Name, and split with class or targets, of the samples of a prepared split."""
+def _by_name(named: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """What is said of each name; of one that comes several times, as a table may list an image, all of it."""
+    found: dict[str, str] = {}
+    several: dict[str, list[str]] = {}
+    for name, where in named:
+        if name in found:
+            several.setdefault(name, [found[name]]).append(where)
+        else:
+            found[name] = where
+    return found | {name: ", ".join(sorted(places)) for name, places in several.items()}
+
+
+def _prepared(to: Path, manifest: Manifest, split: str, whole: str) -> Iterator[tuple[str, str]]:
+    """Name, and split `whole` with class or targets, of the samples of a prepared split."""
     beton = open_prepared(to, manifest, manifest.splits[split])
-    places, targets = _places(split, manifest.classes), np.zeros(0)
-    for name, (number, _) in read_sources(beton.path).items():
+    places, targets = _places(whole, manifest.classes), np.zeros(0, TARGET)
+    for number, name in enumerate(read_names(beton.path)):
         if isinstance(beton, Beton) and beton.target_count:
             start = int(beton.targets[number])
             targets = beton.bytes[start : start + beton.target_count * TARGET.itemsize].view(TARGET)
         yield name, _describe(places[beton.label[number]], targets)
 
 
-def _listed(dataset: Dataset, split: str) -> Iterator[tuple[Any, str]]:
-    """The samples of a split of the source, each with its split and class or targets."""
-    places = _places(split, dataset.classes)
+def _listed(dataset: Dataset, split: str, whole: str) -> Iterator[tuple[str, str]]:
+    """The same of the samples of a split of the source."""
+    places = _places(whole, dataset.classes)
     for sample in dataset.splits[split]:
-        targets = np.frombuffer(sample.targets, TARGET) if dataset.targets else np.zeros(0)
-        yield sample, _describe(places[sample.label], targets)
+        targets = np.frombuffer(sample.targets, TARGET) if dataset.targets else np.zeros(0, TARGET)
+        yield sample.name, _describe(places[sample.label], targets)
 
 
 def _places(split: str, classes: Sequence[str]) -> list[str]:
     """What is said of the samples of a split with each label; the last is that of those without one, -1."""
-    whole = "train" if split == "holdout" else split  # which samples it takes depends on all of them
-    return [*(f"{name} of {whole}" for name in classes), whole]
+    return [*(f"{name} of {split}" for name in classes), split]
 
 
 def _describe(place: str, targets: np.ndarray) -> str:
-    return f"{', '.join(f'{value:.6g}' for value in targets.tolist())} of {place}" if len(targets) else place
+    """The place, after the targets in as many digits as tell them from all others."""
+    return f"{', '.join(str(value).removesuffix('.0') for value in targets)} of {place}" if len(targets) else place
 
 
 class Prepared:

@@ -4,7 +4,7 @@ One line per sample, in their order: the CRC-32C of the source's bytes in hex, a
 names, a backslash is written as `\\\\` and a line break as `\\n`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from widemix.errors import InputError, command
@@ -20,10 +20,19 @@ def sources_text(checksums: Sequence[int], names: Sequence[str]) -> bytes:
 
 def read_sources(beton: Path) -> dict[str, tuple[int, int]]:
     """Number and source's CRC-32C of each sample, by name. Raises `InputError` for a file in another form."""
+    return {name: (number, checksum) for number, (name, checksum) in enumerate(_read(beton))}
+
+
+def read_names(beton: Path) -> list[str]:
+    """The name of each sample, which may come twice. Raises `InputError` for a file in another form."""
+    return [name for name, _ in _read(beton)]
+
+
+def _read(beton: Path) -> Iterator[tuple[str, int]]:
     path = beton.with_suffix(SUFFIX)
     try:
-        lines = path.read_bytes().decode("utf-8", "surrogateescape").split("\n")
-        return {_unescape(line[9:]): (number, int(line[:8], 16)) for number, line in enumerate(lines[:-1])}
+        for line in path.read_bytes().decode("utf-8", "surrogateescape").split("\n")[:-1]:
+            yield _unescape(line[9:]), int(line[:8], 16)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); prepare the folder again") from None
     except ValueError:

@@ -100,6 +100,7 @@ def test_text_and_pixels_grow_too(tmp_path):
 CLASSES = "path,split,label\na.jpg,train,ant\nb.jpg,train,bee\nc.jpg,val,ant\nd.jpg,val,bee\n"
 NUMBERS = "path,split,one,other\na.jpg,train,1,2\nb.jpg,train,3,4\n"
 LISTS = "path,labels\na.jpg,ant|bee\nb.jpg,\n"
+TWICE = "path,label\na.jpg,ant\nb.jpg,ant\nb.jpg,bee\nc.jpg,bee\n"
 
 
 @pytest.mark.parametrize(
@@ -115,8 +116,23 @@ LISTS = "path,labels\na.jpg,ant|bee\nb.jpg,\n"
         (CLASSES, {}, "b.jpg,train", "b.jpg,val", r"b\.jpg changed \(b\.jpg: bee of train became bee of val\)"),
         (CLASSES, {}, "bee", "cow", "it had the classes cow and it lost the classes bee and b"),
         (CLASSES, {"splits": "train"}, "c.jpg,val,ant", "c.jpg,val,aardvark", "it had the classes aardvark"),
-        (CLASSES, {"raw": True}, "c.jpg,val,ant\n", "c.jpg,val,ant\n" * 2, "it listed 5 samples, not 4"),
+        (
+            CLASSES,
+            {"raw": True},
+            "c.jpg,val,ant\n",
+            "c.jpg,val,ant\n" * 2,
+            "ant of val became ant of val, ant",
+        ),
         (NUMBERS, {"targets": "*"}, "1,2", "1,7", r"a\.jpg changed \(a\.jpg: 1, 2 of train became 1, 7 of train\)"),
+        (CLASSES.replace("val", "holdout"), {}, "b.jpg,train", "b.jpg,holdout", "bee of train became bee of holdout"),
+        (TWICE, {}, "b.jpg,ant", "b.jpg,bee", "ant of train, bee of train became bee of train, bee of train"),
+        (
+            NUMBERS,
+            {"targets": "*"},
+            "3,4",
+            "3,4.000001",
+            r"b\.jpg: 3, 4 of train became 3, 4\.000001",
+        ),
         (NUMBERS, {"targets": "*"}, "one,other", "other,one", "the order of its classes changed"),
         (LISTS, {}, "b.jpg,", "b.jpg,ant", r"b\.jpg changed \(b\.jpg: 0, 0 of train became 1, 0 of train\)"),
     ],
