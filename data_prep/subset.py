@@ -32,7 +32,7 @@ class Subset(Sequence[Any]):
 def take_subset(dataset: Dataset, settings: PrepSettings) -> Dataset:
     """The dataset with `train` reduced to `fraction` or `per_class`, and a fraction of it as the split `holdout`.
 
-    Raises `InputError` if a class or the whole split has too few samples.
+    Raises `InputError` if a class or the whole split has too few samples, or the source has a `holdout` already.
     """
     if not settings.reduces_train:
         return dataset
@@ -40,6 +40,8 @@ def take_subset(dataset: Dataset, settings: PrepSettings) -> Dataset:
         raise InputError("fraction, per_class and holdout need a split train, and the source has none")
     if settings.per_class and dataset.targets:
         raise InputError(f"per_class {settings.per_class}: the samples have targets and no classes; take a fraction")
+    if settings.holdout and "holdout" in dataset.splits:
+        raise InputError(f"holdout {settings.holdout}: the source has a split holdout already; leave it out")
     train = dataset.splits["train"]
     order = stratified_order(train, settings.seed)
     held = round(settings.holdout * len(order))
@@ -77,7 +79,7 @@ def stratified_order(samples: Sequence[Sample], seed: int) -> list[int]:
 
 
 def _per_class(samples: Sequence[Sample], order: Sequence[int], count: int, classes: Sequence[str]) -> list[int]:
-    by_class = defaultdict(list)
+    by_class: dict[int, list[int]] = {sample.label: [] for sample in samples}
     for index in order:
         by_class[samples[index].label].append(index)
     for label, members in by_class.items():

@@ -76,6 +76,16 @@ def test_per_class_is_nested_and_exact():
     assert np.bincount([sample.label for sample in nine.splits["train"]]).tolist() == [9, 9, 9]
     with pytest.raises(InputError, match="per_class 10: class 2 has 9 samples"):
         take_subset(whole, PrepSettings(per_class=10))
+    with pytest.raises(InputError, match="per_class 3: class 1 has 0 samples"):  # the only one is held out
+        take_subset(dataset([20, 1]), PrepSettings(per_class=3, holdout=0.6))
+
+
+def test_a_holdout_does_not_replace_that_of_the_source():
+    splits = dataset([20]).splits
+    own = Dataset(("0",), {"train": splits["train"], "holdout": splits["val"]})
+    with pytest.raises(InputError, match=r"holdout 0\.5: the source has a split holdout already; leave it out"):
+        take_subset(own, PrepSettings(holdout=0.5))
+    assert names(take_subset(own, PrepSettings(fraction=0.5)), "holdout") == ["v"]
 
 
 def test_a_source_without_train_cannot_be_cut():
