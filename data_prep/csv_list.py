@@ -22,6 +22,7 @@ from widemix.data_prep.samples import Dataset, ImageFiles
 from widemix.data_prep.subset import Subset
 from widemix.errors import InputError
 from widemix.formats.beton import TARGET
+from widemix.tally import print_status
 
 SEPARATOR = "|"  # of the class names in the column `labels`
 PLACES = ("path", "split")  # columns that are no targets
@@ -187,6 +188,11 @@ def _several(origin: Path, table: _Table) -> tuple[tuple[str, ...], list[int], _
     first = _first_places(origin, table, listed)
     if not first:
         raise InputError(f"{origin}: not one image has a class in the column labels")
+    if all(len(row) < 2 for row in listed) and (name := next((name for name in first if set(name) & set(",;")), "")):
+        print_status(
+            f"warning: {origin}: no image has several classes, and one is named {name!r}; in the column labels "
+            f"{SEPARATOR!r} separates them"
+        )
     names, number = number_classes(origin, first, gaps=True)
     rows = [array("i", (number[name] for name in row)) for row in listed]
     return names, [-1] * len(listed), _Indicators(rows, len(names))
@@ -204,8 +210,9 @@ def _first_places(origin: Path, table: _Table, rows: Iterable[Sequence[str]]) ->
 
 def _listed(origin: Path, line: int, given: Any) -> list[str]:
     """The class names of a row; none where the column is empty."""
-    words = given.strip() if isinstance(given, str) else given
-    words = words.split(SEPARATOR) if isinstance(words, str) and words else words or []
+    words = [] if given is None else given
+    if isinstance(words, str):
+        words = words.split(SEPARATOR) if words.strip() else []
     if not isinstance(words, list):
         raise InputError(f"{origin}: line {line}: labels {given!r:.40} is no list of class names")
     return [_class_name(origin, line, word) for word in words]

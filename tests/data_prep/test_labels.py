@@ -114,6 +114,34 @@ def test_numbers_of_which_a_sample_may_have_several_are_in_numeric_order(tmp_pat
     assert rows == [[1, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
 
 
+@pytest.mark.parametrize("given", [0, 0.0, False, {}])
+def test_labels_of_a_jsonl_that_are_no_list_are_not_those_without_classes(tmp_path, given):
+    table = tmp_path / "list.jsonl"
+
+    def write(*rows):
+        table.write_text("\n".join(json.dumps({"path": "a.jpg", "labels": labels}) for labels in rows))
+
+    write(["ant"], [], None, "", given)
+    with pytest.raises(InputError, match=rf"list\.jsonl: line 5: labels {given} is no list of class names"):
+        csv_list.read(table)
+    write(["ant"], [], None, "")
+    targets = [np.frombuffer(sample.targets, np.float32) for sample in csv_list.read(table).splits["train"]]
+    assert np.concatenate(targets).tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("labels", "warned"), [(["ant;bee", "bee"], "'ant;bee'"), (["ant,bee"], "'ant,bee'"), (["ant;bee", "a|b"], "")]
+)
+def test_a_table_whose_classes_another_character_may_separate_is_told(tmp_path, labels, warned, capsys):
+    classes, _ = read_table(tmp_path, labels, "labels")
+    assert labels[0] in classes
+    line = (
+        f"warning: {tmp_path / 'list.csv'}: no image has several classes, and one is named {warned}; in the column "
+    )
+    line += "labels '|' separates them\n"
+    assert capsys.readouterr().err == (line if warned else "")
+
+
 @pytest.mark.long
 def test_ids_in_place_of_labels_take_no_memory_of_rows_by_classes(tmp_path):
     classes, samples = read_table(tmp_path, [f"id{i}" for i in range(100_000)], "labels")  # 40 GB as an array
