@@ -7,8 +7,8 @@ shrunk to `max_size` and re-encoded. A `rule` names every step that the settings
 import functools
 import io
 import warnings
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, JpegImagePlugin
@@ -28,6 +28,7 @@ from widemix.pillow_support import older_pillow
 
 MAX_SIDE, MAX_JPEG_SIDE = 65_535, 65_500  # pixels: of FFCV's records, and of libjpeg
 ORIENTATION = 0x0112  # the EXIF tag
+BITS, PHOTOMETRIC = 258, 262  # tags of TIFF
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -198,7 +199,8 @@ def _decode(name: str, data: bytes, frame: Frame | None, settings: PrepSettings)
     turn = TURNS.get(_orientation(image))
     upright = image if turn is None else image.transpose(turn)
     rules += [] if turn is None else ["turned upright"]
-    rgb, rule = _rgb(upright)
+    deep = image.mode.startswith("I")
+    rgb, rule = _deep_grey(upright, getattr(image, "tag_v2", {})) if deep else _rgb(upright)
     rules += [rule] if rule else []
     if isinstance(image, JpegImagePlugin.JpegImageFile) and image.mode == "RGB" and not _known_sampling(image):
         rules.append("odd chroma sampling")
@@ -269,9 +271,6 @@ def _rgb(image: Image.Image) -> tuple[Image.Image, str]:
     mode = image.mode
     if mode == "RGB" and "transparency" not in image.info:
         return image, ""
-    if mode.startswith("I"):
-        levels = np.clip(np.asarray(image), 0, 65_535) >> 8  # as Pillow reads 16-bit RGB
-        return Image.fromarray(levels.astype(np.uint8)).convert("RGB"), "16-bit grey to RGB, high bytes"
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")
@@ -281,6 +280,20 @@ def _rgb(image: Image.Image) -> tuple[Image.Image, str]:
     if mode in ("P", "CMYK", "YCbCr", "LAB", "HSV"):
         return image.convert("RGB"), f"{'palette' if mode == 'P' else mode} to RGB"
     raise CorruptImage(f"has Pillow's mode {mode}, which is not supported")
+
+
+def _deep_grey(image: Image.Image, tags: Mapping[int, Any]) -> tuple[Image.Image, str]:
+    """Grey levels of 16 bits, or 12 of a TIFF by its tags, in RGB by the highest 8, as Pillow reads 16-bit RGB."""
+    levels = np.clip(np.asarray(image), 0, 65_535)
+    bits, rule = (12, "high bits") if tags.get(BITS) == (12,) else (16, "high bytes")
+    grey = (levels >> (bits - 8)).astype(np.uint8)
+    if tags.get(PHOTOMETRIC) == 0:  # is white, which Pillow heeds for 8 bits only
+        grey = 255 - grey
+    rule = f"{bits}-bit grey to RGB, {rule}"
+    if "transparency" in image.info:
+        grey[levels == image.info["transparency"]] = 255
+        rule += ", alpha over white"
+    return Image.fromarray(grey).convert("RGB"), rule
 
 
 def _jpeg(image: Image.Image, settings: PrepSettings) -> bytes:

@@ -1,6 +1,7 @@
 """Each rule for unusual images against Pillow's own decoding."""
 
 import io
+import struct
 from functools import partial
 
 import numpy as np
@@ -120,6 +121,38 @@ def test_16_bits_keep_their_high_byte(tmp_path):
     encoded = encode_file(tmp_path / "a.png")
     assert np.array_equal(pixels(encoded), np.repeat((levels // 256)[..., None], 3, axis=2))
     assert encoded.rule == "16-bit grey to RGB, high bytes"
+
+
+def write_tiff(path, data, bits, photometric):
+    """A grey TIFF of 40 x 30 pixels, uncompressed in one strip: baseline TIFF 6.0."""
+    tags = {256: 40, 257: 30, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 30, 279: len(data)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    path.write_bytes(
+        b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + bytes(4)
+    )
+
+
+def test_levels_of_12_bits_keep_their_highest(tmp_path):
+    levels = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 3
+    bits = (levels.reshape(-1, 1) >> np.arange(11, -1, -1)) & 1
+    write_tiff(tmp_path / "a.tif", np.packbits(bits.astype(np.uint8)).tobytes(), 12, 1)
+    encoded = encode_file(tmp_path / "a.tif")
+    assert np.array_equal(pixels(encoded), np.repeat((levels // 16)[..., None], 3, axis=2))
+    assert encoded.rule == "12-bit grey to RGB, high bits"
+
+
+def test_16_bits_whose_0_is_white_are_inverted(tmp_path):
+    levels = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 54
+    write_tiff(tmp_path / "a.tif", levels.astype("<u2").tobytes(), 16, 0)
+    assert np.array_equal(pixels(encode_file(tmp_path / "a.tif"))[..., 0], (65_535 - levels) // 256)
+
+
+def test_a_transparent_level_of_16_bits_is_white(tmp_path):
+    levels = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 54
+    Image.fromarray(levels).save(tmp_path / "a.png", transparency=54)
+    encoded = encode_file(tmp_path / "a.png")
+    assert np.array_equal(pixels(encoded)[..., 1], np.where(levels == 54, 255, levels // 256))
+    assert encoded.rule == "16-bit grey to RGB, high bytes, alpha over white"
 
 
 @pytest.mark.parametrize("turn", range(2, 9))
