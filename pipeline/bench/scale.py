@@ -172,7 +172,6 @@ def _time_with_loader(
     """
     whole = waited = 0.0
     done = epoch = 0
-    dist.barrier()
     while done < steps:
         with loader.batches(epoch) as batches:
             for number in range(loader.steps):

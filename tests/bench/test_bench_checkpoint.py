@@ -10,7 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.conftest import ROOT
 from widemix.bench import checkpoint
+from widemix.models.cost import model_cost
+from widemix.recipe import load_recipe
+from widemix.run.checkpoint import find
 
 
 @pytest.mark.parametrize(("gpus", "hidden"), [(0, True), (1, True), (2, False), (8, False)])
@@ -34,6 +38,44 @@ def test_cpus_compute_in_fp32(name: str) -> None:
     """In bf16 a step took a minute on a CPU without its instructions, and the whole benchmark over half an hour."""
     precisions = [checkpoint._recipe(name, torch.device(kind)).train.precision for kind in ("cpu", "cuda")]
     assert precisions == ["fp32", "bf16"]
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a small network on one rank: the steps are those of its engine, and the files those of the last save."""
+    batch = [("train.global_batch", "2"), ("augment.mix_group", "2"), ("engine.kind", "ddp")]
+    recipe, steps, build = load_recipe(ROOT / "recipes/digits/mixer.yaml", batch), [], checkpoint.build_engine
+
+    def counted(*arguments):
+        engine = build(*arguments)
+        monkeypatch.setattr(engine, "step", lambda *own, step=engine.step: steps.append(own[1]) or step(*own))
+        return engine
+
+    monkeypatch.setattr(checkpoint, "set_torch_threads", lambda _: None)
+    monkeypatch.setattr(checkpoint, "_recipe", lambda *_: recipe)
+    monkeypatch.setattr(checkpoint, "build_engine", counted)
+    row = checkpoint.measure("DDP", 2, tmp_path)
+    assert len(steps) >= 1 + 2 * (2 + 1)  # the first; in each round two before the save, and at least one after it
+    assert find(tmp_path).position.step == 2
+    weights = model_cost(recipe.model, 8, 10).parameters
+    assert row["size_mb"] == pytest.approx(3 * 4 * weights / 1e6, abs=0.1)  # and two moments of AdamW
+
+
+def test_a_row_has_the_medians_of_the_saves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Which are not those of one save. Steps that were faster during the writing make up for no stall."""
+    saves = iter([(3.0, 9.0, 20.0), (1.2, 6.0, 40.0), (0.6, 7.5, 30.0)] + 3 * [(1.2, -6.0, 40.0)])
+
+    def save(number, engine, saver, step, alone, folder):
+        alone += [1.0, 4.0]
+        return next(saves)
+
+    (tmp_path / "weights.safetensors").write_bytes(bytes(1_260_000))
+    monkeypatch.setattr(checkpoint, "set_torch_threads", lambda _: None)
+    monkeypatch.setattr(checkpoint, "_build", lambda *_: (SimpleNamespace(step=lambda *_: None), []))
+    monkeypatch.setattr(checkpoint, "_save", save)
+    row = checkpoint.measure("DDP", 3, tmp_path)
+    stall = {"name": "DDP", "stall_s": 1.2, "stall_percent": 0.2, "size_mb": 1.3, "step_s": 2.5}  # of 600 s
+    assert row == stall | {"slower_s": 7.5, "total_percent": 1.45, "written_s": 30}
+    assert checkpoint.measure("DDP", 3, tmp_path) == stall | {"slower_s": -6, "total_percent": 0.2, "written_s": 40}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")

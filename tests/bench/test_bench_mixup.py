@@ -1,5 +1,8 @@
 """The benchmark of mixup times mixup, and takes its fractions from the times of the same round."""
 
+import itertools
+from argparse import Namespace
+
 import pytest
 import timm
 import torch
@@ -64,3 +67,30 @@ def test_the_step_trains_the_network_that_its_row_names(monkeypatch):
     for number in range(3):
         step(number)
     assert torch.nn.functional.cross_entropy(network(images), labels) < before - 0.005
+
+
+def test_each_row_times_the_mixtures_that_its_name_says(monkeypatch):
+    """Of small images, by a clock that goes on by a second each time that it is read."""
+    calls, reads, sample = [], itertools.count(), mixup.sample_mixture
+
+    def kept(count, side, section, *numbers):
+        calls.append((count, side, section))
+        return sample(count, side, section, *numbers)
+
+    monkeypatch.setattr(mixup, "SIDE", 8)
+    monkeypatch.setattr(mixup, "REPEATS", 2)
+    monkeypatch.setattr(mixup.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(mixup.torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(mixup, "_step", lambda *_: lambda number: None)
+    monkeypatch.setattr(mixup, "sample_mixture", kept)
+    monkeypatch.setattr(mixup, "compute_clock", lambda _: next(reads))
+    step, *rows = mixup.run(Namespace(rounds=1))
+    assert step == {"name": mixup.STEP, "images_per_s": 8, "ratio": 1, "percent_of_step": 100}
+    finish = "normalised, erased, mixed and rounded one after the other"
+    names = ["timm's Mixup, one mixture a batch", *mixup.SETTINGS, finish]
+    assert rows == [{"name": name, "images_per_s": 16, "ratio": 2, "percent_of_step": 50} for name in names]
+    options = [*mixup.SETTINGS.values(), {"mixup": 0.8, "cutmix": 1.0}]
+    options = [own for own in options for _ in range(2)] * 2  # the first round is not counted
+    for (count, side, section), own in zip(calls, options, strict=True):
+        assert (count, side) == (8, 8)
+        assert {key: getattr(section, key) for key in own} == own

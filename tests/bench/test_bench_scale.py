@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ from widemix.bench.scale import (
     with_efficiency,
     write_row,
 )
-from widemix.distributed.topology import Topology
+from widemix.distributed.topology import Topology, process_group
 from widemix.errors import InputError
+from widemix.models.registry import build_model
 from widemix.recipe import Recipe, load_recipe
 
 RECIPE = "recipes/digits/rp_mixer.yaml"
@@ -91,11 +93,27 @@ def test_each_rank_of_a_node_keeps_all_its_threads_to_cpus_of_its_own(monkeypatc
     bound: dict[int, list[int]] = {}
     monkeypatch.setattr(os, "sched_getaffinity", {0: {3, 5, 6, 9, 11}}.__getitem__)  # 0: of this process
     monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: bound.update({thread: list(cpus)}))
-    for rank, own in enumerate(([3, 5], [6, 9])):
-        bind_to_cpus(2, Topology(rank, 2, rank, 2, torch.device("cpu")))
-        assert all(bound[thread.native_id] == own for thread in threading.enumerate())
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(threading.get_native_id).result()
+        for rank, own in enumerate(([3, 5], [6, 9])):
+            bind_to_cpus(2, Topology(rank, 2, rank, 2, torch.device("cpu")))
+            assert bound[os.getpid()] == bound[other] == own
     with pytest.raises(InputError, match="--cpus 2: 3 ranks of a node may use 5 CPUs in all"):
         bind_to_cpus(2, Topology(0, 3, 0, 3, torch.device("cpu")))
+
+
+def test_all_networks_have_the_weights_of_the_recipes_seed(digits: Path) -> None:
+    """As training has: those of all ranks are alike, though not all engines send rank 0's to the others."""
+    recipe = small(digits)
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 3})})
+    topology = Topology(0, 1, 0, 1, torch.device("cpu"))
+    with process_group(topology, 60), torch.random.fork_rng():
+        networks = [scale._build(recipe, topology)[0] for _ in range(2)]
+        torch.manual_seed(3)
+        networks.append(build_model(recipe.model, 8, 10))
+    first, *others = (network.state_dict() for network in networks)
+    for other in others:
+        torch.testing.assert_close(other, first, rtol=0, atol=0)
 
 
 def test_gpus_compute_fp32_as_the_recipe_says(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
