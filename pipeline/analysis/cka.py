@@ -28,7 +28,7 @@ def centered_kernel(features: Tensor) -> Tensor:
     """
     x = features.flatten(1).float()
     x = x - x[0]  # what is constant is exactly 0 then, which it less its rounded mean need not be
-    x = x - x.mean(0)  # changes nothing in exact arithmetic, and keeps the digits of features far from zero
+    x = x - x.mean(0)  # changes nothing in exact arithmetic; keeps digits where the first sample is far off
     kernel = (x @ x.T).double()
     n = len(kernel)
     kernel.fill_diagonal_(0)

@@ -95,7 +95,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     """The values as text, all with as many decimals as their distance needs."""
     step = min((b - a for a, b in pairwise(values)), default=abs(values[0]) or 1)
     largest = max(map(abs, values))
-    if largest >= 1e5 or 0 < largest < 1e-3:
+    if not 1e-3 <= largest < 1e5:
         return [f"{value:.3g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e") for value in values]
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     return [f"{value:,.{decimals}f}" for value in values]

@@ -73,6 +73,14 @@ def test_rotations_shifts_and_scales_change_nothing_and_other_maps_do(features):
     assert cka({"x": x}, {"x": x.reshape(48, 5, 2)}).item() == pytest.approx(1)
 
 
+def test_a_first_sample_that_is_far_from_the_others_takes_no_digits(features):
+    """Kernels are float32 products: where they are of differences from that sample, errors are 50 times as large."""
+    x, y = features
+    x = x + 1e4
+    x[0] = 0
+    assert cka({"x": x}, {"y": y}).item() == pytest.approx(dense_cka(x, y, [slice(48)]), abs=3e-5)
+
+
 def test_independent_features_have_none_on_average_where_the_biased_estimator_has():
     random = np.random.default_rng(2)
     values = [cka({"x": random.normal(size=(16, 64))}, {"y": random.normal(size=(16, 64))}).item() for _ in range(40)]
