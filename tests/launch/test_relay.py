@@ -6,7 +6,9 @@ import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.forks import free_port
@@ -97,6 +99,7 @@ def test_a_copy_that_was_there_is_served(tmp_path, folder, ports, sources):
             copy = stage(folder, tmp_path / "n1", second)
     assert contents(copy) == contents(folder)
     assert {kind for kind, _ in sources} == {Neighbour}
+    assert not any(Path(file.path).is_relative_to(tmp_path) for file in psutil.Process().open_files())
 
 
 def test_what_a_neighbour_that_fails_has_not_sent_is_read_from_the_source(tmp_path, folder, ports, sources, capsys):

@@ -542,6 +542,32 @@ def test_a_job_that_slurm_gives_the_excluded_nodes_again_is_not_requeued_for_eve
     assert end(tmp_path, logs.rename(logs.with_name("8.0"))) == Exit.REQUEUE
 
 
+@pytest.mark.parametrize("sizes", [[], [2, 4]])
+def test_a_task_of_srun_reads_the_words_of_train_sbatch(monkeypatch, sizes):
+    started, train = [], ["digits/mixer.yaml", "--train.seed=3", "--run-dir", "a run"]
+    words = ["--addresses", "10.0.0.1,fd00::2", "--ports", "20001,20002,20003", "--ranks", "2", "--restarts", "3"]
+    words += ["--preflight", "no", "--stage", "", "--sizes", ",".join(map(str, sizes)), "--environment", "a.tar"]
+    monkeypatch.setattr(node_module.sys, "argv", ["node", *words, "--logs", "a run/logs", "--", *train])
+    monkeypatch.setattr(node_module, "_start", lambda *given: started.append(given) or Exit.DONE)
+    with pytest.raises(SystemExit) as ended:
+        node_module.main()
+    assert ended.value.code == 0
+    [(arguments, rest)] = started
+    assert rest == train
+    assert vars(arguments) == {
+        "addresses": ["10.0.0.1", "fd00::2"],
+        "ports": {"train": 20001, "preflight": 20002, "rendezvous": 20003},
+        "ranks": 2,
+        "restarts": 3,
+        "preflight": "no",
+        "stage": "",
+        "sizes": sizes,
+        "environment": "a.tar",
+        "logs": Path("a run/logs"),
+        "overrides": [],
+    }
+
+
 def test_blocks_are_handed_on_between_machines(monkeypatch):
     """Two nodes of one machine would ask themselves."""
     monkeypatch.setattr(node_module, "route_from", lambda host: "10.0.0.9")
