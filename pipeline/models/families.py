@@ -17,6 +17,7 @@ FAMILIES = (
     "ff_only",
     "permutator",
     "repmlp",
+    "timm_mlp",
     "timm_model",
     "text",
 )

@@ -25,6 +25,8 @@ SMALLER = {
     "ff_only": {"depth": 1, "channels": 8},
     "permutator": {"depth": 1, "channels": 8},
     "repmlp": {"depth": 1, "channels": 8},
+    "resmlp": {"depth": 1, "channels": 8},
+    "gmlp": {"depth": 1, "channels": 8},
     "sw_mlp": {"depth": 1, "width": 64, "channels": 1},
     "bottleneck_mlp": {"depth": 1, "width": 8},
     "shallow": {"width": 16},

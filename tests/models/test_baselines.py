@@ -13,6 +13,7 @@ from widemix.models.permutator.section import PermutatorSection
 from widemix.models.registry import build_model
 from widemix.models.repmlp.network import RepMlp
 from widemix.models.repmlp.section import RepMlpSection
+from widemix.models.timm_mlp.section import GmlpSection, ResMlpSection
 from widemix.models.timm_model.section import TimmSection
 
 SHAPE = {"patch_size": 2, "channels": 8, "depth": 2, "expansion": 1.5}
@@ -138,6 +139,35 @@ def test_baselines_compile_and_take_gradients(section):
     assert torch.allclose(compiled(X), model(X), atol=1e-10)
     model.train()(X).square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "section"),
+    [
+        ("resmlp_12_224", ResMlpSection(kind="resmlp", patch_size=16, channels=384, depth=12)),
+        ("resmlp_24_224", ResMlpSection(kind="resmlp", patch_size=16, channels=384, depth=24, layer_scale=1e-5)),
+        ("gmlp_ti16_224", GmlpSection(kind="gmlp", patch_size=16, channels=128, depth=30)),
+    ],
+)
+def test_of_timms_sizes_they_are_timms(name, section):
+    """With weights of the same random numbers, at first, and with others."""
+    torch.manual_seed(0)
+    model = build_model(section, image_size=32, num_classes=7).eval()
+    torch.manual_seed(0)
+    theirs = timm.create_model(name, img_size=32, num_classes=7).eval()
+    x = torch.randn(2, 3, 32, 32)
+    for parameter, other in zip(model.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(parameter, other)
+        parameter.data += 0.1 * torch.randn_like(parameter)
+        other.data.copy_(parameter.data)
+    assert torch.equal(model(x), theirs(x))
+
+
+def test_hidden_features_that_gate_need_halves():
+    """9 and 10 of 8 channels, rounded down as timm does."""
+    assert GmlpSection(kind="gmlp", **SHAPE | {"expansion": 1.26}).expansion == 1.26
+    with pytest.raises(ValueError, match="gives 9 hidden features of 8 channels, which have no halves"):
+        GmlpSection(kind="gmlp", **SHAPE | {"expansion": 1.24})
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "resmlp_12_224", "gmlp_ti16_224"])

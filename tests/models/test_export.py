@@ -21,6 +21,7 @@ from widemix.models.repmlp.section import RepMlpSection
 from widemix.models.shallow.section import ShallowSection
 from widemix.models.sw_mlp.section import SwMlpSection
 from widemix.models.text.section import TextMixerSection, TextTransformerSection
+from widemix.models.timm_mlp.section import GmlpSection, ResMlpSection
 from widemix.models.timm_model.section import TimmSection
 from widemix.models.timm_registry import default_cfgs
 from widemix.recipe.data import DataSection, TextDataSection
@@ -38,6 +39,8 @@ SECTIONS = {
     "ff_only": FfOnlySection(kind="ff_only", **PATCHED),
     "permutator": PermutatorSection(kind="permutator", **PATCHED),
     "repmlp": RepMlpSection(kind="repmlp", **PATCHED, share_sets=4),
+    "resmlp": ResMlpSection(kind="resmlp", **PATCHED),
+    "gmlp": GmlpSection(kind="gmlp", **PATCHED),
     "timm": TimmSection(kind="timm", name="resmlp_12_224"),
     "with arguments": TimmSection(kind="timm", name="vit_tiny_patch16_224", arguments={"patch_size": 4, "depth": 1}),
     "of any size": TimmSection(kind="timm", name="test_resnet"),

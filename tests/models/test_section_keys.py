@@ -83,6 +83,8 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         for kind, base, own in (
             ("ff_only", PATCHED, {}),
             ("permutator", PATCHED, {}),
+            ("resmlp", PATCHED, {"layer_scale": (PATCHED, {"layer_scale": 0.5})}),
+            ("gmlp", PATCHED, {}),
             (
                 "repmlp",
                 PATCHED | {"share_sets": 2},

@@ -1,0 +1,1 @@
+"""ResMLP and gMLP of any size."""

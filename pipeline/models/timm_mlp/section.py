@@ -1,0 +1,53 @@
+"""Recipe sections of ResMLP and gMLP: timm's networks with blocks of any number and size."""
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+from typing_extensions import override
+
+from widemix.models.section import Expansion, ModelSpec, PatchedSection
+from widemix.section import PositiveAmount, key
+
+
+class ResMlpSection(PatchedSection):
+    """ResMLP (Touvron et al. 2021): a linear layer over tokens and an MLP over channels, without normalisation."""
+
+    kind: Literal["resmlp"] = key(..., "resmlp: a linear layer over tokens, an MLP over channels, no normalisation")
+    expansion: Expansion = key(4.0, "resmlp: hidden width of the channel MLP over C")
+    layer_scale: PositiveAmount = key(
+        1e-4, "resmlp: first value of the learnt factors of each mixing; timm's, 1e-5 for 24 blocks"
+    )
+
+    @override
+    def model_spec(self, image_size: int) -> ModelSpec:
+        from widemix.models.timm_mlp.network import resmlp
+
+        own = {"expansion": self.expansion, "layer_scale": self.layer_scale}
+        return resmlp, self.block_arguments(image_size) | own
+
+
+class GmlpSection(PatchedSection):
+    """gMLP (Liu et al. 2021): an MLP over channels, half of whose hidden features gate the rest, mixed over tokens."""
+
+    kind: Literal["gmlp"] = key(..., "gmlp: an MLP over channels with a spatial gating unit")
+    expansion: Expansion = key(6.0, "gmlp: hidden width of the channel MLP over C; half of it gates the other half")
+
+    @model_validator(mode="after")
+    def has_halves(self) -> Self:
+        """The hidden features, as timm counts them, have two halves."""
+        hidden = int(self.expansion * self.channels)
+        if hidden % 2 or not hidden:
+            raise ValueError(
+                f"expansion {self.expansion:g}: gives {hidden} hidden features of {self.channels} channels, which have "
+                "no halves"
+            )
+        return self
+
+    @override
+    def model_spec(self, image_size: int) -> ModelSpec:
+        from widemix.models.timm_mlp.network import gmlp
+
+        return gmlp, self.block_arguments(image_size) | {"expansion": self.expansion}
+
+
+SECTIONS = (ResMlpSection, GmlpSection)
