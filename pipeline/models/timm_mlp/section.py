@@ -27,7 +27,7 @@ class ResMlpSection(PatchedSection):
 
 
 class GmlpSection(PatchedSection):
-    """gMLP (Liu et al. 2021): an MLP over channels, half of whose hidden features gate the rest, mixed over tokens."""
+    """gMLP (Liu et al. 2021): an MLP over channels; half of its hidden features, mixed over tokens, gate the rest."""
 
     kind: Literal["gmlp"] = key(..., "gmlp: an MLP over channels with a spatial gating unit")
     expansion: Expansion = key(6.0, "gmlp: hidden width of the channel MLP over C; half of it gates the other half")
@@ -38,8 +38,8 @@ class GmlpSection(PatchedSection):
         hidden = int(self.expansion * self.channels)
         if hidden % 2 or not hidden:
             raise ValueError(
-                f"expansion {self.expansion:g}: gives {hidden} hidden features of {self.channels} channels, which have "
-                "no halves"
+                f"expansion {self.expansion:g}: gives {hidden} hidden features of {self.channels} channels, "
+                "which have no halves"
             )
         return self
 
