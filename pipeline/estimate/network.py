@@ -48,7 +48,6 @@ def fake_pass(recipe: Recipe, micro: int, device: torch.device = GPU) -> Pass:
         if not autocasts and inputs.is_floating_point():
             inputs = inputs.to(half)
         targets = torch.zeros(micro, recipe.data.num_classes)
-        module.train()
         memory = MemoryTracker()
         memory.watch(*module.parameters(), *module.buffers(), inputs, targets)
         before = memory.alive

@@ -18,12 +18,13 @@ from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.estimate import check, measure
 from widemix.estimate.hardware import EFFICIENCY, GPUS, LAUNCH, Cluster, network_bandwidth
-from widemix.estimate.network import fake_pass
+from widemix.estimate.network import Pass, fake_pass
 from widemix.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
+from widemix.estimate.rehearse import Rehearsal
 from widemix.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, estimate
-from widemix.estimate.rows import Row
+from widemix.estimate.rows import Row, show
 from widemix.estimate.tables import named_rows, pairs_table
-from widemix.estimate.traffic import Ring, Traffic, exposed
+from widemix.estimate.traffic import Ring, Traffic, exposed, step_traffic
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, load_recipe
 from widemix.recipe.losses import softmax_loss
@@ -99,6 +100,20 @@ def test_a_ring_moves_what_it_must_and_hides_it_behind_the_backward_pass():
     assert exposed([sums], backward=alone / 2) == pytest.approx(alone / 2)
     gathers = Traffic("all-gather", 1e9, 1, Ring(2, 1e9), hidden=False)
     assert exposed([gathers], backward=1) == pytest.approx(0.5 + 50e-6)
+
+
+@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
+def test_weights_are_gathered_in_the_precision_that_is_computed_in(precision, size):
+    network = Pass([], 0, weights=1000, trained=600, blocks=2, in_blocks=900)
+    zero = ("engine.kind", "deepspeed")
+    for engine, elements in (
+        ((("engine.kind", "fsdp"),), 1000 + 900),  # blocks once more for the backward pass
+        ((zero, ("engine.zero_stage", "3")), 1000),
+        ((zero, ("engine.zero_stage", "2")), 600),
+    ):
+        recipe = load_recipe(B16, [*engine, ("train.precision", precision)])
+        traffic = step_traffic(recipe.engine, recipe.train, network, Cluster(4))
+        assert [each.bytes for each in traffic if each.kind == "all-gather"] == [size * elements], engine
 
 
 def test_what_is_not_trained_takes_no_gradient_and_an_average_takes_a_copy():
@@ -181,6 +196,22 @@ def test_a_rehearsal_sends_and_keeps_what_the_estimate_says(engine):
         assert found["memory"] == pytest.approx(found["rehearsed memory"], rel=0.2)
 
 
+def test_a_rehearsal_says_how_far_the_estimate_is_off(monkeypatch):
+    counts = Rehearsal({"all-reduce": 3}, {"all-reduce": 5 * 2**19}, kept=2**20, peak=2**21, seconds=1.25)
+    monkeypatch.setattr(check, "rehearse", lambda *_: counts)
+    network = Pass([], peak=2**22, weights=2**19, trained=2**19, blocks=1, in_blocks=0)  # its gradients: 2 MiB
+    sums, memory, took = check.rehearsed(load_recipe(B16), network, Cluster(4), memory=3 * 2**20)
+    note = "a step, in 3 calls; the estimate is -20.0% off"
+    assert sums == Row("rehearsed all-reduce", 5 * 2**19, "2.50 MiB", note)
+    assert memory[1:3] == (2**21, "2.00 MiB")
+    assert memory.note.endswith("counted; the estimate is +50.0% off")
+    assert took[:3] == ("rehearsal", 1.25, "1.2 s")
+    counts = counts._replace(peak=None)
+    _, memory, _ = check.rehearsed(load_recipe(B16), network, Cluster(4), memory=3 * 2**20)
+    assert memory[1:3] == (5 * 2**20, "5.00 MiB")  # kept, and the pass's
+    assert memory.note.endswith("estimated activations; the estimate is -40.0% off")
+
+
 def test_the_command_rehearses_zero_and_writes_json(tmp_path):
     """In a process of its own: DeepSpeed has one group for good."""
     file = tmp_path / "cost.json"
@@ -231,6 +262,13 @@ def test_the_table_of_a_folder_has_each_recipe_or_why_it_cannot_run_there(tmp_pa
         next(rehearsal_rows(tmp_path, Cluster(0)))
 
 
+def test_names_begin_and_numbers_end_below_each_other(capsys):
+    rows = [Row("step", 1, "1 s", "of a batch"), Row("parameters", 2e6, "2,000,000")]
+    show(rows, "title")
+    printed = [line.split("│")[1:-1] for line in capsys.readouterr().out.splitlines() if "│" in line]
+    assert printed == [[f" {row.name:10} ", f" {row.text:>9} ", f" {row.note:10} "] for row in rows]
+
+
 def test_the_larger_imagenets_hours_are_known_too():
     found = values(("data.num_classes", "21841"), samples=None)
     assert found["steps"] == 14_126_136 // 4096 * 300
@@ -266,6 +304,16 @@ def test_a_peak_is_measured_by_matrices_whose_product_takes_a_moment(monkeypatch
     assert measure.product_side(torch.bfloat16, torch.device("cpu")) == side
     monkeypatch.setattr(measure, "_product_seconds", lambda *_: 0.0)
     assert measure.product_side(torch.bfloat16, torch.device("cpu")) == 2048
+
+
+def test_the_shortest_of_the_repetitions_counts(monkeypatch):
+    clock, took = [100.0], iter((5.0, 2.0, 3.0))
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def work():
+        clock[0] += next(took)
+
+    assert measure._shortest(work, torch.device("cpu")) == 2
 
 
 def test_a_measured_pass_says_how_far_the_estimate_is_off(monkeypatch):
