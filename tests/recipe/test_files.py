@@ -238,6 +238,10 @@ def test_hash_and_differences_follow_the_values():
     assert differences(one, other) == ["optim.lr", "log.every"]
     assert recipe_hash(one) != recipe_hash(other)
     assert recipe_hash(one) == recipe_hash(load_recipe(DIGITS))
+    orders = ("{patch_size: 4, embed_dim: 80}", "{embed_dim: 80, patch_size: 4}")
+    vit, turned = (load_recipe("cifar10/vit", [("model.arguments", text)]) for text in orders)
+    assert vit == turned
+    assert recipe_hash(vit) == recipe_hash(turned)
 
 
 @pytest.mark.parametrize(("world", "fits"), [(1, True), (2, True), (4, True), (3, False), (8, False)])
