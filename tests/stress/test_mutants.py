@@ -1,11 +1,13 @@
 """The known mutations are of code that is there, and name tests that exist; the random ones are of every kind."""
 
 import shlex
+from contextlib import contextmanager
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.stress.mutants.__main__ import Broken, changed_lines, equivalent, sample, sources, table
+from tests.stress.mutants.__main__ import Broken, changed_lines, equivalent, outcome, sample, sources, table
+from tests.stress.mutants.checkout import Checkout
 from tests.stress.mutants.coverage import Coverage, digest
 from tests.stress.mutants.mutations import EQUIVALENT, mutated, read_mutations
 from tests.stress.mutants.sites import sites
@@ -65,6 +67,47 @@ def test_tests_of_a_line_are_those_that_ran_it_or_any_of_its_file_where_that_has
     assert covered.covering("README.md", [2]) == ["as it was", "as it is"]
     assert covered.covering("README.md", [3]) == ["as it was"]
     assert covered.covering("Makefile", [1]) == []
+
+
+class Pretended(Checkout):
+    """Without files and processes: of the file "tests" the first test always fails, the last one notices a break."""
+
+    def __init__(self):
+        self._passing, self._failing, self.is_broken, self.log = set(), [], False, ""
+
+    @contextmanager
+    def changed(self, file, text):
+        self.is_broken = True
+        yield {"NUMBA_CACHE_DIR": "numba"}
+        self.is_broken = False
+
+    def environ(self, numba=None):
+        return {}
+
+    def run(self, tests, environ, seconds):
+        of_file = ["tests::never", "tests::fine", "tests::notices"]
+        named = [test for test in of_file if test.startswith(tuple(tests)) and test not in self._failing]
+        failing = [test for test in named if test == "tests::never" or (test == "tests::notices" and self.is_broken)]
+        self.log = failing[0] if failing else ""
+        return 5 if not named else int(bool(failing))
+
+    def failed(self):
+        return self.log
+
+
+@pytest.mark.parametrize(
+    ("parts", "ended"),
+    [
+        ([["tests"]], ("noticed", "tests::notices")),
+        ([["tests::never"], ["tests::fine"]], ("survived", "")),
+        ([["tests::never"], ["tests::notices"]], ("noticed", "tests::notices")),
+    ],
+)
+def test_what_fails_without_a_break_does_not_notice_one(parts, ended, capsys):
+    """A test that failed in the tool's forks alone noticed two breaks that it did not run."""
+    site = next(iter(sites("a.py", PYTHON)))
+    assert outcome(site, PYTHON, Pretended(), Coverage({}), parts) == ended
+    assert "left out from here on: tests::never" in capsys.readouterr().out
 
 
 def changes(file: str, text: str) -> set[tuple[str, str]]:

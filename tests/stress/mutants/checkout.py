@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
+_LIMIT_S = 600  # of a test without a break
 _IMPORTED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins of pytest, by the server
 
 
@@ -40,6 +41,8 @@ class Checkout:
         self._cache.mkdir(exist_ok=True)
         self._server: subprocess.Popen[str] | None = None
         self.cpu_seconds = 0.0  # of the last tests; none of those that were killed
+        self._passing: set[str] = set()  # tests that `passes` has seen to
+        self._failing: list[str] = []  # those that it has seen not to, which do not run from then on
 
     def run(self, tests: Sequence[str], environ: dict[str, str], seconds: float) -> int | None:
         """Run test files in a fork of a process that has imported torch (server.py): until one fails, or too long.
@@ -52,7 +55,8 @@ class Checkout:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self._server = subprocess.Popen(words, env=own, **pipes)  # type: ignore[call-overload]
         assert self._server is not None
-        words = ["-x", "-q", "--all", "-p", "no:cacheprovider", "-p", "no:xdist", *_IMPORTED, *tests]
+        words = ["-x", "-q", "--all", "-p", "no:cacheprovider", "-p", "no:xdist", *_IMPORTED]
+        words += [*(f"--deselect={test}" for test in self._failing), *tests]
         log = self.folder / "log"  # of the last tests
         log.unlink(missing_ok=True)
         job = {"root": str(self.root), "words": words, "environ": environ, "seconds": seconds, "log": str(log)}
@@ -62,6 +66,17 @@ class Checkout:
         self._server.stdin.flush()
         code, self.cpu_seconds = json.loads(self._server.stdout.readline())
         return code
+
+    def passes(self, test: str) -> bool:
+        """Whether a test, or all of a file, pass here without a break; from then on, what does not is left out."""
+        test = test if test.endswith("]") else test.partition("[")[0]  # the log's has been cut off at a space
+        if test not in self._passing:
+            if self.run([test], self.environ(), _LIMIT_S) != 0:
+                assert test not in self._failing, f"{test} can't be left out"
+                self._failing.append(test)
+                return False
+            self._passing.add(test)
+        return True
 
     def failed(self) -> str:
         """The first test that failed or could not be collected, of the last ones that ran; empty if none did."""
