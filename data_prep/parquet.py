@@ -192,9 +192,9 @@ def _whole_labels(path: Path, labels: np.ndarray) -> np.ndarray:
 
 
 def _column(path: Path, name: str, fields: Sequence[Any], schema: Any) -> str:
-    """The column with that name, or the only one, of those of the right type."""
+    """The column with that name, or if there is none the only one, of those of the right type."""
     found = [field.name for field in fields]
-    if name not in found and len(found) != 1:
+    if name not in found and (len(found) != 1 or name in schema.names):
         kind = "the type {bytes, path}" if name == "image" else "integers"
         raise InputError(f"{path}: has no column {name!r} of {kind}; its columns are {', '.join(schema.names)}")
     chosen = name if name in found else found[0]

@@ -142,6 +142,14 @@ def test_a_page_that_was_changed_is_an_error(tmp_path, jpeg):
             {"image": [{"bytes": b"."}], "a": [0], "b": [1]},
             "no column 'label' of integers; its columns are image, a, b",
         ),
+        (
+            {"image": [{"bytes": b"."}], "label": ["cat"], "id": [7]},
+            "no column 'label' of integers; its columns are image, label, id",
+        ),
+        (
+            {"image": [5], "mask": [{"bytes": b"."}], "label": [0]},
+            "no column 'image' of the type {bytes, path}; its columns are image, mask, label",
+        ),
         ({"image": [{"bytes": b"."}], "label": [1, None]}, "rows without a label"),
         ({"image": [{"bytes": b"."}], "label": [-2]}, "a.parquet: row 0: label -2 is negative"),
         ({"image": [{"bytes": b"."}], "label": [4, -1]}, "a.parquet: row 1: label -1 is negative"),
@@ -156,7 +164,7 @@ def test_a_page_that_was_changed_is_an_error(tmp_path, jpeg):
     ],
 )
 def test_files_without_images_or_labels_are_refused(tmp_path, columns, words):
-    others = [image for image in columns.get("image", ()) if not isinstance(image["bytes"], bytes)]
+    others = [image for image in columns.get("image", ()) if not isinstance(image, dict) or image["bytes"] != b"."]
     kinds = {} if others else {"image": pa.struct([("bytes", pa.binary())])}
     rows = max(map(len, columns.values()))
     arrays = {
