@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from widemix.data_prep.changes import check_unchanged
+from widemix.data_prep.changes import check_unchanged, name_some
 from widemix.data_prep.encoding import Encoding
 from widemix.data_prep.left_out import check_classes, check_fraction
 from widemix.data_prep.prep_dir import UNFINISHED, data_path, journal_path, rename_finished
@@ -17,7 +17,7 @@ from widemix.files import atomic_write
 from widemix.formats import checksums, sources
 from widemix.formats.blocks import hash_bytes
 from widemix.formats.manifest import Manifest, Split, count_labels
-from widemix.tally import track
+from widemix.tally import print_status, track
 
 
 class Job(NamedTuple):
@@ -54,7 +54,20 @@ def write_dataset(job: Job) -> Manifest:
         files={name: hash_bytes(data) for name, data in files.items()},
     )
     rename_finished(job.to, manifest)
+    if not job.settings.part:  # which may hold few images of a class
+        _print_untrained(job, manifest)
     return manifest
+
+
+def _print_untrained(job: Job, manifest: Manifest) -> None:
+    """Print a line for each split with classes of which train has nothing, so that no network can learn them."""
+    train = manifest.splits.get("train")
+    for name, split in manifest.splits.items():
+        counts = zip(manifest.classes, train.per_class if train else split.per_class, split.per_class, strict=True)
+        lacking = [label for label, of_train, count in counts if count and not of_train]
+        if lacking:
+            what = f"train has no {job.encoding.unit} of {name_some(lacking)}"
+            print_status(f"warning: {job.to}: {what}, which {name} has")
 
 
 def _write_split(name: str, job: Job) -> tuple[Split, list[dict[str, str]], dict[str, bytes]]:

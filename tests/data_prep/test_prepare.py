@@ -209,6 +209,21 @@ def test_a_class_without_a_good_image_ends_it_with_a_list(tmp_path, folder, caps
     assert manifest.splits["val"].per_class == (2, 0, 2)
 
 
+def test_classes_that_only_train_lacks_are_told(tmp_path, image, capsys):
+    for name in ("train/cat", "train/dog", "val/cat", "val/dgo", "test/dog", "test/emu", "test/dgo"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        image(0).save(tmp_path / "in" / name / "0.png")
+
+    def told(splits):
+        prepare("image-folder", tmp_path / "in", tmp_path / splits, PrepSettings(splits=splits), processes=1)
+        return capsys.readouterr().err
+
+    line = "warning: {}: train has no images of {}, which {} has\n".format
+    where = tmp_path / "train,val,test"
+    assert told("train,val,test") == line(where, "dgo", "val") + line(where, "dgo, emu", "test")
+    assert told("val,test") == told("train") == ""
+
+
 @pytest.mark.parametrize("fraction", ["-1%", "101%", "x"])
 def test_max_bad_is_a_fraction(tmp_path, folder, monkeypatch, capsys, fraction):
     words = ["prep", "image-folder", "--from", str(folder), "--to", str(tmp_path / "out"), f"--max-bad={fraction}"]
