@@ -25,6 +25,8 @@ from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from widemix.recipe.train import TrainSection
 from widemix.section import Section
 
+EVALUATED = ("val", "validation", "test", "holdout")  # splits that are trained on only where a caller says so
+
 
 class _State(Section):
     """What a state of a loader holds."""
@@ -50,7 +52,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
 
     path, split: the folder that `widemix prep` wrote, and the split in it.
     batch_size: samples per rank.
-    is_training: augment and shuffle. Default: unless the split is named val, validation or test.
+    is_training: augment and shuffle. Default: unless the split is named val, validation, test or holdout.
     shuffle, drop_last: default: as `is_training`.
     rank, world: default: those of torch.distributed, or of the launcher's variables.
     device: default: the GPU of this rank if there is one.
@@ -114,7 +116,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         on_corrupt: Literal["error", "replace"] = "error",
     ):
         self.manifest = read_manifest(Path(path))
-        self.is_training = split not in ("val", "validation", "test") if is_training is None else is_training
+        self.is_training = split not in EVALUATED if is_training is None else is_training
         shuffle = self.is_training if shuffle is None else shuffle
         drop_last = self.is_training if drop_last is None else drop_last
         self.topology = process_topology(rank, world, device)

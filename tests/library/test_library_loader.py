@@ -47,6 +47,13 @@ def same(one: list[Step], other: list[Step]) -> bool:
     return all(torch.equal(a, b) for step, twin in pairs for a, b in zip(step, twin, strict=True))
 
 
+def test_what_prep_holds_out_is_evaluated_on(tmp_path: Path) -> None:
+    widemix.prepare("digits", tmp_path / "digits", processes=1, holdout=0.1)
+    labels = torch.cat([labels for _, labels in loader(tmp_path / "digits", 64, split="holdout")])
+    assert labels.tolist() == open_beton(tmp_path / "digits/holdout.beton").label.tolist()
+    assert loader(tmp_path / "digits", 64).is_training
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_training_batches_are_the_trainers(images: Path, world: int) -> None:
     data = DataSection(path=str(images), num_classes=2, image_size=24, workers=1)
