@@ -141,10 +141,11 @@ def _step(recipe: Recipe, network: Pass, cluster: Cluster) -> list[Row]:
     sharers = 1 if replicated else cluster.sharers(engine.kind, engine.sharding)
     moved = 4 * (3 + 2 * recipe.optim.spec.states) * network.trained / sharers
     computing, launching = network.seconds(gpu) / EFFICIENCY, len(network.operators) * LAUNCH
-    compute = train.grad_accum_steps * max(computing, launching)
+    pass_s = max(computing, launching)  # of a micro-batch, forward and backward
+    compute = train.grad_accum_steps * pass_s
     update = moved / gpu.bandwidth / EFFICIENCY
     # The backward pass, which communication overlaps with, takes two thirds of the time.
-    exposed_s = exposed(traffic, compute * 2 / 3)
+    exposed_s = exposed(traffic, pass_s * 2 / 3)
     step = compute + update + exposed_s
     fraction = train.grad_accum_steps * network.flops / gpu.half / step
     emulated = "" if gpu.has_bf16 or train.precision != "bf16" else f"; a {cluster.gpu} has no bf16: use fp16"

@@ -28,6 +28,7 @@ class Traffic(NamedTuple):
     calls: int
     ring: Ring
     hidden: bool  # overlaps with the backward pass
+    times: int = 1  # micro-batches of the step that have them: all, or the last
 
     @property
     def seconds(self) -> float:
@@ -58,7 +59,7 @@ def step_traffic(engine: EngineSection, train: TrainSection, network: Pass, clus
             between = Ring(cluster.hosts, cluster.bandwidth / cluster.local)
             shards = Traffic("all-reduce", reduced * trained / cluster.local, blocks + 1, between, hidden=True)
             summed = [summed[0]._replace(ring=ring), shards]
-        return [Traffic("all-gather", times * gathered, times * (2 * blocks + 1), ring, hidden=True), *summed]
+        return [Traffic("all-gather", times * gathered, times * (2 * blocks + 1), ring, True, times), *summed]
     if engine.zero_stage == 0:
         return [Traffic("all-reduce", reduced * trained, math.ceil(4 * trained / bucket), ring, hidden=True)]
     calls = math.ceil(trained / (bucket // 4))  # DeepSpeed counts elements of a bucket
@@ -67,11 +68,11 @@ def step_traffic(engine: EngineSection, train: TrainSection, network: Pass, clus
         times = train.grad_accum_steps
         return [
             Traffic("all-gather", size * weights, math.ceil(weights / (bucket // 4)), ring, overlaps),
-            Traffic("reduce-scatter", times * reduced * trained, times * calls, ring, overlaps),
+            Traffic("reduce-scatter", times * reduced * trained, times * calls, ring, overlaps, times),
         ]
     times = train.grad_accum_steps if engine.zero_stage == 2 else 1
     return [
-        Traffic("all-reduce", times * reduced * trained, times * calls, ring, overlaps),
+        Traffic("all-reduce", times * reduced * trained, times * calls, ring, overlaps, times),
         Traffic("all-gather", size * trained, calls, ring, hidden=False),  # of the updated weights
     ]
 
@@ -79,14 +80,13 @@ def step_traffic(engine: EngineSection, train: TrainSection, network: Pass, clus
 def exposed(traffic: list[Traffic], backward: float) -> float:
     """Return the seconds of a step that communication adds to computing.
 
-    backward: seconds of the backward pass, which hidden traffic overlaps with, except its last call: when that starts
-    nothing is left to compute.
+    backward: seconds of the backward pass of a micro-batch, which its hidden traffic overlaps with, except the last
+    call: when that starts nothing is left to compute.
     """
-    exposed_s, overlapped, last = 0.0, 0.0, 0.0
-    for part in traffic:
-        if part.hidden:
-            overlapped += part.seconds
-            last += part.seconds / part.calls
-        else:
-            exposed_s += part.seconds
-    return exposed_s + max(last, overlapped - backward)
+    hidden = [part for part in traffic if part.hidden]
+    others = max((part.times for part in hidden), default=1) - 1  # micro-batches before the last
+    before = sum(part.seconds / part.times for part in hidden if part.times > 1)
+    final = sum(part.seconds / part.times for part in hidden)
+    last = sum(part.seconds / part.calls for part in hidden)
+    exposed_s = sum(part.seconds for part in traffic if not part.hidden)
+    return exposed_s + others * max(0.0, before - backward) + max(last, final - backward)

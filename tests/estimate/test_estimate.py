@@ -100,6 +100,30 @@ def test_a_ring_moves_what_it_must_and_hides_it_behind_the_backward_pass():
     assert exposed([sums], backward=alone / 2) == pytest.approx(alone / 2)
     gathers = Traffic("all-gather", 1e9, 1, Ring(2, 1e9), hidden=False)
     assert exposed([gathers], backward=1) == pytest.approx(0.5 + 50e-6)
+    of_each = Traffic("all-gather", 4e9, 4 * 2, Ring(2, 1e9), hidden=True, times=4)
+    one = 0.5 + 2 * 50e-6
+    assert exposed([of_each], backward=0.4) == pytest.approx(3 * (one - 0.4) + one / 2)
+    assert exposed([of_each], backward=0.1) == pytest.approx(4 * (one - 0.1))
+    assert exposed([of_each, sums], backward=0.1) == pytest.approx(4 * (one - 0.1) + alone)
+    assert exposed([of_each, sums], backward=1) == pytest.approx(one / 2 + alone / 10)
+
+
+@pytest.mark.parametrize(
+    ("engine", "micro_batches"),
+    [
+        ((("engine.kind", "ddp"),), [1]),  # `no_sync` in the others
+        ((("engine.kind", "fsdp"),), [4, 1]),
+        ((("engine.kind", "deepspeed"), ("engine.zero_stage", "1")), [1, 1]),
+        ((("engine.kind", "deepspeed"), ("engine.zero_stage", "2")), [4, 1]),
+        ((("engine.kind", "deepspeed"), ("engine.zero_stage", "3")), [1, 4]),
+    ],
+)
+def test_sums_of_the_last_micro_batch_hide_behind_its_backward_pass_alone(engine, micro_batches):
+    """They were hidden behind the backward passes of all, which they begin after."""
+    recipe = load_recipe(B16, [*engine, ("train.grad_accum_steps", "4")])
+    network = Pass([], 0, weights=10**8, trained=10**8, blocks=2, in_blocks=0)
+    traffic = step_traffic(recipe.engine, recipe.train, network, Cluster(4))
+    assert [each.times for each in traffic] == micro_batches
 
 
 @pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
