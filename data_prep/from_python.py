@@ -101,7 +101,8 @@ def _numbers(label: Any) -> int | np.ndarray:
     if isinstance(label, float | np.floating):
         return np.array([label], TARGET)
     if isinstance(label, Sequence | np.ndarray) and np.ndim(label) == 1:
-        if np.iscomplexobj(label) or np.ma.is_masked(label):  # NumPy drops the half of these that no float has
+        # NumPy makes floats of texts and dates, and drops the half of complex and masked numbers that no float has.
+        if np.asarray(label).dtype.kind not in "biufO" or np.ma.is_masked(label):
             raise TypeError
         with np.errstate(over="ignore"):  # an infinity is refused
             return np.asarray(label, np.float64).astype(TARGET)
@@ -113,8 +114,8 @@ def _target_names(counts: set[int], given: str) -> tuple[str, ...]:
     if len(counts) > 1:
         raise InputError(f"the samples of one split have {min(counts)} targets, those of another {max(counts)}")
     number = max(counts)
-    names = tuple(given.split(",")) if given else tuple(map(str, range(number)))
-    if len(set(names)) != number:
+    names = tuple(name.strip() for name in given.split(",")) if given else tuple(map(str, range(number)))
+    if len(set(names)) != number or "" in names:
         raise InputError(f"targets {given!r}: the samples have {number}; name each once, separated by commas")
     return names
 

@@ -181,12 +181,26 @@ def test_labels_from_python(tmp_path):
         (("a\0.jpg", 0), r"train: pair 0 is \('a\\x00.jpg', 0\), not \(path or bytes"),
         (("\ud800.jpg", 0), r"train: pair 0 is \('\\ud800.jpg', 0\), not"),
         (("a.jpg", np.eye(2)), r"(?s)train: pair 0 has the label .* \(ndarray\), no number"),
+        (("a.jpg", ["1", "2"]), r"train: pair 0 has the label \['1', '2'\] \(list\), no number"),
+        (("a.jpg", np.array(["2020-01-01"], "M8[D]")), r"pair 0 has the label .* \(ndarray\), no number"),
+        (("a.jpg", [1j]), r"pair 0 has the label \[1j\] \(list\), no number"),
     ],
-    ids=["large", "negative", "NUL", "surrogate", "matrix"],
+    ids=["large", "negative", "NUL", "surrogate", "matrix", "texts", "dates", "complex"],
 )
 def test_pairs_that_are_none(tmp_path, pair, words):
     with pytest.raises(InputError, match=words):
         prepare_pairs([pair], tmp_path / "out")
+
+
+def test_names_of_targets_from_python(tmp_path):
+    def names(given):
+        with from_python.collect({"train": [(b".", [1, 2])]}, tmp_path / "out", given) as dataset:
+            return dataset.classes
+
+    assert names(" age, height") == ("age", "height")
+    for wrong in ("age,", "age, age", "age"):
+        with pytest.raises(InputError, match=f"targets '{wrong}': the samples have 2; name each once"):
+            names(wrong)
 
 
 def test_splits_from_python(tmp_path):
