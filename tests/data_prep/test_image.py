@@ -350,3 +350,11 @@ def test_pages_are_as_large_as_the_settings_let_images_be():
     pages = {size: PrepSettings(raw=True, max_size=size).page >> 20 for size in (512, 1600, 1700, 4000, 65_535, 0)}
     assert pages == {512: 0, 1600: 0, 1700: 16, 4000: 64, 65_535: 64, 0: 64}
     assert PrepSettings(side="shortest").page == 64 << 20
+
+
+def test_pixels_in_memory_keep_their_targets():
+    """A plug-in's source may have both."""
+    image, targets = np.arange(24, dtype=np.uint8).reshape(2, 4, 3), np.array([1.5, -2], "<f4").tobytes()
+    encoded = encode(Sample("a", -1, image, targets), PrepSettings())
+    assert encoded.targets == targets
+    assert np.array_equal(pixels(encoded), image)

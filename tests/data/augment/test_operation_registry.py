@@ -104,6 +104,14 @@ def test_the_sheet_has_it_without_a_peer(registered):
     assert min(rolled.arguments) < 0 < max(rolled.arguments) <= 5
 
 
+def test_the_sheet_shows_the_range_of_a_linear_map_and_one_argument_of_none(registered):
+    register_operation("Linear", darken, MagnitudeMap(LINEAR, 8, 1), sets=("mine",))
+    register_operation("Plain", darken, MagnitudeMap(), sets=("mine",))
+    shown = {comparison.name: comparison.arguments for comparison in all_comparisons((1, 2, 3))}
+    assert (min(shown["Linear"]), max(shown["Linear"])) == (1, 9)
+    assert shown["Plain"] == (0,)
+
+
 def test_what_cannot_be_registered_is_refused_and_changes_nothing(registered):
     count, sets = len(OPERATIONS), dict(policy._OWN_SETS)
     for name, names, words in (
