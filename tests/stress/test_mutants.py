@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.stress.mutants.__main__ import Broken, changed_lines, equivalent, outcome, sample, sources, table
-from tests.stress.mutants.checkout import Checkout
+from tests.stress.mutants.checkout import Checkout, is_compiled
 from tests.stress.mutants.coverage import Coverage, digest
 from tests.stress.mutants.mutations import EQUIVALENT, mutated, read_mutations
 from tests.stress.mutants.sites import sites
@@ -114,6 +114,18 @@ def changes(file: str, text: str) -> set[tuple[str, str]]:
     """Each line that a break changes, and what it becomes."""
     assert all(site.is_code(text) for site in sites(file, text))
     return {changed_lines(text, site.changed(text)) for site in sites(file, text)}
+
+
+@pytest.mark.parametrize(
+    ("file", "compiled"),
+    [
+        ("pipeline/data/augment/hue.py", True),
+        ("pipeline/data/augment/registry.py", True),  # its numbers are constants of compiled code
+        ("pipeline/run/lock.py", False),
+    ],
+)
+def test_what_numba_keeps_is_of_unbroken_code(file, compiled):
+    assert is_compiled(file, ROOT) is compiled
 
 
 def test_every_kind_of_break_is_offered_and_no_other():

@@ -94,8 +94,7 @@ class Checkout:
         """Give a file another text for as long as this is open; yields `environ`."""
         path = self.root / file
         stat, before = path.stat(), path.read_bytes()
-        compiled = b"@jit" in before or b"jit_" in before  # numba does not see that another file has changed
-        numba = Path(tempfile.mkdtemp(dir=self._cache)) if compiled else None
+        numba = Path(tempfile.mkdtemp(dir=self._cache)) if is_compiled(file, self.root) else None
         try:
             path.write_text(text)
             yield self.environ(numba)
@@ -104,3 +103,11 @@ class Checkout:
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # what numba has compiled of it stays valid
             if numba:
                 shutil.rmtree(numba)
+
+
+def is_compiled(file: str, root: Path) -> bool:
+    """Whether numba compiles a file, or one that imports from it: it does not see that another file has changed."""
+    module = ".".join(["widemix", *Path(file.removeprefix("pipeline/")).with_suffix("").parts])
+    others = (path.read_text() for path in (root / "pipeline").rglob("*.py"))
+    texts = [(root / file).read_text(), *(text for text in others if f"from {module} import" in text)]
+    return any("@jit" in text or "jit_" in text for text in texts)
