@@ -74,7 +74,7 @@ def test_structured_matrices(alone, engine, precision):
 
 
 TIMM = [
-    ("test_nfnet", "fsdp", "fp32"),  # scalars
+    ("test_nfnet", "fsdp", "fp32"),  # standardised weights; scalars: the part of the toys
     ("test_nfnet", "deepspeed 3", "bf16"),
     ("test_efficientnet", "fsdp", "bf16"),  # batch norms of timm's own
     ("test_efficientnet", "deepspeed 1", "bf16"),
