@@ -35,6 +35,7 @@ class DDPEngine(TorchEngine):
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         self.model = DistributedDataParallel(
             module,
+            device_ids=[topology.device] if topology.device.type == "cuda" else None,
             **without_buffer_sync(),  # permutations never change
             # Only with torch's default is the first bucket of 1 MB, so that communication starts early.
             bucket_cap_mb=None if section.bucket_cap_mb == _DEFAULT_BUCKET_MB else section.bucket_cap_mb,
