@@ -35,6 +35,8 @@ SMALLER = {
     "text_mixer": {"depth": 1, "channels": 8},
     "text_transformer": {"depth": 1, "channels": 8},
 }
+# How folders are prepared where not by default.
+PREPARED = {"imagenet21k": {"holdout": 0.4}, "far-pairs": {"length": 17, "vocab_size": 100}}
 # What the runs that others start from are trained by, and on, where their names do not say it.
 STARTS = {"runs/cifar10": ("cifar10/mixer_small", "cifar10")}
 
@@ -56,7 +58,7 @@ def prepared(tmp_path_factory):
             origin = tmp_path_factory.mktemp(name) if write else None
             if write:
                 write(origin)
-            settings = PrepSettings(holdout=0.4 if name == "imagenet21k" else 0.0)
+            settings = PrepSettings(**PREPARED.get(name, {}))
             prepare(source, origin, target, settings, processes=1)
             folders[name] = target
         return folders[name]

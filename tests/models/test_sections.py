@@ -42,7 +42,7 @@ def test_kind_picks_the_family(recipe):
     ("overrides", "message"),
     [
         ({"kind": "mixxer"}, r"model.kind 'mixxer': no such kind; did you mean mixer\?"),
-        ({"kind": "resnet"}, "model.kind 'resnet': no such kind; choose from mixer, s_mixer"),
+        ({"kind": "vgg"}, "model.kind 'vgg': no such kind; choose from mixer, s_mixer"),
         ({"density": "0.5"}, "the command line: model.density is not a key of kind s_mixer"),
         ({"tokens": "5"}, "images of 8 in patches of 2 have 16 tokens"),
         ({"patch_size": "3"}, "model.patch_size 3 does not divide data.image_size 8; 2, 4, 8 would"),
