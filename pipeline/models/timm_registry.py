@@ -110,6 +110,9 @@ def _add_unsized(
 
 def _build(network: Callable[..., torch.nn.Module], name: str, pretrained: bool, device=None, dtype=None, **options):
     """timm's builder; every network has its tensors on `device`, floating-point ones as `dtype`, as timm's own do."""
+    size = options.get("img_size")
+    if isinstance(size, (tuple, list)) and len(set(size)) == 1:  # as timm's own networks take it too
+        options["img_size"] = size[0]
     with nullcontext() if device is None else torch.device(device):  # no weights are sampled on the meta device
         model = build_model_with_cfg(network, name, pretrained, **options)
     return model.to(device=device, dtype=dtype)  # also what was made from numpy's arrays

@@ -161,6 +161,7 @@ def test_other_families_keep_timms_interface(name):
     assert create(in_chans=1)(X[:, :1]).shape == (2, 7)
     assert create(img_size=64)(torch.randn(2, 3, 64, 64)).shape == (2, 7)
     assert create(num_classes=0)(X).shape == (2, model.num_features)
+    assert torch.equal(create(img_size=(32, 32)).forward_features(X), features)
     twin = copy.deepcopy(model)
     assert torch.equal(twin(X), model(X))
     scripted = torch.jit.script(model)
