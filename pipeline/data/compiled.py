@@ -1,7 +1,8 @@
 """numba's decorators with this project's settings: without the GIL, without fast-math, cached on disk.
 
-numba's cache misses changes of functions that a cached function calls from another file, so the cache folder is named
-after numba's version and a hash of all sources, and of whether the code calls the C library.
+numba's cache misses changes of functions and constants that a cached function has from another file, so the cache
+folder, in NUMBA_CACHE_DIR too, is named after numba's version and a hash of all sources, and of whether the code
+calls the C library.
 """
 
 import ctypes
@@ -31,13 +32,18 @@ def _cache_folder() -> Path:
         digest.update(source.read_bytes())
     digest.update(b"C" if native.load() else b"")
     name = f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
-    folder = cache_folder() / name
-    folder.mkdir(exist_ok=True)
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    folder = Path(given or cache_folder(), name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        if not given:
+            raise
+        return Path(given)  # in whose place numba takes another folder
     return folder
 
 
-if not os.environ.get("NUMBA_CACHE_DIR"):
-    numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
+numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
 
 # Held during a fork, so that no other thread holds it: in the forked process nobody would release it.
 if hasattr(os, "register_at_fork"):  # Windows has no forks

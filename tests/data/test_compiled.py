@@ -12,6 +12,7 @@ import torch
 from numba.core import event
 from numba.core.dispatcher import Dispatcher
 
+import widemix.data.compiled
 from tests.conftest import ROOT
 from widemix.api.compile_ahead import compile_ahead
 from widemix.data.compiled import _Notice, _notice
@@ -61,6 +62,23 @@ def test_four_ranks_start_at_once_and_the_next_compiles_nothing(tmp_path):
     later = start(tmp_path)
     assert later.communicate(timeout=600)[0] == outputs[0]
     assert files(tmp_path) == before
+
+
+def test_another_constant_has_another_folder_in_the_users_too(tmp_path, monkeypatch):
+    """After an update in NUMBA_CACHE_DIR old code ran: numba does not see that a file has changed that it imports."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache/numba"))
+    before = widemix.data.compiled._cache_folder()
+    assert before.is_dir()
+    assert before.parent == tmp_path / "cache/numba"
+    copy = shutil.copytree(ROOT / "pipeline/data", tmp_path / "data", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(widemix.data.compiled, "__file__", str(copy / "compiled.py"))
+    assert widemix.data.compiled._cache_folder() == before
+    constants = copy / "augment/registry.py"
+    constants.write_text(constants.read_text().replace("LINEAR = 1", "LINEAR = 7"))
+    assert widemix.data.compiled._cache_folder() != before
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    assert widemix.data.compiled._cache_folder() == tmp_path / "file"
 
 
 def test_long_compilation_is_announced_once(capsys):
