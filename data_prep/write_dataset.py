@@ -62,8 +62,10 @@ def write_dataset(job: Job) -> Manifest:
 def _print_untrained(job: Job, manifest: Manifest) -> None:
     """Print a line for each split with classes of which train has nothing, so that no network can learn them."""
     train = manifest.splits.get("train")
+    if train is None:
+        return
     for name, split in manifest.splits.items():
-        counts = zip(manifest.classes, train.per_class if train else split.per_class, split.per_class, strict=True)
+        counts = zip(manifest.classes, train.per_class, split.per_class, strict=True)
         lacking = [label for label, of_train, count in counts if count and not of_train]
         if lacking:
             what = f"train has no {job.encoding.unit} of {name_some(lacking)}"
