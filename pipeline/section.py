@@ -6,10 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
+
+def _part_of_white(value: float) -> float:
+    """Refuse what FFCV's `NormalizeImage` takes, which is on a scale of 0 to 255: it would make all images alike."""
+    if value > 1:
+        raise ValueError("is not on a scale of 0 to 1; divide it by 255")
+    return value
+
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Mean = Annotated[float, Field(ge=0), AfterValidator(_part_of_white)]
+Deviation = Annotated[float, Field(ge=1e-6), AfterValidator(_part_of_white)]
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
 Seconds = Annotated[int, Field(gt=0, le=10**9)]  # 32 years; clocks count in nanoseconds, in 63 bits
 Depth = Annotated[int, Field(gt=0, le=10_000)]
@@ -22,9 +32,7 @@ Epsilon = Annotated[float, Field(ge=1e-30, le=1000)]
 Epochs = Annotated[float, Field(ge=0, le=1_000_000)]
 Pair = Annotated[tuple[float, float], Field(strict=False)]
 Decays = Annotated[tuple[Decay, Decay], Field(strict=False)]
-Mean = Annotated[float, Field(ge=-1000, le=1000)]
 Means = Annotated[tuple[Mean, Mean, Mean], Field(strict=False)]
-Deviation = Annotated[float, Field(ge=1e-6, le=1000)]
 Deviations = Annotated[tuple[Deviation, Deviation, Deviation], Field(strict=False)]
 Jitter = Annotated[tuple[float, float, float, float], Field(strict=False)]
 

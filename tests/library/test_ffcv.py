@@ -156,3 +156,11 @@ def test_random_operations_want_our_order(folder: Path) -> None:
         ffcv_loader(folder, ToTensor(), order=OrderOption.RANDOM)
     with pytest.raises(ValueError, match="place it after Normalize"):
         ffcv_loader(folder, ffcv.RandomErasing(0.1))
+
+
+def test_the_scale_is_ours() -> None:
+    """FFCV's own operation has its arguments in 0 to 255; white is the largest of both here."""
+    assert torch.equal(ffcv.Normalize(mean=(1, 0, 0), std=(1, 1, 1)).mean.flatten(), torch.tensor([255.0, 0, 0]))
+    for wrong in ({"mean": (0, 0, 1.01)}, {"std": (1.01, 1, 1)}):
+        with pytest.raises(widemix.InputError, match=r"1\.01: is not on a scale of 0 to 1; divide it by 255"):
+            ffcv.Normalize(**wrong)
