@@ -119,7 +119,7 @@ def match_classes(network: Network, folder: Path) -> list[int] | None:
     to be the same.
     """
     classes = read_manifest(folder).classes
-    if not network.classes or classes == network.classes[: len(classes)]:
+    if not network.classes or not classes or classes == network.classes:
         return None
     known = network.classes
     if not set(known).intersection(classes) and all(name.isdecimal() for name in classes):

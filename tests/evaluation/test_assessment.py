@@ -188,6 +188,10 @@ def test_classes_are_matched_by_name(run, digits, tmp_path):
             match_classes(cranes, turned)
     write(("duck",))
     assert match_classes(cranes, turned) == [1]
+    write(manifest.classes[:3])  # whichever classes are left out, the first or the last
+    assert match_classes(network, turned) == [0, 1, 2]
+    write(manifest.classes[7:])
+    assert match_classes(network, turned) == [7, 8, 9]
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(SelectClasses(network.module, [3, 0])(x), network.module(x)[:, [3, 0]])
 
