@@ -1,6 +1,7 @@
 """Exact evaluation: every sample once, on any number of ranks."""
 
 import functools
+import math
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -69,7 +70,7 @@ def evaluate(
     And those that plug-ins registered for it. A line names the classes or targets that a mean is without; where it is
     without all of them the metric is left out. Every rank calls it. `precision` is the autocast context of the
     forward pass; `beat` is called after each batch, and `observe` with its logits, float32 [B, classes], and the
-    batch. One sample whose loss is not finite makes the mean so too.
+    batch. One sample whose loss is not finite makes the mean so too; if it is not a number, no metric is one.
     """
     device, kind = loader.topology.device, loader.data.targets
     loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
@@ -94,6 +95,8 @@ def evaluate(
         undefined = metric.undefined if isinstance(metric, MacroMean) else ()
         if undefined and loader.topology.is_main:
             _name_undefined(name, undefined, classes, Path(loader.data.path), loader.data.eval_split)
+        if math.isnan(result["loss"]):
+            value = math.nan  # torchmetrics ranks NaN among the logits, or scores, as if it were a number
         if len(undefined) < classes:
             result[name] = value * (100 if METRICS[name].form == PERCENT else 1)
     return result

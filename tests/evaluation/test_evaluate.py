@@ -41,7 +41,27 @@ def test_figures_are_those_of_one_batch_and_a_nan_among_them_is_seen():
     assert found["top5"] == pytest.approx(100 * among_five.float().mean().item())
     assert model.training  # as it was before
     inputs[11] = torch.nan
-    assert np.isnan(evaluate(model, nullcontext(), loader(inputs, labels), 10)["loss"])
+    found = evaluate(model, nullcontext(), loader(inputs, labels), 10)
+    assert all(map(np.isnan, found.values())), found
+
+
+def test_accuracy_is_known_where_a_class_is_ruled_out_and_the_loss_is_infinite():
+    inputs, labels = torch.eye(12)[:4], torch.tensor([0, 1, 2, 9])
+    model = torch.nn.Linear(12, 10, bias=False)
+    torch.nn.init.eye_(model.weight)
+    model.register_forward_hook(lambda module, args, logits: logits.index_fill(1, torch.tensor([9]), -torch.inf))
+    found = evaluate(model, nullcontext(), loader(inputs, labels), 10)
+    assert found["loss"] == np.inf
+    assert found["top1"] == 75
+
+
+def test_scores_that_are_nan_have_no_average_precision():
+    batches = loader(torch.eye(12), torch.eye(12))
+    batches.data = SimpleNamespace(targets="multilabel")
+    model = torch.nn.Identity()
+    assert evaluate(model, nullcontext(), batches, 12)["map"] == pytest.approx(100)
+    batches[0].inputs[3, 3] = torch.nan
+    assert np.isnan(evaluate(model, nullcontext(), batches, 12)["map"])
 
 
 def test_a_run_whose_evaluation_is_nan_says_so_and_is_complete(train, tmp_path):
@@ -60,7 +80,8 @@ def test_a_run_whose_evaluation_is_nan_says_so_and_is_complete(train, tmp_path):
     assert "the evaluation at step 2 failed: loss nan" in output
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert lines[-1]["event"] == "evaluation_failed"
-    assert json.loads((tmp_path / "run/done.json").read_text())["loss"] is None
+    done = json.loads((tmp_path / "run/done.json").read_text())
+    assert [done[name] for name in ("loss", "top1", "top5")] == [None] * 3
     code, output = train("run", *steps, *start, **options).wait()
     assert code == 0, output
     code, output = Fork("eval", tmp_path / "run", log=tmp_path / "eval.log").wait()
