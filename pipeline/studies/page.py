@@ -12,7 +12,7 @@ from widemix.studies.baselines import baseline_lines
 from widemix.studies.claims import Verdict, verdicts
 from widemix.studies.figure import plot
 from widemix.studies.quantity import is_number, label_of
-from widemix.studies.results import Point, Result, as_csv, lines_of, measured_label
+from widemix.studies.results import Point, Result, as_csv, ends_of, lines_of, measured_label
 from widemix.studies.search import Arm, Trial, best
 from widemix.studies.search import as_csv as trials_as_csv
 from widemix.studies.study import Study
@@ -142,15 +142,15 @@ def _tables(results: Sequence[Result], study: Study) -> list[str]:
     tables = []
     for panel in dict.fromkeys(result.study_run.panel for result in results):
         for name in study.figure.y:
-            lines = lines_of(results, panel, name, study.figure)
+            curves = study.figure.x == "epoch"
+            lines = ends_of(results, panel, name) if curves else lines_of(results, panel, name, study.figure)
             spread = ", mean ± standard deviation (seeds)" if study.measured else ""
             head = f"{escaped(panel)}: {measured_label(name, results)}{spread}"
-            rows = _end_rows(lines) if study.figure.x == "epoch" else _rows(lines, study.figure.names)
-            first = "last epoch" if study.figure.x == "epoch" else study.figure.x_label or label_of(study.figure.x)
+            first = "last epoch" if curves else study.figure.x_label or label_of(study.figure.x)
             table = [
                 f"| {escaped(first)} | {' | '.join(map(escaped, lines))} |",
                 f"|---:|{'---:|' * len(lines)}",
-                *rows,
+                *_rows(lines, study.figure.names),
             ]
             tables.append("\n".join([head, "", *table]))
     return tables
@@ -172,12 +172,6 @@ def _rows(lines: dict[str, list[Point]], names: Mapping[str, str]) -> list[str]:
         + " |"
         for key in order
     ]
-
-
-def _end_rows(lines: dict[str, list[Point]]) -> list[str]:
-    ends = {line: points[-1] if points else None for line, points in lines.items()}
-    epochs = max((point.x for point in ends.values() if point and is_number(point.x)), default=math.nan)
-    return [f"| {epochs:g} | {' | '.join(_text(ends[line]) for line in lines)} |"]
 
 
 def _text(point: Point | None) -> str:

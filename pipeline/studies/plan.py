@@ -88,6 +88,8 @@ def make_plan(
             [Result(study_run, math.nan, {}) for study_run in study_runs], study
         )  # claims about points that are not there
     _check_axes(path, study, study_runs)
+    if study.figure.x == "epoch":
+        _check_curves(path, study_runs)
     for study_run in study_runs if study.search else []:
         every, epochs = study_run.recipe.eval.every_epochs, study_run.recipe.train.epochs
         if every < epochs:
@@ -115,6 +117,22 @@ def _check_axes(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> Non
                     f"{path}: figure.{axis}: {name} is {value} at {study_run.name}, which a logarithmic axis does not"
                     f" have; set figure.log_{axis} to false"
                 )
+
+
+def _check_curves(path: Path, study_runs: Sequence[StudyRun]) -> None:
+    """`InputError` where the runs of a learning curve, of which it is the mean, differ in more than their seed."""
+    first: dict[tuple[str, str], StudyRun] = {}
+    for study_run in study_runs:
+        other = first.setdefault((study_run.panel, study_run.line), study_run)
+        if other.point != study_run.point:
+            keys = [key for key, value in study_run.varied if (key, value) not in other.varied]
+            what = f"that differ in {', '.join(keys)}"
+            if other.group != study_run.group:
+                what = f"of runs.{other.group} and runs.{study_run.group}"
+            raise InputError(
+                f"{path}: figure.x epoch: the line {study_run.line} has runs {what}, and a learning curve is the mean "
+                "over seeds alone; name the axis in lines, or give each entry a label of its own"
+            )
 
 
 def open_trials(trials: Sequence[Trial]) -> list[StudyRun]:

@@ -98,6 +98,29 @@ def lines_of(results: Sequence[Result], panel: str, name: str, figure: Figure) -
     return lines
 
 
+def ends_of(results: Sequence[Result], panel: str, name: str) -> dict[str, list[Point]]:
+    """The results of each line of a panel of learning curves, as one point at its last epoch.
+
+    That of runs that diverged is not the last evaluation that they had.
+    """
+    lines: dict[str, list[Result]] = {}
+    for result in results:
+        if result.study_run.panel == panel:
+            lines.setdefault(result.study_run.line, []).append(result)
+    last = {line: max(map(_last_epoch, own)) for line, own in lines.items()}
+    latest = max(last.values())  # for lines without a result
+    return {
+        line: [_point(last[line] or latest, [result.y.get(name, math.nan) for result in own], own)]
+        for line, own in lines.items()
+    }
+
+
+def _last_epoch(result: Result) -> float:
+    """The last of a run's learning curve; 0 where it has none, or diverged."""
+    known = () if result.row is None or result.diverged else result.row.curve
+    return max((line["epoch"] for line in known), default=0)
+
+
 def _too_spread(group: Sequence[Result], most: float | None) -> bool:
     values = [result.y["top1"] for result in group if "top1" in result.y]
     return most is not None and len(values) > 1 and statistics.stdev(values) >= most

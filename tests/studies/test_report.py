@@ -173,6 +173,33 @@ def test_a_learning_curve_is_the_mean_of_the_evaluations(study, tmp_path):
     assert [(point.x, point.mean) for point in curve] == [(1, 40.0), (2, 39.0), (3, 38.0)]
 
 
+def test_a_line_whose_runs_all_diverged_has_no_result_at_its_last_epoch(study, tmp_path):
+    """Its table had their last evaluation before, as if that were of the end."""
+    study.write_text(study.read_text().replace("model.channels: [8, 16]", "model.channels: [8]"))
+    study_runs = study_runs_of(study, read_study(study))
+    for study_run, top1 in zip(study_runs, (60.0, 64.0, None, None, None, None), strict=True):
+        pretend(study_run, tmp_path, top1)
+    results, parsed = results_of(study, tmp_path, x="epoch", y=("error", "loss"))
+    page = as_page(results, parsed, "widths.yaml")
+    assert "| last epoch | Normal | RP |\n|---:|---:|---:|\n| 3 | 38.00 ± 2.83 (2 of 3, 1 diverged) |" in page
+    assert page.count("| missing, 3 diverged |") == 2
+
+
+def test_a_learning_curve_is_of_one_network(study, monkeypatch, capsys):
+    """Not of the mean over the values of an axis, nor over those of two entries with the label of one line."""
+    study.write_text(study.read_text().replace("{x: width}", "{x: epoch}"))
+    code, output = widemix(monkeypatch, capsys, "study", "plan", study)
+    assert code == 2
+    assert "figure.x epoch: the line Normal has runs that differ in model.channels" in output
+    single = study.read_text().replace("[8, 16]", "[8]")
+    study.write_text(single)
+    assert widemix(monkeypatch, capsys, "study", "plan", study)[0] == 0
+    study.write_text(single.replace("label: RP", "label: Normal"))
+    code, output = widemix(monkeypatch, capsys, "study", "plan", study)
+    assert code == 2
+    assert "figure.x epoch: the line Normal has runs of runs.0 and runs.1" in output
+
+
 def test_the_report_is_written_and_the_same_twice(study, tmp_path):
     for number, study_run in enumerate(study_runs_of(study, read_study(study))[:8]):
         pretend(study_run, tmp_path, 50.0 + number)
