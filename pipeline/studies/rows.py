@@ -4,6 +4,7 @@ It is kept in a repository, so that a study can be spread over days and over mac
 that has a line is not trained again. Two tables are merged by putting their lines together.
 """
 
+import itertools
 import json
 import math
 import os
@@ -33,7 +34,7 @@ class Row:
 
     run: its name, which has a hash of the recipe. state: done, or diverged: it ended since its loss was not finite,
     and ends so whenever it is trained. split: that it was evaluated on. metrics: of the last evaluation, and
-    train_loss, the mean of the last epoch's lines. seconds: of training, wall clock. core_seconds: of all its
+    train_loss, the mean over the last epoch's steps. seconds: of training, wall clock. core_seconds: of all its
     processes, starts and evaluations included; None if it was not trained by `widemix study`. curve: a line for each
     epoch of each split.
     """
@@ -176,15 +177,19 @@ def _times(folder: Path, study_run: StudyRun) -> Path:
 
 
 def _curve(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line for each epoch of each split: of training the mean loss; of a step that was repeated, the last."""
+    """A line for each epoch of each split: of training the mean loss over its steps, those of an interval counted in
+    the epoch in which it ends; of a step that was repeated, the last."""
     last = {(line["split"], line["step"]): line for line in lines if line.get("split") in ("train", "eval")}
     epochs: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for (split, _), line in sorted(last.items(), key=lambda item: item[0][1]):
         epochs.setdefault((split, math.ceil(line["epoch"])), []).append(line)
+    ends = [0, *sorted(step for split, step in last if split == "train")]
+    counts = {stop: stop - start for start, stop in itertools.pairwise(ends)}  # steps of each line
     curve = []
     for (split, epoch), own in epochs.items():
         if split == "train":
-            point = {"epoch": epoch, "loss": statistics.fmean(line["loss"] for line in own)}
+            losses, weights = ([line["loss"] for line in own], [counts[line["step"]] for line in own])
+            point = {"epoch": epoch, "loss": statistics.fmean(losses, weights)}
         else:
             point = {name: own[-1][name] for name in ("epoch", "loss", "top1") if name in own[-1]}
         curve.append({"split": split, **{name: _rounded(value) for name, value in point.items()}})

@@ -73,6 +73,18 @@ def test_a_row_has_what_its_run_folder_has(study_runs, tmp_path):
     assert row.recipe == "recipes/digits/s_mixer.yaml --train.seed=0"
 
 
+def test_the_train_loss_is_the_mean_over_steps_whatever_the_length_of_the_last_interval(study_runs, tmp_path):
+    losses = [3.0, 2.5, 2.0, 1.0, 0.75]  # of each step of the last epoch; a line each two steps, and at the end
+    lines = [
+        {"split": "train", "step": 5 + last, "epoch": 1 + last / 5, "loss": sum(own) / len(own), "images_per_s": 1.0}
+        for last, own in ((2, losses[:2]), (4, losses[2:4]), (5, losses[4:]))
+    ]
+    before = {"split": "train", "step": 5, "epoch": 1.0, "loss": 9.0, "images_per_s": 1.0}
+    pretend(study_runs[0], tmp_path, {"top1": 50.0, "loss": 1.25}, [before, *lines])
+    row = finished_row(study_runs[0], tmp_path)
+    assert row.metrics["train_loss"] == pytest.approx(sum(losses) / 5)
+
+
 def test_only_runs_that_ended_have_rows(study_runs, tmp_path):
     pretend(study_runs[0], tmp_path)  # still running, or killed
     pretend(study_runs[1], tmp_path, {"top1": None, "loss": None})
