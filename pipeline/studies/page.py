@@ -182,7 +182,8 @@ def _text(point: Point | None) -> str:
         return f"missing{lost}"
     value = f"{point.mean:,.4g}"
     if point.std > 0:  # not of one seed, nor of a size that has none
-        value = f"{point.mean:.2f} ± {point.std:.2f}"
+        digits = max(2, -math.floor(math.log10(point.std)))
+        value = f"{point.mean:.{digits}f} ± {point.std:.{digits}f}"
     short = f" ({point.count} of {point.wanted}{lost})" if point.count < point.wanted else f" ({point.count})"
     return value + (short if point.wanted > 1 else "")
 

@@ -130,8 +130,8 @@ def _check_curves(path: Path, study_runs: Sequence[StudyRun]) -> None:
             if other.group != study_run.group:
                 what = f"of runs.{other.group} and runs.{study_run.group}"
             raise InputError(
-                f"{path}: figure.x epoch: the line {study_run.line} has runs {what}, and a learning curve is the mean "
-                "over seeds alone; name the axis in lines, or give each entry a label of its own"
+                f"{path}: figure.x epoch: the line {study_run.line} has runs {what}, and a learning curve is the "
+                "mean over seeds alone; name the axis in lines, or give each entry a label of its own"
             )
 
 

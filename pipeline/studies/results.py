@@ -72,7 +72,9 @@ def measured(row: Row, name: str) -> float:
     if name == "error":
         return 100 - row.metric("top1")
     if name == "epoch_seconds":
-        return math.nan if row.seconds is None else row.seconds / row.epochs
+        evaluated = (line["epoch"] for line in row.curve if line["split"] == "eval")
+        epochs = max(evaluated, default=row.epochs)  # fewer than the recipe's with train.max_steps
+        return math.nan if row.seconds is None else row.seconds / epochs
     return row.metric(name)
 
 

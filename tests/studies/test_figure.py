@@ -1,6 +1,7 @@
 # ruff: noqa: F401, F811 - `study` is a fixture
 """What a study's figure and page show, against numbers that are computed here."""
 
+import json
 import statistics
 from dataclasses import replace
 
@@ -117,11 +118,23 @@ def test_a_page_adds_up_each_run_once_though_two_lines_share_it(study, tmp_path)
     assert "2.00 hours of training (wall clock) on 1 CPU core, 10.00 core hours of 4 runs" in page
 
 
-def test_the_seconds_of_an_epoch_are_those_of_the_run_over_its_epochs(study, tmp_path):
+def test_the_seconds_of_an_epoch_are_those_of_the_run_over_the_epochs_that_it_had(study, tmp_path):
+    """Three of them: it ended after train.max_steps."""
     first = study_runs_of(study, read_study(study))[0]
     pretend(first, tmp_path, 60.0, seconds=90.0)
     results, _ = results_of(study, tmp_path, y=("epoch_seconds",))
-    assert results[0].y["epoch_seconds"] == 90 / first.recipe.train.epochs
+    assert first.recipe.train.epochs > 3
+    assert results[0].y["epoch_seconds"] == 30
+
+
+def test_a_small_deviation_has_a_digit(study, tmp_path):
+    losses = (0.0021, 0.0025, 0.0029)
+    for study_run, loss in zip(study_runs_of(study, read_study(study)), losses, strict=False):
+        pretend(study_run, tmp_path, 60.0)
+        done = tmp_path / study_run.name / "done.json"
+        done.write_text(json.dumps(json.loads(done.read_text()) | {"loss": loss}))
+    page = as_page(*results_of(study, tmp_path, y=("loss",)), study.name)
+    assert "| 0.0025 ± 0.0004 (3) |" in page
 
 
 def test_values_that_are_no_numbers_are_named_and_lines_of_one_value_lie_side_by_side(study, tmp_path, plotted):
