@@ -253,8 +253,9 @@ def _study(held: Held, folder: Path, links: str) -> list[str]:
         if held.at_edge:
             names = "; ".join(map(escaped, held.at_edge))
             parts.append(f"The best values are still at the edge of what was searched: {names}.")
-        lost = sum(result.diverged for result in held.results)
-        cost = f" {len(held.plan.table.rows)} runs, {lost} of them diverged, {held.core_hours:.2f} core hours."
+        rows = held.plan.table.rows.values()
+        lost = sum(row.state == "diverged" for row in rows)
+        cost = f" {len(rows)} runs, trials included; {lost} diverged; {held.core_hours:.2f} core hours."
     published = "; ".join(
         " ".join(filter(None, [each.panel, each.line, each.text, _points(each.points)])) + f" [{each.source}]"
         for each in study.published

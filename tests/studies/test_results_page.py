@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
@@ -38,6 +39,14 @@ def test_every_figure_of_the_page_is_there(written):
     assert lines
     for line in lines:
         assert (ROOT / "docs" / line.partition("](")[2].rstrip(")")).is_file(), line
+
+
+def test_runs_and_those_that_diverged_are_counted_trials_too(written):
+    shown = dict(re.findall(r"/([^/]+)\.md\)\. (\d+ runs, trials included; \d+ diverged)", written[0]))
+    assert shown
+    for name, words in shown.items():
+        states = [json.loads(line)["state"] for line in (TABLES / f"{name}.jsonl").read_text().splitlines()]
+        assert words == f"{len(states)} runs, trials included; {states.count('diverged')} diverged", name
 
 
 def test_every_study_is_in_the_catalogue_and_its_reports_are_of_the_page():
