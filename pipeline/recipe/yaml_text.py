@@ -4,7 +4,7 @@ import copy
 import json
 import re
 from contextlib import suppress
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,12 @@ class _Yaml(yaml.SafeLoader):
 
 def parse_yaml(text: str) -> Any:
     """Return what a YAML text holds; raises yaml.YAMLError."""
+    return copy.deepcopy(_parse(text))
+
+
+@lru_cache(4096)
+def _parse(text: str) -> Any:
+    """The runs of a study have the same few files and values, hundreds of times."""
     try:
         return yaml.load(text, _Yaml)
     except RecursionError:
@@ -76,13 +82,7 @@ _Yaml.add_implicit_resolver(
 
 def read_yaml(path: Path) -> Any:
     """Return what a YAML file holds, as recipes are read; raises OSError, UnicodeDecodeError or yaml.YAMLError."""
-    return copy.deepcopy(_parse(path.read_text(encoding="utf-8")))
-
-
-@cache
-def _parse(text: str) -> Any:
-    """The runs of a study have the same few files, hundreds of times."""
-    return parse_yaml(text)
+    return parse_yaml(path.read_text(encoding="utf-8"))
 
 
 def yaml_error_message(error: Exception) -> str:
