@@ -1,5 +1,6 @@
 """A network by the name that a user gives it: a run, a checkpoint, an export, a recipe, or timm:NAME."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -127,6 +128,9 @@ def _of_timm(name: str, timm_name: str, folder: Path | None) -> Network:
         key = str(first["loc"][0])
         value = config.get(key)
         raise InputError(f"{name}: {key} {value}: is no preprocessing of RGB images ({first['msg']})") from None
+    if (mode := config["crop_mode"]) != "center":
+        text = f"timm evaluates it with crop_mode {mode}, widemix on centre crops, where its accuracy is another"
+        print(f"warning: {name}: {text}", file=sys.stderr)
     labels = module.pretrained_cfg.get("label_names") or _imagenet_names(module)
     prepared = Prepared(classes=tuple(labels), max_size=usage.max_size, side=usage.side)
     return Network(name, module.eval(), None, data, None, prepared, usage.loss)

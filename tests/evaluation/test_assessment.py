@@ -283,3 +283,14 @@ def test_an_export_whose_preprocessing_is_not_that_of_colour_images_is_refused_i
     monkeypatch.setattr(networks, "load_pretrained", lambda *_: module)
     with pytest.raises(InputError, match=r"^timm:gray: mean \(0\.5,\): is no preprocessing of RGB images"):
         networks.load_network("timm:gray")
+
+
+@pytest.mark.parametrize(("mode", "is_warned"), [("squash", True), ("border", True), ("center", False), (None, False)])
+def test_a_network_that_timm_evaluates_on_other_than_centre_crops_is_warned_of(monkeypatch, capsys, mode, is_warned):
+    module = torch.nn.Linear(2, 2)
+    module.num_classes, module.pretrained_cfg = 2, {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.2,) * 3}
+    if mode:
+        module.pretrained_cfg["crop_mode"] = mode
+    monkeypatch.setattr(networks, "load_pretrained", lambda *_: module)
+    networks.load_network("timm:one")
+    assert (f"warning: timm:one: timm evaluates it with crop_mode {mode}" in capsys.readouterr().err) == is_warned
