@@ -181,6 +181,9 @@ def assess_network(
     chosen = match_classes(network, Path(folder))
     module = SelectClasses(network.module, chosen) if chosen else network.module
     number = len(chosen) if chosen else network.data.num_classes
+    if number == 1 and network.data.targets == "class":
+        only = ", ".join(map(repr, read_manifest(Path(folder)).classes[:1]))
+        raise InputError(f"{folder}: has one class, {only}, and of one every prediction is right")
     section = network.data.model_copy(
         update={"path": folder, "eval_split": split or network.data.eval_split, "num_classes": number}
     )

@@ -27,11 +27,14 @@ def fill_classes(recipe: Recipe) -> Recipe:
 def match_folder(recipe: Recipe) -> Recipe:
     """Return the recipe with the prepared folder's number of classes, for training.
 
-    `InputError` if there is no such folder, or the recipe gives another number.
+    `InputError` if there is no such folder, it has a single class, or the recipe gives another number.
     """
     from widemix.formats.manifest import read_manifest
 
-    classes, given = len(read_manifest(Path(recipe.data.path)).classes), recipe.data.num_classes
+    names, given = read_manifest(Path(recipe.data.path)).classes, recipe.data.num_classes
+    if len(names) == 1 and recipe.data.targets == "class":
+        raise InputError(f"{recipe.data.path}: has one class, {names[0]!r}, so there is nothing to learn")
+    classes = len(names)
     if given not in (0, classes):
         raise InputError(
             f"data.num_classes {given}: {recipe.data.path} has {classes} classes; --data.num_classes 0 takes their "

@@ -192,6 +192,9 @@ def test_classes_are_matched_by_name(run, digits, tmp_path):
     assert match_classes(network, turned) == [0, 1, 2]
     write(manifest.classes[7:])
     assert match_classes(network, turned) == [7, 8, 9]
+    write(manifest.classes[:1])
+    with pytest.raises(InputError, match=f"{turned}: has one class, '0'"):
+        assess_network(network, turned)
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(SelectClasses(network.module, [3, 0])(x), network.module(x)[:, [3, 0]])
 
@@ -285,7 +288,9 @@ def test_an_export_whose_preprocessing_is_not_that_of_colour_images_is_refused_i
         networks.load_network("timm:gray")
 
 
-@pytest.mark.parametrize(("mode", "is_warned"), [("squash", True), ("border", True), ("center", False), (None, False)])
+@pytest.mark.parametrize(
+    ("mode", "is_warned"), [("squash", True), ("border", True), ("center", False), (None, False)]
+)
 def test_a_network_that_timm_evaluates_on_other_than_centre_crops_is_warned_of(monkeypatch, capsys, mode, is_warned):
     module = torch.nn.Linear(2, 2)
     module.num_classes, module.pretrained_cfg = 2, {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.2,) * 3}

@@ -1,9 +1,12 @@
 """The number of classes comes from the prepared folder, and another number is refused."""
 
+import shutil
+
 import pytest
 
 from tests.conftest import ROOT
 from widemix.errors import InputError
+from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.models.registry import build_model
 from widemix.recipe import fill_classes, load_recipe, match_folder, run_differences
 
@@ -22,6 +25,20 @@ def test_they_are_those_of_the_folder(digits):
     assert fill_classes(recipe(digits, 1000)).data.num_classes == 1000
     with pytest.raises(InputError, match=r"data.num_classes 1000: .* has 10 classes; --data.num_classes 0 takes"):
         match_folder(recipe(digits, 1000))
+
+
+def test_one_class_is_nothing_to_learn(digits, tmp_path):
+    """Training ended with a traceback at its first evaluation, an epoch later."""
+    shutil.copytree(digits, tmp_path / "data")
+    manifest = read_manifest(digits)
+    (tmp_path / "data/manifest.json").write_text(manifest_json(manifest.model_copy(update={"classes": ("0",)})))
+    for classes in (None, 1):
+        with pytest.raises(InputError, match=rf"^{tmp_path / 'data'}: has one class, '0'"):
+            match_folder(recipe(tmp_path / "data", classes))
+    of_numbers = {"data.path": str(tmp_path / "data"), "data.targets": "regression", "train.loss": "mse"}
+    of_numbers |= {"train.keep_best": "mae", "augment.smoothing": "0", "augment.cutmix": "0"}
+    numbers = load_recipe(PATH, list(of_numbers.items()))
+    assert match_folder(numbers).data.num_classes == 1
 
 
 def test_without_a_folder_they_have_to_be_given(tmp_path):
