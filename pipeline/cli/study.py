@@ -261,22 +261,19 @@ def _baselines(arguments: argparse.Namespace) -> Exit:
 
 
 def _report(arguments: argparse.Namespace) -> Exit:
-    from widemix.studies.results import collect
-
     plan, folder = _read(arguments)
     if plan.study.measured:
         plan.add_finished(folder)
-    study_runs = plan.runs()
-    results = collect(study_runs, plan.table, plan.study)
+    results = plan.results()
     ended = sum(result.row is not None for result in results)
     if plan.study.measured and not ended:
         raise InputError(
-            f"{plan.table.path}: has none of the study's {len(study_runs)} runs, and {folder} neither; "
+            f"{plan.table.path}: has none of the study's {len(results)} runs, and {folder} neither; "
             "`widemix study run` first"
         )
     from widemix.studies.page import write_report  # and matplotlib, which takes a second
 
     files = write_report(results, plan.study, plan.path, arguments.report or folder, plan.searched())
-    done = f"{ended} of {len(study_runs)} runs have ended: " if plan.study.measured else ""
+    done = f"{ended} of {len(results)} runs have ended: " if plan.study.measured else ""
     print(f"{done}{', '.join(map(str, files))}")
     return Exit.DONE

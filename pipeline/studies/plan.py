@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from widemix.errors import Exit, InputError
@@ -10,7 +10,7 @@ from widemix.run.lease import Leases
 from widemix.studies.claims import verdicts
 from widemix.studies.protocol import Search
 from widemix.studies.quantity import COMPUTED, MEASURED, OF_RECIPE, is_number, value_of
-from widemix.studies.results import Result
+from widemix.studies.results import Result, collect
 from widemix.studies.rows import Table, finished_row
 from widemix.studies.search import Arm, Trial, arms, chosen_runs
 from widemix.studies.study import Study, study_runs_of
@@ -45,6 +45,17 @@ class Plan:
             return self.study_runs
         chosen = ((arm.study_runs if open_trials(trials) else chosen_runs(arm, trials)) for arm, trials in searched)
         return [self._once(study_run) for study_runs in chosen for study_run in study_runs]
+
+    def results(self) -> list[Result]:
+        """Of the runs; none is measured of a point whose values are still searched, whose rows are of before that."""
+        open_arms = [arm for arm, trials in self.searched() if open_trials(trials)]
+        searching = {study_run for arm in open_arms for study_run in arm.study_runs}
+
+        def sizes(result: Result) -> Result:
+            return replace(result, y={name: y for name, y in result.y.items() if name not in MEASURED}, row=None)
+
+        results = collect(self.runs(), self.table, self.study)
+        return [sizes(result) if result.study_run in searching else result for result in results]
 
     def trials_to_run(self, search: Search | None = None) -> list[StudyRun]:
         """The trials that can be run now, each once; none when the search is complete."""

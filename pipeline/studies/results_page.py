@@ -19,7 +19,7 @@ from widemix.studies.findings import findings
 from widemix.studies.page import Searched, claims_table, escaped
 from widemix.studies.papers import Entry, Paper, check_estimate
 from widemix.studies.plan import Plan, make_plan, open_trials
-from widemix.studies.results import Result, collect
+from widemix.studies.results import Result
 from widemix.studies.rows import Table
 from widemix.studies.study import read_study, study_runs_of
 from widemix.studies.study_run import unique
@@ -43,7 +43,7 @@ class Held:
     @cached_property
     def results(self) -> list[Result]:
         """Of all its runs."""
-        return collect(self.plan.runs(), self.plan.table, self.plan.study)
+        return self.plan.results()
 
     @cached_property
     def below(self) -> str:

@@ -110,6 +110,19 @@ def test_trials_use_the_held_out_split_and_another_seed_and_runs_the_chosen_valu
     assert plan.searched()[2][1][0].study_run.recipe.model.permutation_seed == 1000
 
 
+def test_runs_of_before_the_search_are_no_results_of_a_point_that_is_still_searched(plan, tmp_path):
+    trainer = Trainer(plan, tmp_path / "runs", stop_at=9 + 3)
+    trainer(plan.runs())  # with the recipe's rate, as before the file had a search
+    assert [result.row for result in plan.results()] == [None] * 9
+    assert plan.search(trainer) == Exit.REQUEUE  # three trials later, in which the first point is done
+    assert len(plan.runs()) == 9
+    assert [result.row for result in plan.results()] == [None] * 9
+    trainer.stop_at = None
+    assert plan.search(trainer) == Exit.DONE
+    trainer(plan.runs())
+    assert [result.row.run for result in plan.results()] == [study_run.name for study_run in plan.runs()]
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("stop_at", [0, 1, 4, 9, 11])
 def test_a_search_that_was_stopped_or_killed_is_the_one_that_was_not(plan, tmp_path, stop_at):
