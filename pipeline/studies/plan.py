@@ -99,6 +99,7 @@ def make_plan(
             [Result(study_run, math.nan, {}) for study_run in study_runs], study
         )  # claims about points that are not there
     _check_axes(path, study, study_runs)
+    _check_top1(path, study, study_runs)
     if study.figure.x == "epoch":
         _check_curves(path, study_runs)
     for study_run in study_runs if study.search else []:
@@ -128,6 +129,16 @@ def _check_axes(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> Non
                     f"{path}: figure.{axis}: {name} is {value} at {study_run.name}, which a logarithmic axis does not"
                     f" have; set figure.log_{axis} to false"
                 )
+
+
+def _check_top1(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> None:
+    """`InputError` where runs that predict no class are to have a top-1."""
+    of_classes = [name for name in study.figure.y if name in ("error", "top1")]
+    for targets in {study_run.recipe.data.targets for study_run in study_runs} - {"class"}:
+        if study.search is not None:
+            raise InputError(f"{path}: search: chooses by top-1, and data.targets is {targets}")
+        if of_classes:
+            raise InputError(f"{path}: figure.y: {of_classes[0]} is of classes, and data.targets is {targets}")
 
 
 def _check_curves(path: Path, study_runs: Sequence[StudyRun]) -> None:

@@ -85,6 +85,8 @@ class Study(Section):
                 raise ValueError(f"seeds: a study with a search has at least {LEAST_SEEDS}, each once")
             if self.search.seed in self.seeds:
                 raise ValueError(f"search.seed {self.search.seed} is one of seeds: what is searched is no result")
+        elif searching := [number for number, group in enumerate(self.runs) if group.search]:
+            raise ValueError(f"runs.{searching[0]}.search: the study has no search, which says how often to try")
         known = {*self.figure.y, *MEASURED}
         if unknown := [claim for claim in self.claims if (claim.y or self.figure.y[0]) not in known]:
             raise ValueError(f"claims: {unknown[0].text}: y is one of {', '.join(sorted(known))}")
@@ -205,6 +207,7 @@ def _group_runs(path: Path, study: Study, number: int, overrides: Sequence[tuple
     group = study.runs[number]
     varies = {name for axis in group.axes for name in split_axis(axis)} | set(group.seeded)
     varies |= {"train.seed"} if study.seeds else set()
+    varies |= {*study.search.keys, *group.search} if study.search else set()
     for name in (*study.set, *group.set, *varies):
         warn_renamed(name, current_name(name), str(path))
     if conflicts := [name for name, _ in overrides if current_name(name) in set(map(current_name, varies))]:

@@ -33,6 +33,7 @@ runs:
   seeded: [model.permutation_seed]
 figure: {x: width}
 """
+OF_NUMBERS = "data.targets: regression, train.loss: mse, augment.smoothing: 0"
 PEAKS = {("Normal", 8): 0.016, ("Normal", 16): 0.2, ("RP", 64): 1e-9}  # RP: beyond all that may be tried
 
 
@@ -198,6 +199,12 @@ def test_only_a_result_that_is_not_finite_is_final(tmp_path):
         chosen_runs(arm, [replace(trials[0], top1=math.nan)])
 
 
+def test_an_entry_searches_nothing_where_the_study_does_not(tmp_path):
+    text = STUDY.replace("  seeded:", "  search: {optim.weight_decay: {low: 0.01, high: 1}}\n  seeded:")
+    with pytest.raises(InputError, match=r"runs\.1\.search: the study has no search"):
+        plan_of(tmp_path, text.replace(text[text.index("search:") : text.index("runs:")], ""))
+
+
 def test_an_entry_may_search_keys_of_its_own(tmp_path):
     text = STUDY.replace(
         "  seeded: [model.permutation_seed]\n",
@@ -213,6 +220,27 @@ def test_an_entry_may_search_keys_of_its_own(tmp_path):
     ]
 
 
+def test_a_value_that_the_search_would_replace_is_refused(tmp_path):
+    """Of a key of the whole study, or of an entry; the runs had the chosen one without a word."""
+    text = STUDY.replace("  seeded:", "  search: {optim.weight_decay: {low: 0.01, high: 1}}\n  seeded:")
+    path, table = tmp_path / "study.yaml", Table(tmp_path / "study.jsonl")
+    plan_of(tmp_path, text)
+    for key in ("optim.lr", "optim.weight_decay"):
+        with pytest.raises(InputError, match=f"^--{key}: {path} varies it"):
+            make_plan(path, read_study(path), table, [(key, "0.5")])
+    plan_of(tmp_path, STUDY.replace(STUDY[STUDY.index("search:") : STUDY.index("runs:")], ""))
+    plan = make_plan(path, read_study(path), table, [("optim.lr", "0.5")])
+    assert {study_run.recipe.optim.lr for study_run in plan.runs()} == {0.5}
+
+
+def test_top1_of_numbers_is_not_plotted(tmp_path):
+    text = STUDY.replace(STUDY[STUDY.index("search:") : STUDY.index("runs:")], "")
+    text = text.replace("every_epochs: 1000", f"every_epochs: 1000, {OF_NUMBERS}")
+    with pytest.raises(InputError, match=r"figure\.y: error is of classes, and data\.targets is regression"):
+        plan_of(tmp_path, text)
+    plan_of(tmp_path, text.replace("{x: width}", "{x: width, y: [loss]}"))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -225,6 +253,7 @@ def test_an_entry_may_search_keys_of_its_own(tmp_path):
         ("seeds: [0, 1, 2]", "seeds: [0, 1]", "at least 3"),
         ("eval.every_epochs: 1000", "eval.every_epochs: 1", "reads the test split before the end"),
         ("trials: 3", "trails: 3", "did you mean trials"),
+        ("every_epochs: 1000", f"every_epochs: 1000, {OF_NUMBERS}", "search: chooses by top-1, and data.targets"),
     ],
 )
 def test_what_cannot_be_searched(tmp_path, old, new, message):
