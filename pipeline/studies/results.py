@@ -124,7 +124,7 @@ def _last_epoch(result: Result) -> float:
 
 
 def _too_spread(group: Sequence[Result], most: float | None) -> bool:
-    values = [result.y["top1"] for result in group if "top1" in result.y]
+    values = [result.y["top1"] for result in group if math.isfinite(result.y.get("top1", math.nan))]
     return most is not None and len(values) > 1 and statistics.stdev(values) >= most
 
 

@@ -164,6 +164,14 @@ def test_points_whose_seeds_deviate_are_left_out(study, tmp_path):
         assert [point.x for point in lines_of(results, "Digits", "top1", figure)["Normal"]] == kept
 
 
+def test_points_whose_seeds_deviate_are_left_out_also_where_one_diverged(study, tmp_path):
+    for study_run, top1 in zip(study_runs_of(study, read_study(study)), (60.0, 70.0, None), strict=False):
+        pretend(study_run, tmp_path, top1)
+    for most, kept in ((7.0, [256]), (7.1, [128, 256])):  # their deviation is the root of 50
+        results, parsed = results_of(study, tmp_path, max_std=most)
+        assert [point.x for point in lines_of(results, "Digits", "top1", parsed.figure)["Normal"]] == kept
+
+
 def test_a_learning_curve_is_the_mean_of_the_evaluations(study, tmp_path):
     study_runs = study_runs_of(study, read_study(study))
     for study_run, top1 in zip(study_runs, (60.0, 64.0), strict=False):
