@@ -10,6 +10,9 @@ that counts as equal,
     equal     is supported where the contrast is between -d and d (two one-sided tests), and contradicted where it is
               beyond them.
 
+Where all seeds have the same difference, as of a few images of a small split, nothing says how far others would be:
+p is then that of their signs, 2^(1-n) for n seeds.
+
 Significant means two-sided p below 0.05 after Holm's correction over the claims of a study. All else is undecided.
 Intervals are those of each claim alone.
 """
@@ -21,11 +24,12 @@ from dataclasses import dataclass, replace
 
 from widemix.errors import InputError
 from widemix.studies.protocol import Claim, Place, Statement
-from widemix.studies.quantity import as_quantity, is_number, value_of
+from widemix.studies.quantity import MEASURED, as_quantity, is_number, value_of
 from widemix.studies.results import Result
 from widemix.studies.study import Study
 
 _LEVEL, _POWER = 0.05, 0.8
+_ROUNDING = 2e-5  # of the values, which rows have with six digits: how far apart differences are that are the same
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,8 @@ def _above(value: float, estimate: Estimate) -> float:
     from scipy import stats
 
     if estimate.error == 0:
-        return 0.0 if value > 0 else 1.0
+        least = 0.0 if estimate.exact else 0.5**estimate.count
+        return least if value > 0 else 1.0
     return float(stats.t.sf(value / estimate.error, estimate.freedom))
 
 
@@ -155,21 +160,24 @@ def _estimate(claim: Claim, results: Sequence[Result], study: Study) -> Estimate
     known = [side for side in sides if side is not None]
     if len(known) < len(sides):
         return None
-    if not study.measured:
+    name = claim.y or study.figure.y[0]
+    if name not in MEASURED:
         return exact(next(iter(known[0].values())) - (next(iter(known[1].values())) if known[1:] else 0.0))
     if claim.slope is not None:
         return _paired(list(known[0].values()))
     left, right = known
     both = [left[seed] - right[seed] for seed in left if seed in right]
     if len(both) >= 2:
-        return _paired(both)
+        largest = 100.0 if name == "error" else max(map(abs, (*left.values(), *right.values())))  # error: 100 - top-1
+        return _paired(both, _ROUNDING * largest)
     return _welch(list(left.values()), list(right.values()))
 
 
-def _paired(values: Sequence[float]) -> Estimate | None:
+def _paired(values: Sequence[float], rounding: float = 0.0) -> Estimate | None:
     if len(values) < 2:
         return None
-    error = statistics.stdev(values) / math.sqrt(len(values))
+    same = max(values) - min(values) <= rounding
+    error = 0.0 if same else statistics.stdev(values) / math.sqrt(len(values))
     return Estimate(statistics.fmean(values), error, len(values) - 1, len(values), paired=True)
 
 

@@ -99,7 +99,9 @@ def claims_table(found: Sequence[Verdict]) -> str:
             continue
         low, high = verdict.interval
         word = verdict.word
-        if word == "undecided":
+        if word == "undecided" and not estimate.error:
+            word = "undecided: all seeds have the same difference"
+        elif word == "undecided":
             word = f"undecided at this size: {verdict.detectable:.2g} beyond the border could have been seen"
         seeds = f"{estimate.count}{'' if estimate.paired else ', unpaired'}"
         numbers = f"{estimate.mean:+.3g} | {low:+.3g} to {high:+.3g} | {verdict.p:.2g} | {seeds}"

@@ -115,6 +115,36 @@ def test_a_margin_decides_what_is_equal(tmp_path):
     assert verdicts(*apart)[1].word == "contradicted"
 
 
+@pytest.mark.parametrize(("seeds", "word"), [(3, "undecided"), (5, "undecided"), (8, "supported")])
+def test_the_same_difference_in_all_seeds_is_as_sure_as_their_signs(tmp_path, seeds, word):
+    """One image of 360 in each seed, as rows have it: with six digits. Student's t would take it for certain."""
+    wrong = [5, 6, 10, 7, 9, 12, 8, 11][:seeds]
+    left, right = ([float(f"{100 - (more + each) / 3.6:.6g}") for each in wrong] for more in (1, 0))
+    assert len({one - other for one, other in zip(left, right, strict=True)}) > 1  # but for their digits
+    text = STUDY.replace("seeds: [0, 1, 2, 3]", f"seeds: {list(range(seeds))}").replace("margin: 0.5", "margin: 0.1")
+    text = text[: text.index("- {text: as good")]
+    results, study = study_of(tmp_path, (right, right, left, right), text)
+    (found,) = verdicts(results, study)
+    assert found.word == word
+    assert found.p == pytest.approx(stats.wilcoxon([1 / 3.6] * seeds, method="exact").pvalue)
+    page = as_page(results, study, "study.yaml")
+    assert ("undecided: all seeds have the same difference" in page) == (word == "undecided")
+
+
+def test_what_is_computed_has_no_error(tmp_path):
+    text = STUDY.replace("{x: model.depth}", "{x: model.depth, y: [error, parameters]}")
+    text = (
+        text[: text.index("- text: RP")]
+        + """
+- {text: deeper is larger, left: {line: RP, at: {model.depth: 4}}, right: {line: RP, at: {model.depth: 2}},
+   expect: greater, y: parameters}
+"""
+    )
+    results, study = study_of(tmp_path, (NORMAL2, NORMAL4, RP2, RP4), text)
+    (found,) = verdicts(results, study)
+    assert (found.word, found.p, found.estimate.exact) == ("supported", 0, True)
+
+
 def test_sides_without_shared_seeds_are_welchs(tmp_path):
     text = STUDY.replace("seeds: [0, 1, 2, 3]\n", "").replace(
         "axes: {model.depth: [2, 4]}", "axes: {train.seed: [SEEDS], model.depth: [2, 4]}"
