@@ -110,7 +110,7 @@ def ends_of(results: Sequence[Result], panel: str, name: str) -> dict[str, list[
         if result.study_run.panel == panel:
             lines.setdefault(result.study_run.line, []).append(result)
     last = {line: max(map(_last_epoch, own)) for line, own in lines.items()}
-    latest = max(last.values())  # for lines without a result
+    latest = max(last.values()) or results[0].study_run.recipe.train.epochs  # for lines without a result
     return {
         line: [_point(last[line] or latest, [result.y.get(name, math.nan) for result in own], own)]
         for line, own in lines.items()

@@ -191,6 +191,9 @@ def test_a_line_whose_runs_all_diverged_has_no_result_at_its_last_epoch(study, t
     page = as_page(results, parsed, "widths.yaml")
     assert "| last epoch | Normal | RP |\n|---:|---:|---:|\n| 3 | 38.00 ± 2.83 (2 of 3, 1 diverged) |" in page
     assert page.count("| missing, 3 diverged |") == 2
+    lost = [result for result in results if result.study_run.line == "RP"]  # as in a panel of its own
+    epochs = lost[0].study_run.recipe.train.epochs
+    assert f"| last epoch | RP |\n|---:|---:|\n| {epochs} | missing, 3 diverged |" in as_page(lost, parsed, "w.yaml")
 
 
 def test_a_learning_curve_is_of_one_network(study, monkeypatch, capsys):
