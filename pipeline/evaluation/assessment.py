@@ -1,5 +1,6 @@
 """Evaluation of any network, trained here or not: accuracy, and on request by class, confusions and calibration."""
 
+import math
 import sys
 import time
 from collections import Counter
@@ -58,7 +59,7 @@ class Assessment:
     step: int | None
     metrics: dict[str, float]  # as `evaluate` gives them; of ReaL real_top1 and real_samples
     classes: list[str]
-    details: Details | None = None
+    details: Details | None = None  # none of outputs that are NaN
 
     def sentence(self) -> str:
         """Return the metrics as a sentence."""
@@ -217,10 +218,12 @@ def assess_network(
 
         with tally:
             metrics = evaluate(module.to(device), autocast(device, dtype), loader, number, observe=observe)
-        found = _details(*(metric.compute().cpu() for metric in detail_metrics)) if details else None
+        numbers = not math.isnan(metrics["loss"])  # a NaN would be ranked among the logits as if it were one
+        counts = [metric.compute().cpu() for metric in detail_metrics]
+        found = _details(*counts) if details and numbers else None
         for metric in by_sample:
             correct, counted = metric.compute().tolist()
-            metrics |= {"real_top1": 100 * correct / counted, "real_samples": counted}
+            metrics |= {"real_top1": 100 * correct / counted if numbers else math.nan, "real_samples": counted}
     return Assessment(network.name, folder, section.eval_split, len(loader), network.step, metrics, names, found)
 
 

@@ -237,6 +237,15 @@ def test_timms_networks_have_imagenets_names():
     assert _imagenet_names(timm.create_model("resnet10t", num_classes=7)) == ()
 
 
+def test_outputs_that_are_nan_have_no_details(run):
+    network = load_network(str(run))
+    assert assess_network(network, details=True).details.ece >= 0
+    torch.nn.init.constant_(network.module.head.bias[3:4], torch.nan)
+    found = assess_network(network, details=True)
+    assert np.isnan(found.metrics["top1"])
+    assert found.details is None  # its file would not be JSON
+
+
 def test_real_labels_against_a_plain_loop(tmp_path, capsys):
     numbers = np.random.RandomState(0)
     for image in numbers.permutation(12):
@@ -266,6 +275,8 @@ def test_real_labels_against_a_plain_loop(tmp_path, capsys):
     assert found.metrics["real_top1"] == pytest.approx(10 * correct)
     assert 0 < correct < 10
     assert f"ReaL top-1 {10 * correct:.2f} % of 10 samples with labels" in found.sentence()
+    torch.nn.init.constant_(network.module.head.bias, torch.nan)
+    assert np.isnan(assess_network(network, real=tmp_path / "real.json").metrics["real_top1"])
     for text, error_message in (
         ("{}", "must be a list with a list of labels"),
         ("[[0], [true]]", "must be a list with a list of labels"),
