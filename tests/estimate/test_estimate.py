@@ -157,11 +157,25 @@ def test_hybrid_shards_are_those_of_a_node_and_only_their_sums_pass_between_node
     found, full = (values(*fsdp, ("engine.sharding", each), gpus=8) for each in ("hybrid", "full"))
     assert found["state, FSDP"] == 16 * found["parameters"] / 4
     assert full["state, FSDP"] == 16 * found["parameters"] / 8
+    assert full["memory"] == full["state, FSDP"] + full["activations"]
     assert found["all-reduce"] == 4 * found["parameters"] / 4
     assert "all-reduce" not in full
     assert found["all-gather"] == full["all-gather"]
     on_host = values(*fsdp, ("engine.cpu_offload", "true"), gpus=8)
     assert (on_host["state, FSDP"], on_host["state, DDP"]) == (0, full["state, DDP"])
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "deepspeed"])
+def test_a_ring_of_all_gpus_is_as_slow_as_what_is_between_its_nodes(kind):
+    network = Pass([], 0, weights=10**8, trained=10**8, blocks=2, in_blocks=0)
+    recipe = load_recipe(B16, [("engine.kind", kind)])
+    for nodes, speed in ((1, 300e9), (2, 12.5e9)):  # NVLink of A100s, 100 Gbit/s
+        traffic = step_traffic(recipe.engine, recipe.train, network, Cluster(8, nodes=nodes, network="edr"))
+        assert {each.ring for each in traffic} == {Ring(8, speed)}
+    hybrid = load_recipe(B16, [("engine.kind", "fsdp"), ("engine.sharding", "hybrid")])
+    traffic = step_traffic(hybrid.engine, hybrid.train, network, Cluster(8, nodes=2, network="edr"))
+    within, between = Ring(4, 300e9), Ring(2, 12.5e9 / 4)
+    assert [each.ring for each in traffic] == [within, within, between]
 
 
 @pytest.mark.parametrize(
