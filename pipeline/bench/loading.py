@@ -162,7 +162,10 @@ def _spdl(folder: Path, threads: int) -> Contestant:
     import spdl.io
 
     files = _files(folder)
-    shapes = [Image.open(file).size for file in files]
+    shapes = []
+    for file in files:
+        with Image.open(file) as image:
+            shapes.append(image.size)
     widths, heights = (np.array(sides, np.int64) for sides in zip(*shapes, strict=True))
 
     def read(sample: int, box: list[int]) -> np.ndarray:

@@ -1,6 +1,9 @@
 """The benchmarks of training images, of views and of starts: every contestant reads every image, and their rows."""
 
+import os
+import sys
 from argparse import Namespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,3 +82,18 @@ def test_starts_are_compared_with_the_first_and_each_of_a_round_has_a_cache_of_i
     assert theirs == {"name": "FFCV", **same, "second_s": 80, "second_cpu_s": 8, "ratio": 1}
     assert ours == {"name": "ours", **same, "second_s": 20, "second_cpu_s": 2, "ratio": 2}
     assert len({cache for _, cache in caches}) == 6
+
+
+def test_a_start_costs_what_its_process_takes_in_an_environment_with_its_cache(tmp_path, monkeypatch):
+    clock, used = [5.0], [7.0]
+
+    def run(command, env, check):
+        assert (command, check) == ([sys.executable, "-m", "widemix.bench.start", "ours", str(tmp_path)], True)
+        assert env == os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        clock[0] += 3
+        used[0] += 2
+
+    monkeypatch.setattr(start, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(start, "children_cpu_seconds", lambda: used[0])
+    monkeypatch.setattr(start, "subprocess", SimpleNamespace(run=run))
+    assert start._start("ours", tmp_path, tmp_path / "cache") == (3, 2)

@@ -1,10 +1,11 @@
 """`widemix bench loader`: every method loads every image, in a process of its own, and the table is the samples'."""
 
 import json
+import re
 import statistics
 import subprocess
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,6 +62,34 @@ def test_our_methods_load_every_image(images, tmp_path):
     assert timing["seconds"] > 0
     with pytest.raises(RunError, match="cats, 1 threads: KeyError: 'cats'"):
         loader._time("cats", tmp_path, 1)
+
+
+def test_spdl_crops_every_image_within_its_borders_anew_in_each_epoch(images, tmp_path, monkeypatch):
+    """With a module in its place, as it is not installed where the tests run."""
+    read = []
+
+    def decode_packets(path, filter_desc):
+        read.append((path, filter_desc))
+        width, height, x, y = map(
+            int, re.match(r"crop=w=(\d+):h=(\d+):x=(\d+):y=(\d+):exact=1,", filter_desc).groups()
+        )
+        with Image.open(path) as image:
+            assert 0 < width <= image.width - x
+            assert 0 < height <= image.height - y
+        return np.zeros((*map(int, re.search(r"scale=(\d+):(\d+)", filter_desc).groups()), 3), np.uint8)
+
+    io = {"demux_image": str, "decode_packets": decode_packets, "convert_frames": np.copy, "to_numpy": np.copy}
+    package, module = ModuleType("spdl"), ModuleType("spdl.io")
+    module.__dict__.update(io)
+    package.io = module  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "spdl", package)
+    monkeypatch.setitem(sys.modules, "spdl.io", module)
+    files = sorted(map(str, link_repeatedly(jpegs(images), tmp_path / "images", 60)))
+    epoch = loading.METHODS["SPDL, original files, uint8"].build(tmp_path, 2)
+    for number in range(2):
+        assert epoch(number) == 60
+        assert sorted(path for path, _ in read[60 * number :]) == files
+    assert not {*read[:60]} & {*read[60:]}
 
 
 def test_rows_are_the_medians_of_samples_in_random_order(images, monkeypatch):

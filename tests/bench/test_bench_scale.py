@@ -4,7 +4,9 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,3 +131,42 @@ def test_gpus_compute_fp32_as_the_recipe_says(digits: Path, monkeypatch: pytest.
 def test_a_batch_that_leaves_no_steps_is_refused(digits: Path) -> None:
     with pytest.raises(InputError, match="--batch 512: 1 ranks leave 2 steps an epoch"):
         measure_scale(small(digits), batch=512, steps=3)
+
+
+def test_steps_with_the_loader_are_timed_after_the_first_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by what a step takes: the third that counts is in a second epoch, and the last step."""
+    clock, epochs, taken = [0.0], [], []
+    loading, computing = iter((50, 50, 50, 1, 2, 50, 50, 50, 4)), iter((70, 70, 70, 10, 20, 70, 70, 70, 40))
+
+    class Batches:
+        waited = 0.0
+
+        def __iter__(self) -> "Batches":
+            return self
+
+        def __next__(self) -> object:
+            seconds = 0 if len(taken) % 2 else next(loading)  # the first of a step's two
+            self.waited += seconds
+            clock[0] += seconds
+            taken.append(len(taken))
+            return taken[-1]
+
+    class Loader:
+        steps = scale.WARMUP + 2
+
+        @contextmanager
+        def batches(self, epoch: int):
+            epochs.append(epoch)
+            yield Batches()
+
+    def step(batches: list, lr: float) -> None:
+        assert batches == taken[-2:]
+        clock[0] += next(computing)
+
+    monkeypatch.setattr(scale, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(scale, "wall_clock", lambda device: clock[0])
+    topology = Topology(0, 1, 0, 1, torch.device("cpu"))
+    seconds, waited = scale._time_with_loader(step, Loader(), 2, 3, topology)  # type: ignore[arg-type]
+    assert (seconds, waited) == ((11 + 22 + 44) / 3, (1 + 2 + 4) / 3)
+    assert epochs == [0, 1]
+    assert len(taken) == 2 * 9
