@@ -110,7 +110,7 @@ def build_wheel(project: Path, work: Path, machine: str, jpeg: Path, dist: Path)
 
 def make_compiler(work: Path, machine: str) -> Path:
     """Write `cc`, `ar` and `ranlib`, which call zig's; returns the path of `cc`."""
-    work.mkdir(parents=True)
+    work.mkdir()
     target = f" -target {machine}-linux-gnu.{GLIBC}"
     for name in ("cc", "ar", "ranlib"):
         call = f'exec {sys.executable} -m ziglang {name}{target if name == "cc" else ""} "$@"'

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_a_signal_while_ranks_are_started_reaches_all(monkeypatch):
 class Ended:
     """A rank that ends after so many polls."""
 
-    def __init__(self, code: int, polls: int):
+    def __init__(self, code: int | None, polls: int):
         self._code, self._polls = code, polls
 
     def poll(self) -> int | None:
@@ -82,3 +83,15 @@ def test_the_exit_code_is_that_of_the_cause(codes, code, said, late, capfd, monk
     monkeypatch.setattr(local.time, "sleep", lambda seconds: None)
     assert local._wait([Ended(each, late) for each in codes]) == code
     assert capfd.readouterr().err == said
+
+
+@pytest.mark.parametrize(("code", "seconds"), [(75, local.STOP_TIMEOUT_S), (1, local.FAILURE_TIMEOUT_S)])
+def test_ranks_that_hang_are_waited_for_longer_if_another_has_saved_a_checkpoint(code, seconds, monkeypatch):
+    clock = [1000.0]
+
+    def sleep(pause):
+        clock[0] += pause
+
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    assert local._wait([Ended(code, 0), Ended(None, 0)]) == code
+    assert clock[0] - 1000 == pytest.approx(seconds, abs=0.1)

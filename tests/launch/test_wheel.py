@@ -118,6 +118,17 @@ def test_sources_are_downloaded_once_and_are_those_of_the_hash(tmp_path: Path, m
         assert capsys.readouterr().out == said
 
 
+def test_zig_compiles_for_the_machine_and_the_oldest_glibc(tmp_path: Path) -> None:
+    """By a module in its place that prints its arguments."""
+    (tmp_path / "ziglang.py").write_text("import sys; print(*sys.argv[1:], sep='|')")
+    cc = wheels.make_compiler(tmp_path / "work", "aarch64")
+    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
+    for name, words in (("cc", "cc|-target|aarch64-linux-gnu.2.28"), ("ar", "ar"), ("ranlib", "ranlib")):
+        command = [cc.with_name(name), "a b.o", "-c"]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{words}|a b.o|-c\n"
+
+
 def test_setuptools_leaves_everything_where_it_is_told(tmp_path: Path) -> None:
     project, dist = tmp_path / "project", tmp_path / "dist"
     project.mkdir()
