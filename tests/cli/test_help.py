@@ -36,6 +36,18 @@ def test_help_and_the_sections_that_it_names_have_every_option_within_80_columns
     assert [option for option in options if not re.search(rf"^  .*{option}\b", said, re.MULTILINE)] == []
 
 
+def test_every_command_is_listed_with_a_line_by_the_one_above_it():
+    above: list[argparse.ArgumentParser] = [COMMANDS]
+    for command in above:
+        for action in command._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                listed = {choice.dest: choice.help for choice in action._get_subactions()}
+                assert listed.keys() == action.choices.keys(), command.prog
+                assert all(listed.values()), command.prog
+                above += action.choices.values()
+    assert len(above) > len(PARSERS)
+
+
 def test_a_default_that_help_says_in_digits_or_by_a_choice_is_the_options():
     said, own = {}, {}
     for name, command in PARSERS.items():

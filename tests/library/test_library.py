@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -55,16 +56,19 @@ except ImportError as error:
     )
 
 
-def test_a_recipe_is_prepared_built_trained_and_evaluated(tmp_path: Path) -> None:
+def test_a_recipe_is_prepared_built_trained_and_evaluated(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Its steps are printed now and then, as by `widemix train` without options."""
+    monkeypatch.setattr("widemix.tally._LINES", 1e6)
     manifest = widemix.prepare("digits", tmp_path / "digits", per_class=16)
     assert manifest.splits["train"].samples == 160
-    keys = {"data.path": tmp_path / "digits", "data.workers": 1, "train.epochs": 5, "train.max_steps": 2}
+    keys = {"data.path": tmp_path / "digits", "data.workers": 1, "train.epochs": 5, "train.max_steps": 3}
     small = {"model.depth": 1, "train.global_batch": 32, "log.tensorboard": "false", "log.every": 1}
     recipe = widemix.load_recipe(RECIPE, [(name, str(value)) for name, value in (keys | small).items()])
     assert widemix.build_model(recipe)(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
     done = widemix.train(recipe, tmp_path / "run")
     assert done is not None
-    assert done["step"] == 2
+    assert done["step"] == 3
+    assert re.findall(r"step (\d)/3", capsys.readouterr().err) == ["1", "3"]
     assert widemix.evaluate(tmp_path / "run") == {name: done[name] for name in ("loss", "top1", "top5")}
 
 

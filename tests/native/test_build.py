@@ -118,6 +118,15 @@ def test_a_compiler_that_fails_leaves_nothing_and_says_why(home, monkeypatch, tm
     assert not list(home.iterdir())
 
 
+def test_a_compiler_that_is_no_program_is_named(home, monkeypatch, tmp_path):
+    compiler = tmp_path / "cc"
+    compiler.write_text("")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with pytest.raises(BuildError, match=rf"^{compiler} does not run \(\[Errno \d+\] Exec format error"):
+        compiled()
+
+
 def test_a_compiler_that_is_not_done_in_time_is_named(tmp_path):
     compiler = tmp_path / "cc"
     compiler.write_text("#!/bin/sh\nexec sleep 60\n")
