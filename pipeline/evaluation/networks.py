@@ -109,9 +109,13 @@ def _usage(name: str, folder: Path | None) -> Usage:
 
 
 def _of_timm(name: str, timm_name: str, folder: Path | None) -> Network:
-    """One of timm's pretrained networks, or an export, with the preprocessing of its pretrained_cfg."""
+    """One of timm's pretrained networks, or an export, with the preprocessing of its pretrained_cfg.
+
+    The size and crop are those with which timm's validate.py found the accuracies that timm lists.
+    """
     module: Any = load_pretrained(timm_name, name)
-    config, usage = resolve_data_config(pretrained_cfg=module.pretrained_cfg), _usage(name, folder)
+    config = resolve_data_config(pretrained_cfg=module.pretrained_cfg, use_test_size=True)
+    usage = _usage(name, folder)
     try:
         data = DataSection(
             path="",

@@ -310,3 +310,12 @@ def test_a_network_that_timm_evaluates_on_other_than_centre_crops_is_warned_of(m
     monkeypatch.setattr(networks, "load_pretrained", lambda *_: module)
     networks.load_network("timm:one")
     assert (f"warning: timm:one: timm evaluates it with crop_mode {mode}" in capsys.readouterr().err) == is_warned
+
+
+def test_size_and_crop_are_those_of_timms_validation(monkeypatch):
+    """resnet50.a1_in1k, as timm describes it: trained with 224 pixels, listed with 288."""
+    module = torch.nn.Linear(2, 2)
+    module.num_classes, module.pretrained_cfg = 2, timm.models.get_pretrained_cfg("resnet50.a1_in1k").to_dict()
+    monkeypatch.setattr(networks, "load_pretrained", lambda *_: module)
+    data = networks.load_network("timm:resnet50.a1_in1k").data
+    assert (data.image_size, data.crop_pct) == (288, 1.0)
