@@ -399,7 +399,7 @@ def test_a_study_is_planned_trained_searched_and_reported_as_typed(names, digits
     assert call("plan", "requirements.requirements").arguments[1] == "h100"
     study_runs, folder = call("baselines", "baselines.add_baselines").arguments
     assert (len(study_runs), folder) == (1, P(names["tmp"], "b"))
-    study_runs, table, _ = call("report", "results.collect").arguments
+    study_runs, table, _ = call("report", "plan.collect").arguments
     assert (len(study_runs), table.path) == (1, P(names["tmp"], "b/study.jsonl"))
 
 
