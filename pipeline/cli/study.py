@@ -273,7 +273,11 @@ def _report(arguments: argparse.Namespace) -> Exit:
         )
     from widemix.studies.page import write_report  # and matplotlib, which takes a second
 
-    files = write_report(results, plan.study, plan.path, arguments.report or folder, plan.searched())
+    study, options = plan.study, [f"--{name}={text}" for name, text in arguments.overrides]
+    if arguments.only != "*":
+        study = study.model_copy(update={"claims": []})  # which are decided together, by all runs
+        options += ["--only", arguments.only]
+    files = write_report(results, study, plan.path, arguments.report or folder, plan.searched(), options)
     done = f"{ended} of {len(results)} runs have ended: " if plan.study.measured else ""
     print(f"{done}{', '.join(map(str, files))}")
     return Exit.DONE

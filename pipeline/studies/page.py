@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,12 +28,17 @@ Searched = Sequence[tuple[Arm, Sequence[Trial]]]
 
 
 def write_report(
-    results: Sequence[Result], study: Study, path: Path, folder: Path, searched: Searched = ()
+    results: Sequence[Result],
+    study: Study,
+    path: Path,
+    folder: Path,
+    searched: Searched = (),
+    options: Sequence[str] = (),
 ) -> list[Path]:
     """Write NAME.csv, NAME.png, NAME.svg and NAME.md into a folder, NAME being the study file's, and the trials of
     its search, if it has one, into NAME_search.csv; returns their paths.
 
-    path: of the study file.
+    path: of the study file. options: those of the command that make it another study, or a part of it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     table, png, svg, page, trials = (
@@ -40,22 +46,30 @@ def write_report(
     )
     atomic_write(table, as_csv(results, study))
     plot(results, study, [png, svg])
-    atomic_write(page, as_page(results, study, path.name, searched, baseline_lines(results, folder)))
+    baselines = baseline_lines(results, folder)
+    atomic_write(page, as_page(results, study, path.name, searched, baselines, shlex.join(options)))
     if searched:
         atomic_write(trials, trials_as_csv(searched))
     return [table, png, svg, page, *([trials] if searched else [])]
 
 
 def as_page(
-    results: Sequence[Result], study: Study, name: str, searched: Searched = (), baselines: Sequence[str] = ()
+    results: Sequence[Result],
+    study: Study,
+    name: str,
+    searched: Searched = (),
+    baselines: Sequence[str] = (),
+    options: str = "",
 ) -> str:
     """Return the Markdown page; the figure and the CSV file lie next to it.
 
-    name: of the study file. baselines: lines about what knows nothing of networks.
+    name: of the study file. baselines: lines about what knows nothing of networks. options: as of `write_report`.
     """
     stem, title = quote(name.removesuffix(".yaml")), escaped(study.title)
     claim = f" The paper's claim: {escaped(study.claim)}" if study.claim else ""
     parts = [f"# {title}", f"{escaped(study.source)}.{claim}"]
+    if options:
+        parts.append(f"**Not the study as its file has it**, but with `{options}`.")
     if study.claims:
         parts.append(claims_table(verdicts(results, study)))
     parts += [f"![{title}]({stem}.png)", *_tables(results, study), *baselines]
@@ -69,7 +83,7 @@ def as_page(
         parts.append(f"Missing: {len(missing)} of {len(results)} runs, among them `{missing[0].study_run.name}`.")
     if study.measured and not study.by_protocol:
         parts.append(_NOT_SEARCHED)
-    parts.append(_conditions(results, study, name, searched))
+    parts.append(_conditions(results, study, name, searched, f" {options}" if options else ""))
     return "\n\n".join(parts) + "\n"
 
 
@@ -201,11 +215,11 @@ def _published(study: Study) -> str:
     return "\n".join(rows)
 
 
-def _conditions(results: Sequence[Result], study: Study, name: str, searched: Searched) -> str:
+def _conditions(results: Sequence[Result], study: Study, name: str, searched: Searched, options: str) -> str:
     """Date, number of runs, commits, machines, hours, and the command."""
     date, stem = time.strftime("%Y-%m-%d"), name.removesuffix(".yaml")
     if not study.measured:
-        return f"Computed on {date} with `widemix study report recipes/studies/{name}`, without training."
+        return f"Computed on {date} with `widemix study report recipes/studies/{name}{options}`, without training."
     rows = {result.row.run: result.row for result in results if result.row}
     wanted = {result.study_run.name for result in results}
     commits = sorted({row.commit for row in rows.values()})
@@ -226,5 +240,5 @@ def _conditions(results: Sequence[Result], study: Study, name: str, searched: Se
         + (f", {min(speeds):,.0f} to {max(speeds):,.0f} images/s" if speeds else "")
         + f"; commit {', '.join(commits) or 'none'}. Every run is a row of [{stem}.csv]({quote(stem)}.csv)"
         + f" and a line of [{stem}.jsonl]({quote(stem)}.jsonl); "
-        + f"`widemix study run {stem}` trains those that are missing."
+        + f"`widemix study run {stem}{options}` trains those that are missing."
     )

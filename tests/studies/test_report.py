@@ -140,6 +140,28 @@ def test_a_report_keeps_the_results_of_cells_that_were_trained_elsewhere(study, 
     assert "widths.jsonl, line 1: is not the line of a run; remove it" in output
 
 
+def test_a_report_of_a_part_or_with_other_keys_says_so_and_a_part_decides_nothing(study, tmp_path, monkeypatch):
+    claim = "claims:\n- {text: RP is better, left: {line: RP}, right: {line: Normal}, expect: less}\n"
+    study.write_text(study.read_text() + claim)
+    for overrides in ([], [("train.epochs", "3")]):
+        for number, study_run in enumerate(study_runs_of(study, read_study(study), overrides)):
+            pretend(study_run, tmp_path / "runs", 60.0 + number)
+    for options, said, has_claims in (
+        ([], "", True),
+        (["--only", "*-s_mixer_*"], "--only '*-s_mixer_*'", False),
+        (["--train.epochs", "3"], "--train.epochs=3", True),
+    ):
+        monkeypatch.setattr(
+            "sys.argv", ["widemix", "study", "report", str(study), "--to", str(tmp_path / "runs"), *options]
+        )
+        assert run_command(make_parser()) == 0
+        page = (tmp_path / "runs/widths.md").read_text()
+        assert ("RP is better" in page) == has_claims
+        assert (f"**Not the study as its file has it**, but with `{said}`.") in page or not options
+        assert ("Not the study" in page) == bool(options)
+        assert f"`{' '.join(filter(None, ['widemix study run widths', said]))}` trains those" in page
+
+
 def test_values_and_names_share_an_axis(study, tmp_path):
     """Where one line has numbers and another has none, as a Mixer has no model.density."""
     text = study.read_text().replace("rp_s_mixer", "mixer").replace("  seeded: [model.permutation_seed]\n", "")
