@@ -185,6 +185,7 @@ def _search(arguments: argparse.Namespace) -> Exit:
 
 def _search_section(arguments: argparse.Namespace, plan: "Plan") -> "Search":
     """What is searched: what the study says, or the options."""
+    from widemix.studies.plan import CHOOSES, check_top1
     from widemix.studies.protocol import Range, Search
 
     check_least(arguments, 1, "trials")
@@ -203,6 +204,7 @@ def _search_section(arguments: argparse.Namespace, plan: "Plan") -> "Search":
         raise InputError(f"--low {low:g}, --high {high:g}: the first must be smaller than the second")
     if low <= 0 and not arguments.linear:
         raise InputError(f"--low {low:g}: must be above 0 on a logarithmic axis; or add --linear")
+    check_top1(plan.path, CHOOSES, plan.study_runs)
     span = Range(low=low, high=high, log=not arguments.linear)
     held = {"eval.every_epochs": max(study_run.recipe.train.epochs for study_run in plan.study_runs)}
     return Search(keys={name: span}, trials=arguments.trials or 7, split=arguments.split, set=held)

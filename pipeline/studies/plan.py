@@ -16,6 +16,7 @@ from widemix.studies.search import Arm, Trial, arms, chosen_runs
 from widemix.studies.study import Study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
 
+CHOOSES = "search: chooses by top-1"
 Run = Callable[[Sequence[StudyRun]], Exit]  # trains runs that have not ended, and puts their rows into the table
 
 
@@ -99,7 +100,10 @@ def make_plan(
             [Result(study_run, math.nan, {}) for study_run in study_runs], study
         )  # claims about points that are not there
     _check_axes(path, study, study_runs)
-    _check_top1(path, study, study_runs)
+    if study.search is not None:
+        check_top1(path, CHOOSES, study_runs)
+    for name in (name for name in study.figure.y if name in ("error", "top1")):
+        check_top1(path, f"figure.y: {name} is of classes", study_runs)
     if study.figure.x == "epoch":
         _check_curves(path, study_runs)
     for study_run in study_runs if study.search else []:
@@ -131,14 +135,10 @@ def _check_axes(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> Non
                 )
 
 
-def _check_top1(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> None:
-    """`InputError` where runs that predict no class are to have a top-1."""
-    of_classes = [name for name in study.figure.y if name in ("error", "top1")]
+def check_top1(path: Path, wanted: str, study_runs: Sequence[StudyRun]) -> None:
+    """`InputError` where runs predict no class, of which there is a top-1. wanted: what it is for."""
     for targets in {study_run.recipe.data.targets for study_run in study_runs} - {"class"}:
-        if study.search is not None:
-            raise InputError(f"{path}: search: chooses by top-1, and data.targets is {targets}")
-        if of_classes:
-            raise InputError(f"{path}: figure.y: {of_classes[0]} is of classes, and data.targets is {targets}")
+        raise InputError(f"{path}: {wanted}, and data.targets is {targets}")
 
 
 def _check_curves(path: Path, study_runs: Sequence[StudyRun]) -> None:

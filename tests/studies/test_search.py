@@ -10,6 +10,8 @@ import pytest
 from scipy.stats import qmc
 
 from tests.conftest import ROOT
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
 from widemix.errors import Exit, InputError, RunError
 from widemix.recipe import dump_recipe
 from widemix.studies.plan import make_plan
@@ -239,6 +241,17 @@ def test_top1_of_numbers_is_not_plotted(tmp_path):
     with pytest.raises(InputError, match=r"figure\.y: error is of classes, and data\.targets is regression"):
         plan_of(tmp_path, text)
     plan_of(tmp_path, text.replace("{x: width}", "{x: width, y: [loss]}"))
+
+
+def test_nor_does_it_choose_where_the_command_says_what_is_searched(tmp_path, monkeypatch, capsys):
+    text = STUDY.replace(STUDY[STUDY.index("search:") : STUDY.index("runs:")], "")
+    text = text.replace("every_epochs: 1000", f"every_epochs: 1000, {OF_NUMBERS}")
+    text = text.replace("{x: width}", "{x: width, y: [loss]}").replace("ROOT", str(ROOT))
+    (tmp_path / "study.yaml").write_text(text)
+    words = ["study", "search", tmp_path / "study.yaml", "--to", tmp_path, "--low", "0.1", "--high", "1"]
+    monkeypatch.setattr("sys.argv", ["widemix", *map(str, words)])
+    assert run_command(make_parser()) == 2
+    assert "search: chooses by top-1, and data.targets is regression" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
