@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -185,7 +186,7 @@ def _search(arguments: argparse.Namespace) -> Exit:
 
 def _search_section(arguments: argparse.Namespace, plan: "Plan") -> "Search":
     """What is searched: what the study says, or the options."""
-    from widemix.studies.plan import CHOOSES, check_top1
+    from widemix.studies.plan import check_top1
     from widemix.studies.protocol import Range, Search
 
     check_least(arguments, 1, "trials")
@@ -204,7 +205,7 @@ def _search_section(arguments: argparse.Namespace, plan: "Plan") -> "Search":
         raise InputError(f"--low {low:g}, --high {high:g}: the first must be smaller than the second")
     if low <= 0 and not arguments.linear:
         raise InputError(f"--low {low:g}: must be above 0 on a logarithmic axis; or add --linear")
-    check_top1(plan.path, CHOOSES, plan.study_runs)
+    check_top1(plan.path, plan.study_runs)
     span = Range(low=low, high=high, log=not arguments.linear)
     held = {"eval.every_epochs": max(study_run.recipe.train.epochs for study_run in plan.study_runs)}
     return Search(keys={name: span}, trials=arguments.trials or 7, split=arguments.split, set=held)
@@ -279,7 +280,7 @@ def _report(arguments: argparse.Namespace) -> Exit:
     if arguments.only != "*":
         study = study.model_copy(update={"claims": []})  # which are decided together, by all runs
         options += ["--only", arguments.only]
-    files = write_report(results, study, plan.path, arguments.report or folder, plan.searched(), options)
+    files = write_report(results, study, plan.path, arguments.report or folder, plan.searched(), shlex.join(options))
     done = f"{ended} of {len(results)} runs have ended: " if plan.study.measured else ""
     print(f"{done}{', '.join(map(str, files))}")
     return Exit.DONE

@@ -2,7 +2,6 @@
 
 import math
 import re
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,7 +32,7 @@ def write_report(
     path: Path,
     folder: Path,
     searched: Searched = (),
-    options: Sequence[str] = (),
+    options: str = "",
 ) -> list[Path]:
     """Write NAME.csv, NAME.png, NAME.svg and NAME.md into a folder, NAME being the study file's, and the trials of
     its search, if it has one, into NAME_search.csv; returns their paths.
@@ -47,7 +46,7 @@ def write_report(
     atomic_write(table, as_csv(results, study))
     plot(results, study, [png, svg])
     baselines = baseline_lines(results, folder)
-    atomic_write(page, as_page(results, study, path.name, searched, baselines, shlex.join(options)))
+    atomic_write(page, as_page(results, study, path.name, searched, baselines, options))
     if searched:
         atomic_write(trials, trials_as_csv(searched))
     return [table, png, svg, page, *([trials] if searched else [])]

@@ -16,7 +16,6 @@ from widemix.studies.search import Arm, Trial, arms, chosen_runs
 from widemix.studies.study import Study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
 
-CHOOSES = "search: chooses by top-1"
 Run = Callable[[Sequence[StudyRun]], Exit]  # trains runs that have not ended, and puts their rows into the table
 
 
@@ -41,7 +40,9 @@ class Plan:
 
     def runs(self) -> list[StudyRun]:
         """The runs as they are to be trained: with what was chosen for their points, once all their trials ended."""
-        searched = self.searched()
+        return self._chosen(self.searched())
+
+    def _chosen(self, searched: Sequence[tuple[Arm, list[Trial]]]) -> list[StudyRun]:
         if not searched:
             return self.study_runs
         chosen = ((arm.study_runs if open_trials(trials) else chosen_runs(arm, trials)) for arm, trials in searched)
@@ -49,13 +50,14 @@ class Plan:
 
     def results(self) -> list[Result]:
         """Of the runs; none is measured of a point whose values are still searched, whose rows are of before that."""
-        open_arms = [arm for arm, trials in self.searched() if open_trials(trials)]
+        searched = self.searched()
+        open_arms = [arm for arm, trials in searched if open_trials(trials)]
         searching = {study_run for arm in open_arms for study_run in arm.study_runs}
 
         def sizes(result: Result) -> Result:
             return replace(result, y={name: y for name, y in result.y.items() if name not in MEASURED}, row=None)
 
-        results = collect(self.runs(), self.table, self.study)
+        results = collect(self._chosen(searched), self.table, self.study)
         return [sizes(result) if result.study_run in searching else result for result in results]
 
     def trials_to_run(self, search: Search | None = None) -> list[StudyRun]:
@@ -101,9 +103,10 @@ def make_plan(
         )  # claims about points that are not there
     _check_axes(path, study, study_runs)
     if study.search is not None:
-        check_top1(path, CHOOSES, study_runs)
-    for name in (name for name in study.figure.y if name in ("error", "top1")):
-        check_top1(path, f"figure.y: {name} is of classes", study_runs)
+        check_top1(path, study_runs)
+    for name in study.figure.y:
+        if name in ("error", "top1"):
+            check_top1(path, study_runs, f"figure.y: {name} is of classes")
     if study.figure.x == "epoch":
         _check_curves(path, study_runs)
     for study_run in study_runs if study.search else []:
@@ -135,7 +138,7 @@ def _check_axes(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> Non
                 )
 
 
-def check_top1(path: Path, wanted: str, study_runs: Sequence[StudyRun]) -> None:
+def check_top1(path: Path, study_runs: Sequence[StudyRun], wanted: str = "search: chooses by top-1") -> None:
     """`InputError` where runs predict no class, of which there is a top-1. wanted: what it is for."""
     for targets in {study_run.recipe.data.targets for study_run in study_runs} - {"class"}:
         raise InputError(f"{path}: {wanted}, and data.targets is {targets}")
