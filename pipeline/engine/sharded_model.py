@@ -1,7 +1,8 @@
 """A network's weights and its optimizer's state on many ranks: where they lie, and one state that any can load."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -165,15 +166,12 @@ class ShardedModel(ABC):
     @torch.no_grad()
     def weight_norm(self) -> float:
         """L2 norm of the fp32 values of the parameters that are not frozen. Every rank calls it."""
-        masters, frozen = self._masters(), {n for n, p in self.module.named_parameters() if not p.requires_grad}
-        slots = [slot for slot in self.param_slots() if slot[0] not in frozen]
-        shards = (self.local_shard(name, masters[index])[1] for name, index in slots)
-        total = sum(
-            (shard.double().square().sum() for shard in shards), torch.zeros((), dtype=torch.float64, device="cpu")
-        )
-        total = torch.as_tensor(total, device=self.device)
-        dist.all_reduce(total)
-        return total.sqrt().item()
+        return math.sqrt(self._sum(lambda shard: shard.double().square().sum()))
+
+    @torch.no_grad()
+    def zero_weights(self) -> float:
+        """How many of the same values are exactly zero, in %. Every rank calls it."""
+        return 100 * self._sum(lambda shard: (shard == 0).sum()) / self._sum(lambda shard: shard.new_tensor(len(shard)))
 
     def read(self, name: str) -> torch.Tensor:
         """A CPU copy of a buffer, or of a parameter that the optimizer does not update. Every rank calls it."""
@@ -182,6 +180,16 @@ class ShardedModel(ABC):
     def write(self, name: str, value: torch.Tensor) -> None:
         """The reverse of `read`. Every rank calls it."""
         self.module.state_dict()[name].copy_(value)
+
+    def _sum(self, of: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        """The sum of `of` over the shards of the fp32 parameters that are not frozen. Every rank calls it."""
+        masters, frozen = self._masters(), {n for n, p in self.module.named_parameters() if not p.requires_grad}
+        slots = [slot for slot in self.param_slots() if slot[0] not in frozen]
+        shards = (self.local_shard(name, masters[index])[1] for name, index in slots)
+        total = sum((of(shard).double() for shard in shards), torch.zeros((), dtype=torch.float64, device="cpu"))
+        total = torch.as_tensor(total, device=self.device)
+        dist.all_reduce(total)
+        return total.item()
 
     def _masters(self) -> list[torch.Tensor]:
         """The local tensors of the fp32 weights."""

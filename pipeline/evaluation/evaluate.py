@@ -39,6 +39,7 @@ def evaluate_engine(
 ) -> dict[str, float]:
     """Return the metrics of `evaluate` for each set of weights of the engine: "top1", and "ema_top1" with an EMA.
 
+    With an l1 penalty there is "zero_weights" too: how many of the trained weights are zero, in %.
     Every rank calls it; `beat` is called after each batch, and `observe` as in `evaluate`, of the trained weights.
     """
     result: dict[str, float] = {}
@@ -47,7 +48,7 @@ def evaluate_engine(
             seen = _ignore if prefix else observe
             metrics = evaluate(engine.module, engine.evaluate_mode(), loader, classes, beat, seen)
         result |= {f"{prefix}{name}": value for name, value in metrics.items()}
-    return result
+    return result | ({"zero_weights": engine.zero_weights()} if engine.spec.penalty == "l1" else {})
 
 
 @usual_defaults()  # torchmetrics makes its states with torch's

@@ -24,6 +24,7 @@ CHARTS = {
     ("eval", "ema_loss"): "Evaluation loss of the averaged weights",
     ("eval", "ema_top1"): "Top-1 of the averaged weights, %",
     ("eval", "ema_top5"): "Top-5 of the averaged weights, %",
+    ("eval", "zero_weights"): "Weights that are zero, %",
     ("train", "lr"): "Learning rate",
     ("train", "grad_norm"): "Gradient norm",
     ("train", "weight_norm"): "Weight norm",

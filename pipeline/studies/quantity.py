@@ -63,6 +63,7 @@ MEASURED = {
     "top1": "top-1 (%)",
     "loss": "{split} loss",
     "train_loss": "train loss",
+    "zero_weights": "weights that are zero (%)",
     "epoch_seconds": "seconds an epoch",
 }
 

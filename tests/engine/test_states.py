@@ -12,6 +12,7 @@ from tests.engine.ranks import CHAIN, EMA, ENGINES, PROBE, REPMLP, STEPS, SUPPOR
 from widemix.data.loader import EvalLoader
 from widemix.engine import State
 from widemix.engine.average import ema_decay
+from widemix.evaluation.evaluate import evaluate_engine
 from widemix.run.saving import assembled
 from widemix.training.finetune import freeze
 
@@ -176,6 +177,21 @@ def test_offloaded_state_changes_no_loss(digits, name):
     assert setting.run(engine) == pytest.approx(plain(setting)[0], rel=1e-6)
     if name != "fsdp":
         assert engine.config["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_zero_weights_are_counted_without_frozen_ones(digits, name):
+    lasso = {"name": "beta_lasso", "weight_decay": 0, "l1": 0.001, "lasso_beta": 50}
+    keys = [(f"optim.{key}", str(value)) for key, value in lasso.items()]
+    setting = Setting("mixer", digits, *overrides_for(name), *keys, *EMA, ("train.freeze", "[stem.*]"))
+    engine = setting.engine()
+    setting.run(engine)
+    trained = [w for name, w in engine.state().model.items() if not name.startswith("stem")]
+    zeros = 100 * (torch.cat([w.flatten() for w in trained]) == 0).double().mean().item()
+    assert 5 < zeros < 95
+    metrics = evaluate_engine(engine, EvalLoader(setting.data, 359, setting.topology), setting.data.num_classes)
+    assert metrics["zero_weights"] == pytest.approx(zeros)
+    assert "ema_zero_weights" not in metrics
 
 
 @pytest.mark.parametrize("name", ENGINES)
