@@ -171,7 +171,8 @@ class ShardedModel(ABC):
     @torch.no_grad()
     def zero_weights(self) -> float:
         """How many of the same values are exactly zero, in %. Every rank calls it."""
-        return 100 * self._sum(lambda shard: (shard == 0).sum()) / self._sum(lambda shard: shard.new_tensor(len(shard)))
+        zeros, values = self._sum(lambda shard: (shard == 0).sum()), self._sum(lambda shard: torch.tensor(len(shard)))
+        return 100 * zeros / values
 
     def read(self, name: str) -> torch.Tensor:
         """A CPU copy of a buffer, or of a parameter that the optimizer does not update. Every rank calls it."""
