@@ -45,6 +45,24 @@ def test_figures_are_those_of_one_batch_and_a_nan_among_them_is_seen():
     assert all(map(np.isnan, found.values())), found
 
 
+class Heads(torch.nn.Module):
+    """As attention of timm's Swin and BEiT, which a batch of none leaves no way to tell the last size."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(len(x), 4, -1).flatten(1)
+
+
+def test_a_network_that_takes_no_empty_batch_is_evaluated_and_called_once_for_each():
+    """FSDP and ZeRO 3 gather weights in each call, which all ranks make together."""
+    torch.manual_seed(0)
+    inputs, labels, sizes = torch.randn(14, 12), torch.randint(3, (14,)), []
+    model = Heads()
+    model.register_forward_hook(lambda module, args, output: sizes.append(len(output)))
+    found = evaluate(model, nullcontext(), loader(inputs, labels), 12)
+    assert found["loss"] == pytest.approx(cross_entropy(inputs, labels).item())
+    assert sizes == [7, 7, 1]
+
+
 def test_accuracy_is_known_where_a_class_is_ruled_out_and_the_loss_is_infinite():
     inputs, labels = torch.eye(12)[:4], torch.tensor([0, 1, 2, 9])
     model = torch.nn.Linear(12, 10, bias=False)
