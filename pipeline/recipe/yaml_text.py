@@ -14,7 +14,7 @@ import yaml
 class _Yaml(yaml.SafeLoader):
     """A YAML loader that refuses duplicate keys, and reads scalars as YAML 1.2 does.
 
-    1e-3 is a number, 20:30 and 2020-01-01 are text.
+    1e-3 is a number; 20:30, 2020-01-01 and 010, of which PyYAML makes 8, are text.
     """
 
     def construct_mapping(self, node, deep=False):
@@ -72,7 +72,7 @@ _Yaml.yaml_implicit_resolvers = {
 }
 _Yaml.add_implicit_resolver(
     "tag:yaml.org,2002:int",
-    re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][0-9_]*)$"),
+    re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$"),
     list("-+0123456789"),
 )
 _Yaml.add_implicit_resolver(

@@ -290,7 +290,7 @@ def test_a_value_as_text_is_read_as_that_value(value):
 
 
 @pytest.mark.parametrize(
-    "value", ["/data/set", "rand-m9-mstd0.5-inc1", "20:30", "2020-01-01", [0.9, 1e-5], None, True, 3, 1e-8]
+    "value", ["/data/set", "rand-m9-mstd0.5-inc1", "20:30", "2020-01-01", "010", [0.9, 1e-5], None, True, 3, 1e-8]
 )
 def test_what_needs_no_quotes_has_none(value):
     assert yaml_text(value) == (value if isinstance(value, str) else json.dumps(value))
