@@ -91,8 +91,10 @@ class Structure:
 
     def full_rank(self, inputs: int, outputs: int) -> int:
         """The rank of W with almost all factors."""
-        ranks = [f.matrices * f.uses * min(f.inputs, f.outputs) for f in self.factors(inputs, outputs)]
-        return min(inputs, outputs, *ranks)
+        factors = self.factors(inputs, outputs)
+        if self.kind == "kronecker":  # the product of its factors' ranks
+            return math.prod(min(factor.inputs, factor.outputs) for factor in factors)
+        return min(inputs, outputs, *(factor.matrices * min(factor.inputs, factor.outputs) for factor in factors))
 
 
 DENSE = Structure("dense")

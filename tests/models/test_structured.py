@@ -40,6 +40,16 @@ def test_the_product_is_that_with_the_dense_matrix(structure, inputs, outputs):
     )
 
 
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 98), (20, 18), (49, 48), (48, 192), (18, 20)])
+@pytest.mark.parametrize("structure", [Structure("kronecker"), Structure("monarch")], ids=str)
+def test_the_rank_is_that_of_the_dense_matrix_where_one_factor_widens_and_the_other_narrows(
+    structure, inputs, outputs
+):
+    torch.manual_seed(0)
+    weight = linear_of(structure)(inputs, outputs).double().dense_weight()
+    assert torch.linalg.matrix_rank(weight) == structure.full_rank(inputs, outputs)
+
+
 @pytest.mark.parametrize("kind", ["low_rank", "btt"])
 @pytest.mark.parametrize(("inputs", "outputs"), [(12, 20), (64, 64), (48, 192)])
 def test_as_dense_is_the_greatest_rank_that_costs_no_more(kind, inputs, outputs):
