@@ -21,6 +21,7 @@ class LayerCost:
     activated: bool = False  # an activation follows, which saves this layer's output
     saves_input: bool = True  # False where another layer saves the same tensor
     input_gradient: bool = True  # False for the first layer: the image needs no gradient
+    overlapping: tuple[int, int] | None = None  # rows share inputs: the effective matrix's nonzero and all entries
 
     @property
     def weights(self) -> int:
@@ -35,17 +36,17 @@ class LayerCost:
     @property
     def connections(self) -> int:
         """Nonzero entries of the effective matrix I_rows (x) W."""
-        return self.rows * self.weights
+        return self.overlapping[0] if self.overlapping else self.rows * self.weights
 
     @property
     def entries(self) -> int:
         """All entries of the effective matrix."""
-        return self.rows**2 * self.inputs * self.outputs
+        return self.overlapping[1] if self.overlapping else self.rows**2 * self.inputs * self.outputs
 
     @property
     def multiply_adds(self) -> int:
-        """Multiply-adds of a forward product: `connections`, or all entries of a dense copy."""
-        return self.rows * self.inputs * self.outputs if self.multiplied_dense else self.connections
+        """Multiply-adds of a forward product: of the weights, or of all entries of a dense copy."""
+        return self.rows * (self.inputs * self.outputs if self.multiplied_dense else self.weights)
 
     @property
     def dense_copy(self) -> int:

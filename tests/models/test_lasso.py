@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from widemix.models.cost import model_cost
 from widemix.models.lasso.network import LocallyConnected
 from widemix.models.lasso.section import LassoSection
 from widemix.models.registry import build_model
@@ -46,3 +47,14 @@ def test_networks_are_as_wide_as_s_conv(kind):
     assert model.stem(x.flatten(1)).shape == (3, 4 * 16 * 16)
     assert model.forward_features(x).shape == (3, 24 * 4)
     assert model(x).shape == (3, 10)
+
+
+@pytest.mark.parametrize("side", [7, 8, 16])
+def test_connections_and_density_are_those_of_the_effective_matrices(side):
+    """Windows overlap, and weights of the border around the image connect nothing."""
+    section = LassoSection(kind="s_local", base_channels=2)
+    model, cost = build_model(section, side, 10), model_cost(section, side, 10)
+    first, second = model.stem[0](torch.eye(3 * side**2)), model.blocks[0].weight
+    connections = int((first != 0).sum()) + second.numel()
+    assert cost.connections == connections
+    assert cost.density == connections / (first.numel() + second.numel())

@@ -36,7 +36,17 @@ class LocallyConnected(nn.Module):
 
 def count_positions(side: int) -> int:
     """Number of positions of the 9 x 9 window of stride 2 on an image of `side` pixels."""
-    return ((side + 2 * PADDING - KERNEL) // STRIDE + 1) ** 2
+    return len(_starts(side)) ** 2
+
+
+def count_pixels(side: int) -> int:
+    """Number of pixels that the windows of all positions have together, without the border around the image."""
+    return sum(min(start + KERNEL, side) - max(start, 0) for start in _starts(side)) ** 2
+
+
+def _starts(side: int) -> range:
+    """Where the window begins at each of its positions along a side of the image; below 0 within the border."""
+    return range(-PADDING, side + PADDING - KERNEL + 1, STRIDE)
 
 
 class LassoNet(MlpClassifier):

@@ -30,15 +30,20 @@ class LassoSection(ModelSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from widemix.models.lasso.network import HIDDEN, KERNEL, count_positions
+        from widemix.models.lasso.network import HIDDEN, KERNEL, count_pixels, count_positions
 
         positions, width = count_positions(image_size), HIDDEN * self.base_channels
         first = positions * self.base_channels
         if self.kind == "s_fc":
             opening = LayerCost(1, 3 * image_size**2, first, bias=False, input_gradient=False)
         else:
+            connections = 3 * count_pixels(image_size) * self.base_channels
             opening = LayerCost(
-                positions, 3 * KERNEL**2, self.base_channels, matrices=positions, bias=False, input_gradient=False
+                *(positions, 3 * KERNEL**2, self.base_channels),
+                matrices=positions,
+                bias=False,
+                input_gradient=False,
+                overlapping=(connections, 3 * image_size**2 * first),
             )
         layers = [
             opening,

@@ -1,6 +1,6 @@
 """Recipe section of SW-MLPs."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -103,7 +103,7 @@ class SwMlpSection(ModelSection):
         channels = self.patch_channels(image_size)
         embedded = (image_size // self.patch_size) ** 2 * channels
 
-        def masked(block: int, number: int, inputs: int, outputs: int, **options: bool) -> LayerCost:
+        def masked(block: int, number: int, inputs: int, outputs: int, **options: Any) -> LayerCost:
             generator = np.random.default_rng((self.mask_seed, block, number))
             nonzero = int(row_counts(outputs, inputs, self.density, generator).sum())
             dense = not multiplies_sparsely(torch.device("cuda"), self.density, inputs * outputs)
