@@ -22,6 +22,7 @@ class Pass(NamedTuple):
     trained: int  # of the weights: those that are not frozen
     blocks: int  # number of blocks
     in_blocks: int  # weights of the blocks
+    buffers: int = 0  # bytes of what is no weight: positions of masked weights, permutations, statistics of norms
 
     @property
     def flops(self) -> int:
@@ -61,7 +62,8 @@ def fake_pass(recipe: Recipe, micro: int, device: torch.device = GPU) -> Pass:
     blocks = list(getattr(module, "blocks", ()))
     weights, in_blocks = (sum(p.numel() for p in m.parameters()) for m in (module, nn.ModuleList(blocks)))
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    return Pass(operators, memory.peak - before, weights, trained, len(blocks), in_blocks)
+    buffers = sum(buffer.nbytes for buffer in module.buffers())
+    return Pass(operators, memory.peak - before, weights, trained, len(blocks), in_blocks, buffers)
 
 
 class _NormsInFp32(TorchFunctionMode):

@@ -94,7 +94,7 @@ def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list
     """Bytes on one GPU: weights, gradients and optimizer state by engine, and activations from fake tensors."""
     engine, train = recipe.engine, recipe.train
     chosen = (engine.kind, engine.zero_stage if engine.kind == "deepspeed" else 0)
-    rows, total = [], float(network.peak)
+    rows, total = [], float(network.peak + network.buffers)
     for name, kind, stage in ENGINES:
         state = state_bytes(
             network.weights,
@@ -115,6 +115,9 @@ def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list
     blocks = ", activation checkpointing" if train.activation_checkpointing else ""
     available = cluster.kind.memory
     warning = "" if total < available else f": too much; {cures(recipe, cluster)}"
+    if network.buffers:  # all ranks have them whole
+        note = "a GPU; positions of masked weights, permutations, statistics of batch norms"
+        rows.append(Row("buffers", network.buffers, size(network.buffers), note))
     return [
         *rows,
         Row("activations", network.peak, size(network.peak), f"a GPU, micro-batches of {micro}{blocks}"),
@@ -122,7 +125,7 @@ def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list
             "memory",
             total,
             size(total),
-            f"a GPU, of {available / 1e9:g} GB, without buffers of CUDA and the engine{warning}",
+            f"a GPU, of {available / 1e9:g} GB, without what CUDA and the engine reserve{warning}",
         ),
     ]
 
