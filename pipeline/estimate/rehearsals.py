@@ -28,8 +28,9 @@ def rehearsal_rows(
     recipes = sorted(folder.glob("*.yaml"))
     if not recipes:
         raise InputError(f"--table {folder}: has no recipes (*.yaml)")
-    options = ["--gpus", str(cluster.gpus), "--gpu", cluster.gpu, "--nodes", str(cluster.hosts)]
-    options += ["--network", cluster.network, "--rehearse", *(f"--{name}={value}" for name, value in overrides)]
+    options = ["--gpus", str(cluster.gpus), "--gpu", cluster.gpu, "--network", cluster.network]
+    options += [] if cluster.nodes is None else ["--nodes", str(cluster.nodes)]
+    options += ["--rehearse", *(f"--{name}={value}" for name, value in overrides)]
     with tempfile.TemporaryDirectory() as temporary:
         for recipe in recipes:
             file = Path(temporary) / f"{recipe.stem}.json"

@@ -77,6 +77,17 @@ def test_memory_follows_the_recipes_engine():
     assert found["state, ZeRO 2"] == pytest.approx((2 + 4 / 128 + 12 / 128) * 59_880_472)
 
 
+@pytest.mark.parametrize("name", ["cifar10/sw_mlp", "cifar10/rp_s_mixer", "cifar10/beta_lasso"])
+def test_memory_has_what_is_no_weight_too(name):
+    """The positions of masked weights take three quarters of what the weights and their state do."""
+    small = {"cifar10/beta_lasso": [("model.base_channels", "4")]}.get(name, [])
+    recipe = load_recipe(name, small)
+    found = {row.name: row.value for row in estimate(recipe, Cluster(1), 50_000)}
+    module = build_model(recipe.model, recipe.data.image_size, 10)
+    assert found["buffers"] == sum(buffer.nbytes for buffer in module.buffers())
+    assert found["memory"] == found["state, DDP"] + found["buffers"] + found["activations"]
+
+
 def test_wrong_numbers_are_refused():
     wrong = ({"gpus": 0}, {"gpus": 3}, {"samples": 0}, {"nodes": 3}, {"nodes": 0})
     for one in (*wrong, *({"network": text} for text in ("", "0", "-1", "nan", "inf", "0xhdr", "hd", "3x"))):
@@ -298,6 +309,19 @@ def test_the_table_of_a_folder_has_each_recipe_or_why_it_cannot_run_there(tmp_pa
         next(rehearsal_rows(tmp_path / "none", Cluster(128)))
     with pytest.raises(InputError, match="--gpus 0"):  # once, and not by every recipe
         next(rehearsal_rows(tmp_path, Cluster(0)))
+
+
+@pytest.mark.parametrize(("nodes", "given"), [(None, []), (2, ["--nodes", "2"])])
+def test_each_recipe_of_a_folder_gets_the_nodes_that_were_given(nodes, given, tmp_path, monkeypatch):
+    """Of ten GPUs the default is three nodes, which as --nodes would be refused."""
+    (tmp_path / "one.yaml").touch()
+    commands = []
+    failed = SimpleNamespace(returncode=1, stderr="error: none")
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: commands.append(command) or failed)
+    [row] = rehearsal_rows(tmp_path, Cluster(10, nodes=nodes))
+    assert row["error"] == "error: none"
+    [command] = commands
+    assert command[command.index("--network") + 2 : command.index("--rehearse")] == given
 
 
 def test_names_begin_and_numbers_end_below_each_other(capsys):
