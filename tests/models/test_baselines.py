@@ -6,6 +6,7 @@ import torch
 from torch.nn.functional import batch_norm, conv2d, gelu, layer_norm
 
 from widemix.errors import InputError
+from widemix.models.cost import model_cost
 from widemix.models.ff_only.network import FfOnly
 from widemix.models.ff_only.section import FfOnlySection
 from widemix.models.permutator.network import PermuteMlp
@@ -161,6 +162,16 @@ def test_of_timms_sizes_they_are_timms(name, section):
         parameter.data += 0.1 * torch.randn_like(parameter)
         other.data.copy_(parameter.data)
     assert torch.equal(model(x), theirs(x))
+
+
+@pytest.mark.parametrize("section", [FF_ONLY, PERMUTATOR, REPMLP], ids=lambda section: section.kind)
+def test_of_the_least_expansion_there_is_one_hidden_feature(section):
+    """timm's Mlp takes 0 for as many as inputs."""
+    section = section.model_copy(update={"expansion": 0.01})
+    model = build_model(section, image_size=8, num_classes=5)
+    widths = {layer.out_features for layer in model.blocks.modules() if isinstance(layer, torch.nn.Linear)}
+    assert 1 in widths
+    assert model_cost(section, 8, 5).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_hidden_features_that_gate_need_halves():

@@ -12,6 +12,7 @@ from widemix.errors import InputError
 from widemix.models.baselines import Baseline
 from widemix.models.drop_path import drop_path
 from widemix.models.layers import LayerNorm
+from widemix.models.section import hidden_width
 
 
 class FfBlock(nn.Module):
@@ -20,9 +21,9 @@ class FfBlock(nn.Module):
     def __init__(self, tokens: int, channels: int, expansion: float, drop: float):
         super().__init__()
         self.norm1 = LayerNorm(channels)
-        self.mlp1 = Mlp(channels, round(expansion * channels))
+        self.mlp1 = Mlp(channels, hidden_width(expansion, channels))
         self.norm2 = LayerNorm(tokens)
-        self.mlp2 = Mlp(tokens, round(expansion * tokens))
+        self.mlp2 = Mlp(tokens, hidden_width(expansion, tokens))
         self.drop_path1, self.drop_path2 = drop_path(drop), drop_path(drop)
 
     def forward(self, x: Tensor) -> Tensor:

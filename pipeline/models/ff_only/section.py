@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
-from widemix.models.section import Expansion, ModelSpec, PatchedSection
+from widemix.models.section import Expansion, ModelSpec, PatchedSection, hidden_width
 from widemix.section import key
 
 
@@ -30,8 +30,8 @@ class FfOnlySection(PatchedSection):
         tokens = patches + 1  # the class token
         layers = [patch_layer(image_size, self.patch_size, self.channels)]
         for _ in range(self.depth):
-            layers += mlp_layers(tokens, channels, round(self.expansion * channels), channels)
-            layers += mlp_layers(channels, tokens, round(self.expansion * tokens), tokens)
+            layers += mlp_layers(tokens, channels, hidden_width(self.expansion, channels), channels)
+            layers += mlp_layers(channels, tokens, hidden_width(self.expansion, tokens), tokens)
         norms = [NormCost(tokens, channels), NormCost(channels, tokens)] * self.depth + [NormCost(tokens, channels)]
         return NetworkCost(
             [*layers, LayerCost(1, channels, num_classes, mixes=False)],

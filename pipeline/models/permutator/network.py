@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from widemix.models.baselines import Baseline
 from widemix.models.drop_path import drop_path
 from widemix.models.layers import LayerNorm
+from widemix.models.section import hidden_width
 
 
 class PermuteMlp(nn.Module):
@@ -48,7 +49,7 @@ class PermutatorBlock(nn.Module):
         self.norm1 = LayerNorm(channels)
         self.mix = PermuteMlp(side, channels)
         self.norm2 = LayerNorm(channels)
-        self.mlp = Mlp(channels, round(expansion * channels))
+        self.mlp = Mlp(channels, hidden_width(expansion, channels))
         self.drop_path1, self.drop_path2 = drop_path(drop), drop_path(drop)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, Self
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
-from widemix.models.section import Expansion, ModelSpec, PatchedSection, check_patches
+from widemix.models.section import Expansion, ModelSpec, PatchedSection, check_patches, hidden_width
 from widemix.section import key
 
 
@@ -36,7 +36,7 @@ class PermutatorSection(PatchedSection):
         block = [LayerCost(tokens, channels, channels, bias=False)] * 3
         block += [LayerCost(1, channels, channels // 4, mixes=False, activated=True)]
         block += [LayerCost(1, channels // 4, 3 * channels, mixes=False), LayerCost(tokens, channels, channels)]
-        block += mlp_layers(tokens, channels, round(self.expansion * channels), channels)
+        block += mlp_layers(tokens, channels, hidden_width(self.expansion, channels), channels)
         stem = patch_layer(image_size, self.patch_size, self.channels)
         head = LayerCost(1, channels, num_classes, mixes=False)
         return NetworkCost(

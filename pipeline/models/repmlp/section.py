@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, patch_layer
-from widemix.models.section import Expansion, ModelSpec, PatchedSection
+from widemix.models.section import Expansion, ModelSpec, PatchedSection, hidden_width
 from widemix.section import Positive, key
 
 
@@ -47,7 +47,7 @@ class RepMlpSection(PatchedSection):
         The convolutions in parallel to the mixing do not count as connections: `RepMlp.fused` folds them into it.
         """
         channels, tokens, sets = self.channels, (image_size // self.patch_size) ** 2, self.share_sets
-        hidden = round(self.expansion * channels)
+        hidden = hidden_width(self.expansion, channels)
         of_set = NormCost(channels * tokens // sets, sets, statistics=0)
         block = [
             LayerCost(1, channels, channels // 4, mixes=False),
