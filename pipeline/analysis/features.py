@@ -13,7 +13,7 @@ from widemix.errors import InputError
 Reduced = TypeVar("Reduced")
 
 # Modules whose output is added to a skip connection, by the last part of their names, in our networks and timm's.
-_MIXERS = {"mlp_tokens", "mlp_channels", "linear_tokens", "outer_act", "mlp1", "mlp2", "mix", "gate", "ffn"}
+_MIXERS = {"mlp_tokens", "mlp_channels", "linear_tokens", "outer_act", "mlp1", "mlp2", "mix", "gated", "ffn"}
 _BRANCHES = _MIXERS | {"attn", "mlp", "self_attn", "linear2"}
 
 

@@ -148,6 +148,8 @@ def _count(calls: dict[str, int], name: str):
             calls[name] = inputs[0].numel() // layer.in_features
         elif isinstance(layer, GroupedLinear):
             calls[name] = inputs[0].shape[1] // layer.groups
+        elif isinstance(layer, BlockDiagonal):
+            calls[name] = len(inputs[0])  # of one sample: a RepMLP has C / G rows for a set's matrices
         else:
             calls[name] = 1
 

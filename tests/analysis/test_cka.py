@@ -118,6 +118,7 @@ def test_every_family_and_timms_networks_have_layers_before_their_skips():
         ("sw_mlp", {**masked, "expansion": 2}),
         ("sw_mlp", {**masked, "expansion": 2, "outer_activation": False}),
         ("permutator", {"patch_size": 4, "channels": 8, "depth": 2}),
+        ("repmlp", {"patch_size": 4, "channels": 8, "depth": 2, "share_sets": 2}),
     ]
     for kind, keys in networks:
         module = build_model(KINDS[kind](kind=kind, **keys), 8, 10).eval()

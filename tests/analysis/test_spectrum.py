@@ -70,6 +70,10 @@ def test_masked_monarch_and_kronecker_weights():
     found = {each.layer: each for each in spectra(model, torch.zeros(1, 3, 8, 8))}["blocks.0.mlp_tokens.fc"]
     wide = torch.func.jacrev(lambda x: model.blocks[0].mlp_tokens.fc(x.view(1, 6, 4)).flatten())(torch.randn(24))
     np.testing.assert_allclose(np.sort(found.values.repeat(found.repeats))[::-1], numpys(wide), atol=1e-6)
+    model = build("repmlp", patch_size=4, channels=6, depth=1, share_sets=2)
+    found = {each.layer: each for each in spectra(model, torch.zeros(1, 3, 8, 8))}["blocks.0.perceptron.dense"]
+    wide = torch.func.jacrev(lambda x: model.blocks[0].perceptron.dense(x.view(3, 2, 4)).flatten())(torch.randn(24))
+    np.testing.assert_allclose(np.sort(found.values.repeat(found.repeats))[::-1], numpys(wide), atol=1e-6)
     for matrices in ("monarch", "kronecker"):
         model = build("shallow", width=24, matrices=matrices)
         name, product = "blocks.0", model.blocks[0]

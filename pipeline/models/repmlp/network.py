@@ -16,6 +16,7 @@ from torch.nn.functional import conv2d
 from widemix.models.baselines import Baseline
 from widemix.models.drop_path import drop_path
 from widemix.models.layers import BlockDiagonal
+from widemix.models.section import hidden_width
 
 
 class TokenNorm(nn.Module):
@@ -106,12 +107,13 @@ class RepMlpBlock(nn.Module):
         self, grid: tuple[int, int], channels: int, expansion: float, sets: int, kernels: Sequence[int], drop: float
     ):
         super().__init__()
-        self.sets, hidden = sets, round(expansion * channels)
+        self.sets, hidden = sets, hidden_width(expansion, channels)
         self.norm1 = TokenNorm(channels)
         self.gate = nn.Sequential(
             nn.Linear(channels, channels // 4), nn.ReLU(), nn.Linear(channels // 4, channels), nn.Sigmoid()
         )
         self.perceptron: nn.Module = ChannelPerceptron(grid, sets, kernels)
+        self.gated = nn.Identity()  # the name of what is added to the skip, for those who look into the network
         self.norm2 = TokenNorm(channels)
         self.ffn = nn.Sequential(
             nn.Linear(channels, hidden, bias=False),
@@ -132,7 +134,7 @@ class RepMlpBlock(nn.Module):
         gate = self.gate(x.mean(1, keepdim=True))  # [B, 1, C]
         maps = x.transpose(1, 2).unflatten(1, (-1, self.sets)).flatten(0, 1)  # [B * C/G, G, S]
         mixed = self.perceptron(maps).unflatten(0, (x.shape[0], -1)).flatten(1, 2)  # [B, C, S]
-        return mixed.transpose(1, 2) * gate
+        return self.gated(mixed.transpose(1, 2) * gate)
 
     def fuse(self) -> None:
         """Fold convolutions and norms into linear layers. The two norms before mixing and FFN remain."""
