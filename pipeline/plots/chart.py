@@ -96,6 +96,8 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     step = min((b - a for a, b in pairwise(values)), default=abs(values[0]) or 1)
     largest = max(map(abs, values))
     if not 1e-3 <= largest < 1e5:
-        return [f"{value:.3g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e") for value in values]
+        apart = math.floor(math.log10(largest)) - math.floor(math.log10(step) + 1e-9) if largest else 0
+        digits = max(3, 1 + apart)
+        return [f"{value:.{digits}g}".replace("e+0", "e").replace("e-0", "e-").replace("e+", "e") for value in values]
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     return [f"{value:,.{decimals}f}" for value in values]
