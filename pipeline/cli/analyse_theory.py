@@ -46,6 +46,8 @@ def _sparse_spectrum(arguments: argparse.Namespace) -> Exit:
         raise InputError(
             f"--widths {min(widths)}: holds no {arguments.connections} weights; the least is {least:.0f}"
         )
+    if round(arguments.gamma * min(widths)) < 1:
+        raise InputError(f"--gamma {arguments.gamma:g}: matrices of {min(widths)} columns have no row; raise it")
     if (largest := max(widths)) * max(1, arguments.gamma) > _MOST_ROWS:
         raise InputError(f"--widths {largest:g}: matrices have at most {_MOST_ROWS:g} rows and columns")
     entries = widening(arguments.connections, arguments.gamma, widths, arguments.trials, arguments.seed)
