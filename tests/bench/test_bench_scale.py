@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,8 +23,11 @@ from widemix.bench.scale import (
     with_efficiency,
     write_row,
 )
+from widemix.bench.timing import time_in_turns
+from widemix.data.batches import Batch
 from widemix.distributed.topology import Topology, process_group
 from widemix.errors import InputError
+from widemix.formats.beton import open_beton
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, load_recipe
 
@@ -170,3 +174,147 @@ def test_steps_with_the_loader_are_timed_after_the_first_of_each_epoch(monkeypat
     assert (seconds, waited) == ((11 + 22 + 44) / 3, (1 + 2 + 4) / 3)
     assert epochs == [0, 1]
     assert len(taken) == 2 * 9
+
+
+def on_rank(rank: int, world: int, local_world: int) -> Topology:
+    return Topology(rank, world, rank % local_world, local_world, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("topology", "times", "parts"),
+    [
+        (on_rank(0, 4, 2), (1.0, 1.5, 3.0, 0.25), (1.0, 0.5, 0.25, 1.25)),
+        (on_rank(0, 4, 2), (1.5, 1.0, 3.0, 0.25), (1.5, 0.0, 0.25, 1.25)),  # the engine's step took less time
+        (on_rank(0, 4, 2), (1.0, 1.5, 1.5, 0.25), (1.0, 0.5, 0.25, 0.0)),  # and so did the whole
+        (on_rank(0, 1, 1), (1.0, 1.5, 3.0, 0.25), (1.0, 0.0, 0.25, 1.75)),  # which waits for nobody
+        (on_rank(1, 4, 2), (1.0, 1.5, 3.0, 0.25), None),
+    ],
+)
+def test_a_row_has_the_means_of_all_ranks_and_the_parts_of_a_step(
+    topology: Topology, times: tuple, parts: tuple | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of measured times (alone, together, whole, waited), of which the mean over ranks is twice that of this one."""
+    recipe = load_recipe(ROOT / RECIPE, [("train.grad_accum_steps", "2"), ("train.global_batch", "64")])
+    alone, together, whole, waited = times
+    steps: list[tuple] = []
+    engine = SimpleNamespace(step=lambda batches, lr: steps.append((batches, lr)))
+
+    @contextmanager
+    def batches(epoch: int):
+        assert epoch == 0
+        yield iter("abc")
+
+    def time_steps(plain: object, step, number: int, given: Topology) -> tuple[float, float]:
+        step()
+        assert (plain, steps, number, given) == (("plain", "network", ["a", "b"]), [(["a", "b"], 0.0)], 7, topology)
+        return alone, together
+
+    def time_with_loader(step, given: object, count: int, number: int, where: Topology) -> tuple[float, float]:
+        assert (step, given, count, number, where) == (engine.step, loader, 2, 7, topology)
+        return whole, waited
+
+    loader = SimpleNamespace(batches=batches)
+    monkeypatch.setattr(scale, "_build", lambda *_: ("network", "batch_last"))
+    monkeypatch.setattr(scale, "build_engine", lambda *_: engine)
+    monkeypatch.setattr(scale, "_plain_step", lambda recipe, module, kept, topology: ("plain", module, kept))
+    monkeypatch.setattr(scale, "_time_steps", time_steps)
+    monkeypatch.setattr(scale, "_time_with_loader", time_with_loader)
+    monkeypatch.setattr(scale, "mean_over_ranks", lambda values: 2 * values)
+    row = scale._row(recipe, loader, topology, 7, {"batch": 8})  # type: ignore[arg-type]
+    if parts is None:
+        assert row is None
+        return
+    assert row is not None
+    assert [row[name] for name in PARTS] == [2 * seconds for seconds in parts]
+    assert (row["step"], row["images_per_s"]) == (2 * whole, 64 / (2 * whole))
+    assert (row["ranks"], row["nodes"]) == (topology.world, 2 if topology.world == 4 else 1)
+    assert (row["settings"], row["engine"], row["memory_layout"]) == ({"batch": 8}, recipe.engine.kind, "batch_last")
+
+
+def test_a_plain_step_has_the_gradient_of_the_whole_batch_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = load_recipe(ROOT / RECIPE, [("train.precision", "fp32"), ("optim.weight_decay", "0.1")])
+    network, numbers = torch.nn.Linear(5, 3).eval(), torch.Generator().manual_seed(0)
+    inputs, targets = (torch.rand(4, size, generator=numbers) for size in (5, 3))
+    batches = [Batch(inputs[own], targets[own], np.arange(2)) for own in (slice(0, 2), slice(2, 4))]
+    before, gradients = network.weight.clone(), []
+    build = scale.build_optimizer
+
+    def kept(*given):
+        optimizer = build(*given)
+        optimizer.register_step_pre_hook(lambda *_: gradients.append(network.weight.grad.clone()))  # type: ignore
+        return optimizer
+
+    monkeypatch.setattr(scale, "build_optimizer", kept)
+    step = scale._plain_step(recipe, network, batches, on_rank(0, 1, 1))
+    for _ in range(2):
+        step()
+    assert network.training
+    torch.testing.assert_close(network.weight, before, rtol=0, atol=0)
+    (expected,) = torch.autograd.grad(torch.nn.functional.cross_entropy(network(inputs), targets), [network.weight])
+    assert len(gradients) == 2
+    for gradient in gradients:
+        torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_steps_are_timed_in_turns_after_the_first_and_all_ranks_begin_together(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Medians, which are not means; the first three of each are not counted."""
+    clock, events, shown = [0.0], [], []
+
+    def takes(name: str, *seconds: float):
+        own = iter((50, 60, 70, *seconds))
+
+        def step() -> None:
+            events.append(name)
+            clock[0] += next(own)
+
+        return step
+
+    def barrier() -> None:
+        events.append("all")
+        clock[0] += 1000
+
+    def in_turns(*given, **options):
+        shown.append(options["shown"])
+        return time_in_turns(*given, **options | {"shown": False})
+
+    monkeypatch.setattr(scale, "time_in_turns", in_turns)
+    monkeypatch.setattr(scale, "wall_clock", lambda device: clock[0])
+    monkeypatch.setattr(scale.dist, "barrier", barrier)
+    monkeypatch.setattr(scale.dist, "get_rank", lambda: rank)
+    plain, engine = takes("plain", 1, 9, 2), takes("engine", 30, 4, 5)
+    assert scale._time_steps(plain, engine, 3, on_rank(rank, 2, 2)) == (2, 5)
+    assert events == ["all", "plain", "all", "engine"] * 6
+    assert shown == [rank == 0]
+
+
+def test_ranks_have_whole_groups_and_threads_and_steps_enough(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, threads = [], []
+    monkeypatch.setattr(scale, "_row", lambda *given: rows.append(given))
+    monkeypatch.setattr(scale, "share_cpus", lambda topology: 3)
+    monkeypatch.setattr(scale, "bind_to_cpus", lambda cpus, topology: threads.append(("bound", cpus)))
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    values = {"augment.mixup": "0.2", "augment.mix_group": "4", "train.grad_accum_steps": "2"}
+    recipe = load_recipe(ROOT / RECIPE, [("data.path", str(digits)), *values.items()])
+    with pytest.raises(InputError, match=r"^--batch 6: must be a multiple of augment\.mix_group 4$"):
+        measure_scale(recipe, batch=6, steps=7)
+    count = len(open_beton(digits / "train.beton"))
+    batch = count // 8 // 4 * 4  # four steps of two micro-batches
+    for cpus in (None, 1):
+        measure_scale(recipe, batch, 7, cpus)
+        given, loader, topology, steps, settings = rows.pop()
+        assert (given.train.global_batch, loader.steps, topology.world, steps) == (2 * batch, 4, 1, 7)
+        assert settings == settings_of(recipe, batch, cpus)
+    assert threads == [3, ("bound", 1), 1]
+    plain = load_recipe(
+        ROOT / RECIPE, [("data.path", str(digits)), ("augment.mix_group", "4"), ("augment.mixup", "0")]
+    )
+    measure_scale(plain, 6, 7)
+    with pytest.raises(
+        InputError, match=f"^--batch {batch + 24}: 1 ranks leave 3 steps an epoch; take a smaller one$"
+    ):
+        measure_scale(recipe, batch + 24, 7)

@@ -1,8 +1,12 @@
 """The benchmark of a step compares like with like."""
 
 import itertools
+from argparse import Namespace
+from contextlib import nullcontext
 
+import numpy as np
 import pytest
+import timm
 import torch
 
 from tests.conftest import ROOT
@@ -15,6 +19,7 @@ from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
+from widemix.recipe.log import LogSection
 from widemix.training.profile import torch_profiler
 
 
@@ -152,3 +157,169 @@ def test_a_steps_time_is_that_of_its_operations(capsys):
     report([{"name": "a", "metric": 1, "operations_ms": {"aten::mm": 3.0, "aten::sin": 1.0}}], ("torch",), None)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3:] == ["operations_ms of a:", f"{'3':>18}   75%  aten::mm", f"{'1':>18}   25%  aten::sin"]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_round_has_the_steps_between_two_lines_of_the_whole_loop(gpu, monkeypatch):
+    """Its number is the mean of its turns; the tiny network has twenty times as many rounds."""
+    every, calls = LogSection().every, []
+
+    def time_contestants(recipe, topology, folder, steps, turns):
+        calls.append((recipe, topology.device.type, steps, turns))
+        rounds = np.repeat(
+            np.arange(steps * turns // every), every // steps
+        )  # each turn of one as its round's number
+        offsets = np.tile([-0.25, 0.25], turns // 2) if turns > 60 else 0  # of the turns of a round
+        plain = 1 + rounds + offsets
+        return {step.PLAIN: plain.tolist(), step.ENGINE: (plain + 1).tolist(), step.LOOP: (2 * plain).tolist()}
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(step, "process_group", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(step, "peak_memory", lambda device: 1.23456)
+    monkeypatch.setattr(step, "time_contestants", time_contestants)
+    rows = step.run(Namespace(recipe=None, batch=None, rounds=3))
+    with torch.device("meta"):
+        theirs = timm.create_model("mixer_s16_224")
+    (first, device, steps, turns), (second, _, *tiny) = calls
+    assert (steps, turns) == ((10, 3 * every // 10) if gpu else (1, 3 * every))
+    assert tiny == [every, 60]
+    assert model_cost(first.model, 224, 1000).parameters == sum(p.numel() for p in theirs.parameters())
+    assert model_cost(second.model, 8, 1000).parameters < 20_000
+    for recipe in (first, second):
+        assert (recipe.train.precision, recipe.train.global_batch, device) == (
+            ("bf16", 256, "cuda") if gpu else ("fp32", 1, "cpu")
+        )
+    rate, batch = ("images_per_s", 256) if gpu else ("images_per_cpu_s", 1)
+    names = [
+        f"{name}, {network}"
+        for network in ("Mixer-S/16", "a tiny network")
+        for name in (step.PLAIN, step.ENGINE, step.LOOP)
+    ]
+    assert [row["name"] for row in rows] == names
+    medians = [2, 3, 4, 30.5, 31.5, 61]  # of 1 to 3, and of 1 to 60 seconds a step
+    assert [row[rate] for row in rows] == [round(batch / seconds, 1) for seconds in medians]
+    ratios = [1, 0.6667, 0.5, 1, round(np.median(np.arange(1, 61) / np.arange(2, 62)), 4), 0.5]
+    assert [row["ratio"] for row in rows] == ratios
+    assert [row["us_more"] for row in rows] == [0, 1e6, 2e6, 0, 1e6, 30.5e6]
+    assert {row["memory_gib"] for row in rows} == {1.23}
+
+
+@pytest.mark.parametrize(("gpu", "batch"), [(False, None), (True, 5)])
+def test_a_recipes_network_is_measured_by_its_batch_unless_another_is_given(gpu, batch, monkeypatch):
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(step, "load_from_arguments", lambda arguments: recipe)
+    monkeypatch.setattr(step, "measure_networks", lambda *given: given)
+    given = step.run(Namespace(recipe="r", batch=batch, rounds=3, compiled=True))
+    device = torch.device("cuda", 0) if gpu else torch.device("cpu")
+    assert given == (recipe, batch or recipe.train.global_batch, 3, True, device)
+
+
+def test_a_network_has_medians_of_its_parts_and_is_compared_within_a_round():
+    first = network_step.Contestant("first", None, None, seconds=[[1.0, 2.0, 1.0], [1.0, 5.0, 2.0], [2.0, 1.0, 3.0]])
+    other = network_step.Contestant(
+        "other", None, None, "batch_last", [[4.0, 0.5, 0.5], [2.0, 1.0, 1.0], [8.0, 1.0, 3.0]]
+    )
+    other.memory_gib, other.operations_ms = 1.5, {"aten::mm": 3.0}
+    row = network_step._row(other, first, 12, 30 * 10**12, 1e13, torch.device("cpu"))
+    same = {"name": "other", "memory_layout": "batch_last", "time_ratio": 1.25, "memory_gib": 1.5}  # of 1.25, 0.5, 2
+    parts = {"forward_ms": 4000, "backward_ms": 1000, "optimizer_ms": 1000}
+    numbers = {"images_per_cpu_s": 2.4, "tflop_per_s": 6, "peak_fraction": 0.6}  # a step takes 5 s
+    assert row == same | parts | numbers | {"operations_ms": {"aten::mm": 3.0}}
+    row = network_step._row(first, first, 12, 30 * 10**12, 1e13, torch.device("cuda"))
+    assert (row["images_per_s"], row["time_ratio"], row["backward_ms"]) == (2, 1, 2000)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_the_peak_is_that_of_the_fastest_product_in_the_precision(precision, monkeypatch):
+    """Ten products of two matrices of 6 rows: 432 FLOPs each, the fourth in 0.5 s."""
+    now, seconds, products = [0.0], iter([9, 2, 3, 0.5, 4, 5, 1, 6, 7, 8]), []
+
+    def mm(left, right):
+        products.append((left.dtype, right.dtype, left.shape, right.shape))
+        now[0] += next(seconds)
+
+    monkeypatch.setattr(network_step, "product_side", lambda *_: 6)
+    monkeypatch.setattr(network_step, "compute_clock", lambda device: now[0])
+    monkeypatch.setattr(network_step.torch, "mm", mm)
+    assert measure_peak(precision, torch.device("cpu")) == 864
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    assert products == [(dtype, dtype, (6, 6), (6, 6))] * 10
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "timms"),
+    [
+        ("digits/mixer", {"normal": "commutation", "rp": "random"}, ["timm"]),
+        ("cifar10/s_mixer", {"normal": "commutation", "rp": "random"}, []),
+        ("cifar10/sw_mlp", {"network": None}, []),
+    ],
+)
+def test_networks_are_compared_with_the_recipes_permutations_and_timms(name, ours, timms, monkeypatch):
+    """Without stochastic depth, which timm's has not; each also compiled, where that is asked for."""
+    recipe = load_recipe(ROOT / f"recipes/{name}.yaml")
+    mixes = hasattr(recipe.model, "drop_path")
+    changed = recipe.model.model_copy(update={"drop_path": 0.1} if mixes else {})
+    sections = {
+        each: recipe.model.model_copy(update={"drop_path": 0.0, "permutation": kind} if mixes else {})
+        for each, kind in ours.items()
+    }
+    built, compiled = [], []
+    monkeypatch.setattr(network_step, "build_model", lambda section, *size: built.append((section, size)) or "built")
+    monkeypatch.setattr(network_step.torch, "compile", lambda network: compiled.append(network) or "compiled")
+    size, first = (recipe.data.image_size, recipe.data.num_classes), next(iter(ours))
+    for chosen in (False, True):
+        own, alone = network_step._networks(recipe.model_copy(update={"model": changed}), chosen)
+        names = [f"{each} eager" for each in (first, *timms)]
+        names += [f"{each} compiled" for each in (*ours, *timms)] if chosen else []
+        assert (list(own), list(alone)) == (list(ours), names)
+        for each, build in (own | alone).items():
+            kind, _, way = each.partition(" ")
+            network = build()
+            assert network == "compiled" if way == "compiled" else isinstance(network, str) == (kind != "timm")
+            if way == "compiled":
+                network = compiled.pop()
+            if kind == "timm":
+                assert len(network.state_dict()) == len(recipe.model.timm_twin(*size)().state_dict())
+            else:
+                assert built.pop() == (sections[kind], size)
+    assert built == compiled == []
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_a_steps_parts_are_timed_in_the_recipes_precision(precision, dtype, monkeypatch):
+    now, network = [0.0], torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
+
+    def takes(seconds):
+        now[0] += seconds
+
+    seen = []
+    network.register_forward_pre_hook(
+        lambda *_: (
+            takes(1) or seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+        )
+    )
+    network.weight.register_hook(lambda gradient: takes(2))
+    optimizer.register_step_post_hook(lambda *_: takes(4))
+    monkeypatch.setattr(network_step, "compute_clock", lambda device: now[0])
+    inputs, targets = torch.eye(4), torch.full((4, 3), 1 / 3)
+    before = network.weight.detach().clone()
+    contestant = network_step.Contestant("a", network, optimizer)
+    assert network_step._step(contestant, inputs, targets, precision) == [1, 2, 4]
+    assert seen == [dtype]
+    assert network.weight.grad is None
+    assert not torch.equal(network.weight, before)
+
+
+def test_all_contestants_begin_with_the_same_weights_and_take_adamws_steps():
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml")
+    inputs, targets = network_step._batch(recipe, 6, torch.device("cpu"))
+    assert (inputs.shape, targets.shape) == ((6, 3, 8, 8), (6, 10))
+    assert inputs.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(targets.sum(1), torch.ones(6))
+    one, other = (network_step._contestant(name, lambda: torch.nn.Linear(9, 9), torch.device("cpu")) for name in "ab")
+    assert torch.equal(one.network.weight, other.network.weight)
+    assert one.network.training
+    assert (type(one.optimizer), one.optimizer.param_groups[0]["lr"]) == (torch.optim.AdamW, 1e-4)
+    assert one.optimizer.param_groups[0]["fused"]

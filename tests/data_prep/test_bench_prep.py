@@ -2,6 +2,7 @@
 
 import sys
 from collections import namedtuple
+from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -56,6 +57,7 @@ def test_the_loss_of_stored_images_is_that_of_their_middle(tmp_path):
         return file / f"{number}.JPEG"
 
     same = [write("stored", value, 0) for value in (100, 50)]
+    assert bench._crop(Image.open(same[0])).shape == (224, 224, 3)
     prepare("image-folder", tmp_path / "stored", tmp_path / "data", PrepSettings())
     assert bench._psnr(tmp_path / "data/train.beton", same) == 100
     others = [write("others", value, 255) for value in (110, 20)]
@@ -64,7 +66,7 @@ def test_the_loss_of_stored_images_is_that_of_their_middle(tmp_path):
 
 
 def test_each_size_has_writers_that_store_images_as_their_rows_say(tmp_path, monkeypatch):
-    """FFCV's first; its quality is that of ours. The peers take part once, beside the larger images."""
+    """FFCV's first; its quality is that of ours by default. The peers take part once, beside the larger images."""
     named, calls = [tmp_path / "a.JPEG"], []
     monkeypatch.setattr(bench, "jpegs", lambda origin: [origin])
     monkeypatch.setattr(bench, "link_repeatedly", lambda files, folder, count: [(files, folder.name, count)])
@@ -74,6 +76,9 @@ def test_each_size_has_writers_that_store_images_as_their_rows_say(tmp_path, mon
     assert [rest for _, *rest in rows] == [[[(["from"], "images", 7)], 3]] * 2
     assert [next(iter(writers)) for writers, *_ in rows] == [f"FFCV's DatasetWriter, {n} pixels" for n in (512, 400)]
     assert ["litdata" in writers for writers, *_ in rows] == [True, False]
+    for (writers, given, _), size in zip(rows, (512, 400), strict=True):
+        theirs, *ours = (write.args for write in writers.values() if isinstance(write, partial))
+        assert (theirs, [folder.name for _, folder in ours]) == ((size, given), ["images", "images"])
     monkeypatch.setattr("widemix.data_prep.prepare.prepare", lambda *given: calls.append(given))
     monkeypatch.setattr(bench, "_cost", lambda work, out: (work(), out))
     for size, kept in ((512, "original coding kept"), (400, "re-encoded")):
@@ -82,15 +87,15 @@ def test_each_size_has_writers_that_store_images_as_their_rows_say(tmp_path, mon
         for (name, write), marked in zip(ours, (False, True), strict=True):
             assert name == f"ours, {size} pixels, {kept}" + ", restart markers" * marked
             assert write(tmp_path) == (None, tmp_path)
-            settings = PrepSettings(max_size=size, quality=bench.QUALITY, restart_markers=marked)
+            settings = PrepSettings(max_size=size, restart_markers=marked)
             assert calls.pop() == ("image-folder", tmp_path / "images", tmp_path / "ours", settings)
 
 
 def test_rows_compare_the_costs_of_one_round(tmp_path, monkeypatch):
     """Medians of ratios, which are not those of the medians; the loss is that of the first round's files."""
     costs = {
-        "theirs": iter([bench.Cost(10, 20, 3 << 20), bench.Cost(20, 60, 3 << 20), bench.Cost(80, 40, 3 << 20)]),
-        "ours": iter([bench.Cost(5, 2, 2 << 20), bench.Cost(60, 20, 2 << 20), bench.Cost(2, 40, 2 << 20)]),
+        "theirs": iter([bench.Cost(10, 20, 3 << 20), bench.Cost(20, 60, 4 << 20), bench.Cost(80, 40, 3 << 20)]),
+        "ours": iter([bench.Cost(7, 2, 2_450_000), bench.Cost(60, 21, 2 << 20), bench.Cost(2, 40, 2 << 20)]),
         "mds": iter([bench.Cost(10, 20, 6 << 20)] * 3),
     }
     read = []
@@ -109,16 +114,16 @@ def test_rows_compare_the_costs_of_one_round(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "_in_process", lambda write, out: write(out))
     monkeypatch.setattr(bench, "_psnr", psnr)
     writers = {name: (lambda out, name=name: write(name, out)) for name in costs}
-    theirs, ours, mds = bench._rows(writers, tmp_path, [None] * 100, 3)
-    assert read == [("theirs.beton", [None] * 100), ("ours.beton", [None] * 100)]
+    theirs, ours, mds = bench._rows(writers, tmp_path, [None] * 110, 3)
+    assert read == [("theirs.beton", [None] * 110), ("ours.beton", [None] * 110)]
     ratios = {"time_ratio": 1, "ratio": 1, "bytes_ratio": 1}
-    speeds = {"images_per_s": 5, "images_per_cpu_s": 2.5}  # 100 images in 20 s, and in 40 s of CPU time
+    speeds = {"images_per_s": 5.5, "images_per_cpu_s": 2.8}  # 110 images in 20 s, and in 40 s of CPU time
     assert theirs == {"name": "theirs", **speeds, **ratios, "mib": 3, "psnr_db": 40.13}
-    ratios = {"time_ratio": 2, "ratio": 3, "bytes_ratio": 0.667}  # of 2, 1/3 and 40; of 10, 3 and 1
-    speeds = {"images_per_s": 20, "images_per_cpu_s": 5}
-    assert ours == {"name": "ours", **speeds, **ratios, "mib": 2, "psnr_db": 100}
+    ratios = {"time_ratio": 1.429, "ratio": 2.857, "bytes_ratio": 0.779}  # 10 / 7 of 1/3 and 40; 60 / 21 of 10 and 1
+    speeds = {"images_per_s": 15.7, "images_per_cpu_s": 5.2}  # in 7 s, and in 21 s
+    assert ours == {"name": "ours", **speeds, **ratios, "mib": 2.3, "psnr_db": 100}
     ratios = {"time_ratio": 2, "ratio": 2, "bytes_ratio": 2}  # of 1, 2 and 8; of 1, 3 and 2
-    speeds = {"images_per_s": 10, "images_per_cpu_s": 5}
+    speeds = {"images_per_s": 11, "images_per_cpu_s": 5.5}
     assert mds == {"name": "mds", **speeds, **ratios, "mib": 6, "psnr_db": None}
 
 
@@ -178,14 +183,16 @@ def test_the_other_writers_are_given_every_image_or_the_bytes_of_its_file(tmp_pa
     monkeypatch.setattr(bench.multiprocessing, "set_start_method", lambda *_, **__: None)
     monkeypatch.setattr(bench, "usable_cpus", lambda: 6)
     monkeypatch.setattr(bench, "_cost", lambda work, out: work() or out)
-    monkeypatch.setattr(bench, "QUALITY", 87)
     for name in ("CACHE", "DATA_CACHE"):
         monkeypatch.setenv(f"DATA_OPTIMIZER_{name}_FOLDER", "unset")
 
     assert bench._ffcv(400, files, tmp_path) == tmp_path
     [((beton, fields), options), *images] = found
     assert (beton, options) == (str(tmp_path / "theirs.beton"), {"num_workers": 6})
-    assert fields == {"image": ("jpg", {"max_resolution": 400, "jpeg_quality": 87}), "label": "int"}
+    assert fields == {
+        "image": ("jpg", {"max_resolution": 400, "jpeg_quality": PrepSettings().quality}),
+        "label": "int",
+    }
     for (image, label), file in zip(images, files, strict=True):
         assert (np.array(image).tobytes(), label) == (np.array(Image.open(file).convert("RGB")).tobytes(), 0)
 

@@ -1,12 +1,13 @@
-"""The hull of points, and what stands at logarithmic axes."""
+"""Lines with their spread, the hull of points, and what stands at logarithmic axes."""
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy.spatial import ConvexHull
 
-from widemix.plots.lines import plot_pareto_hull
-from widemix.plots.style import as_png, log_axis
+from widemix.plots.lines import Line, add_legend_below, plot_pareto_hull, plot_reference
+from widemix.plots.style import COLORS, as_png, log_axis
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -56,3 +57,74 @@ def test_ticks_of_few_decades_read_as_numbers(low, high, labels):
     shown = [tick.get_text() for tick in axes.get_xticklabels() if view[0] <= tick.get_position()[0] <= view[1]]
     assert shown[: len(labels)] == labels
     assert not any(tick.get_text() for tick in axes.get_xticklabels(minor=True))
+
+
+def bars_of(axes):
+    """The bars of the newest points with a spread: (x, from, to) of each."""
+    _, _, [bars] = axes.containers[-1].lines
+    return [(segment[0, 0], *segment[:, 1]) for segment in bars.get_segments()]
+
+
+def test_points_have_bars_and_are_joined_through_the_mean_of_those_of_one_x():
+    axes = Figure().subplots()
+    for number, joined in ((1, True), (8, False)):
+        line = Line(axes, number, "a_$b$")
+        line.points([1, 1, 2], [3, 6, 5], [0.5, 1, 0], joined)
+        assert bars_of(axes) == [(1, 2.5, 3.5), (1, 5, 7), (2, 5, 5)]
+        points, means = axes.containers[-1].lines[0], axes.lines[-1]
+        assert [*zip(*points.get_data(), strict=True)] == [(1, 3), (1, 6), (2, 5)]
+        assert [*zip(*means.get_data(), strict=True)] == [(1, 4.5), (2, 5)]
+        assert (points.get_linestyle(), means.get_linestyle()) == ("None", "-" if joined else "None")
+        assert to_hex(means.get_color()) == to_hex(points.get_color()) == COLORS[1].lower()  # of seven
+        assert means.get_marker() == "osD^vP*X<>"[number]
+    line.points([1, 2], [3, 4], [0, 0], True)
+    assert not axes.containers[-1].has_yerr
+    assert axes.get_legend_handles_labels()[1] == [r" a_\$b\$"] * 3
+
+
+def test_a_curve_lies_within_its_spread_and_reference_points_have_theirs():
+    axes = Figure().subplots()
+    Line(axes, 0, "a").band([1, 2, 4], [3, 5, 4], [1, 0.5, 2])
+    assert [*zip(*axes.lines[-1].get_data(), strict=True)] == [(1, 3), (2, 5), (4, 4)]
+    corners = {tuple(corner) for corner in axes.collections[-1].get_paths()[0].vertices}
+    assert corners == {(1, 2), (1, 4), (2, 4.5), (2, 5.5), (4, 2), (4, 6)}
+    plot_reference(axes, [(1, 2), (3, 4, 0.5)], "theirs")
+    assert bars_of(axes) == [(1, 2, 2), (3, 3.5, 4.5)]
+    plot_reference(axes, [(1, 2, 0.0)], "theirs")
+    assert not axes.containers[-1].has_yerr
+    assert axes.get_legend_handles_labels()[1] == [" a", " theirs", " theirs"]
+
+
+def test_values_are_above_their_points_and_what_is_missing_is_marked_on_the_axis():
+    axes = Figure().subplots()
+    line = Line(axes, 2, "a")
+    line.values([1, 2], [12345.6, 0.12345])
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [
+        ("1.235e+04", (1, 12345.6)),
+        ("0.1235", (2, 0.12345)),
+    ]
+    assert [text.xyann for text in axes.texts] == [(0, 23)] * 2  # in points: two rows of nine above the first
+    line.missing([])
+    assert not axes.lines
+    line.missing([3, 5])
+    [marks] = axes.lines
+    transform = axes.get_xaxis_transform().transform([(3, 0.08), (5, 0.08)])
+    np.testing.assert_allclose(marks.get_transform().transform(marks.get_xydata()), transform)
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"), [(["a"], 0), (["a", "b"], 2), (["a", "b", "c", "d", "e"], 4), (["a", "b" * 60], 1)]
+)
+def test_a_legend_has_each_name_once_in_as_many_columns_as_there_is_room_for(names, columns):
+    figure = Figure(figsize=(6, 3))
+    panels = figure.subplots(1, 2)
+    for axes in panels:
+        for number, name in enumerate(names):
+            Line(axes, number, name).band([0, 1], [0, 1], [0, 0])
+    add_legend_below(figure, panels)
+    if not columns:
+        assert figure.legends == []
+        return
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [f" {name}" for name in names]
+    assert legend._ncols == columns

@@ -4,6 +4,7 @@ import base64
 import html
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
 import numpy as np
@@ -259,3 +260,55 @@ def test_what_is_wrong(runs, tmp_path, capsys):
         assert text in capsys.readouterr().err
     written(tmp_path, runs[0])
     written(tmp_path, runs[0])  # a page is replaced
+
+
+@pytest.mark.parametrize("count", [12, 13])
+def test_a_curve_is_where_the_numbers_of_its_axes_say(count):
+    """A line through the places of the axes' numbers has each point at its value; few points are marked."""
+    points = [(k * 4000.0 / (count - 1), 0.5 + (k % 5) / 2) for k in range(count)]
+    svg = ElementTree.fromstring(line_chart('a "<b>"', "step & more", 4000, [Series('c"<', 3, points)]))
+    assert svg.get("aria-label") == 'a "<b>" by step & more'
+    _, _, width, height = map(float, svg.get("viewBox", "").split())
+    texts = [(each.text or "", each) for each in svg.iter("text") if each.get("class") is None]
+    (label,) = (each for each in svg.iter("text") if each.get("class") == "label")
+    drawn_by: dict = {}
+    for each in svg.iter("path"):
+        numbers = [*map(float, re.findall(r"[\d.]+", each.get("d", "")))]
+        drawn_by.setdefault(each.get("class"), []).append(numbers)
+    [(left, bottom, right)] = drawn_by["axis"]
+    assert (float(label.get("x", 0)), float(label.get("y", 0))) == ((left + right) / 2, height - 3)
+    assert label.text == "step & more"
+    count_y = len(drawn_by["grid"])
+    values_y = [(float(text), float(each.get("y", 0)) - 4) for text, each in texts[:count_y]]
+    values_x = [(float(text.replace(",", "")), float(each.get("x", 0))) for text, each in texts[count_y:]]
+    assert [value for value, _ in values_x] == [0, 1000, 2000, 3000, 4000]
+    assert [value for value, _ in values_y] == [0.5, 1, 1.5, 2, 2.5]
+    for (_, y), line, (_, each) in zip(values_y, drawn_by["grid"], texts, strict=False):
+        assert line == pytest.approx([left, y, right], abs=0.1)
+        assert (each.get("text-anchor"), float(each.get("x", 0))) == ("end", left - 6)
+    for (_, x), line, (_, each) in zip(values_x, drawn_by["tick"], texts[count_y:], strict=True):
+        assert line == pytest.approx([x, bottom, 4], abs=0.1)
+        assert (each.get("text-anchor"), float(each.get("y", 0))) == ("end" if x == right else "middle", bottom + 17)
+    across = np.polynomial.Polynomial.fit(*zip(*values_x, strict=True), 1)
+    down = np.polynomial.Polynomial.fit(*zip(*values_y, strict=True), 1)
+    assert (across(0), across(4000)) == pytest.approx((left, right), abs=0.1)
+    top = 10  # pixels; 4 % of the range are left above and below
+    assert (down(0.5 - 0.08), down(2.5 + 0.08)) == pytest.approx((bottom, top), abs=0.2)
+    assert width - right == 12
+    [curve] = svg.iter("polyline")
+    places = [(float(across(x)), float(down(y))) for x, y in points]
+    drawn = [[*map(float, pair.split(","))] for pair in curve.get("points", "").split()]
+    np.testing.assert_allclose(drawn, places, atol=0.15)
+    assert [*map(float, curve.get("data-x", "").split())] == pytest.approx([x for x, _ in points], rel=1e-5)
+    assert [*map(float, curve.get("data-y", "").split())] == pytest.approx([y for _, y in points], rel=1e-4)
+    assert (curve.get("data-name"), curve.get("class")) == ('c"<', "curve s3")
+    marks = [(float(each.get("cx", 0)), float(each.get("cy", 0))) for each in svg.iter("circle")]
+    assert marks == ([tuple(each) for each in drawn] if count == 12 else [])
+
+
+def test_a_constant_curve_is_in_the_middle_and_its_end_on_the_right():
+    chart = line_chart("title", "step", 8, [Series("a", 0, [(0.0, 5.0), (8.0, 5.0)])])
+    [points] = re.findall(r' points="([^"]*)"', chart)
+    (x, y), (end, same) = ([*map(float, pair.split(","))] for pair in points.split())
+    assert (x, end, y) == (58, 460 - 12, same)
+    assert y == (10 + 250 - 36) / 2
