@@ -180,7 +180,10 @@ def test_the_other_writers_are_given_every_image_or_the_bytes_of_its_file(tmp_pa
     for name, functions in modules.items():
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
         sys.modules[name].__dict__.update(functions)
-    monkeypatch.setattr(bench.multiprocessing, "set_start_method", lambda *_, **__: None)
+    started = []
+    monkeypatch.setattr(
+        bench.multiprocessing, "set_start_method", lambda *own, **chosen: started.append((own, chosen))
+    )
     monkeypatch.setattr(bench, "usable_cpus", lambda: 6)
     monkeypatch.setattr(bench, "_cost", lambda work, out: work() or out)
     for name in ("CACHE", "DATA_CACHE"):
@@ -189,6 +192,7 @@ def test_the_other_writers_are_given_every_image_or_the_bytes_of_its_file(tmp_pa
     assert bench._ffcv(400, files, tmp_path) == tmp_path
     [((beton, fields), options), *images] = found
     assert (beton, options) == (str(tmp_path / "theirs.beton"), {"num_workers": 6})
+    assert started == [(("fork",), {"force": True})]
     assert fields == {
         "image": ("jpg", {"max_resolution": 400, "jpeg_quality": PrepSettings().quality}),
         "label": "int",

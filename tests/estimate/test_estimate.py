@@ -1,5 +1,6 @@
 """`widemix cost`: numbers that follow from the papers' formulas, and that steps on real tensors bear out."""
 
+import itertools
 import json
 import subprocess
 from pathlib import Path
@@ -16,7 +17,7 @@ from widemix.cli.machine import add_cost
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
-from widemix.estimate import check, measure
+from widemix.estimate import check, measure, report
 from widemix.estimate.hardware import EFFICIENCY, GPUS, LAUNCH, Cluster, network_bandwidth
 from widemix.estimate.network import Pass, fake_pass
 from widemix.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
@@ -403,3 +404,127 @@ def test_a_short_run_has_its_time_in_seconds_or_minutes_and_a_small_network_a_wh
     assert found["measured pass"][2].startswith("64 images on this machine")
     hours, text, _ = texts(samples=100_000)["hours"]
     assert text == f"{hours:.1g} ({60 * hours:.1f} min)"
+
+
+COUNTS = {  # of Mixer-B/16, S = 196, C = 768: section 4 and table 1
+    "parameters": (59_880_472, "59,880,472", ""),
+    "connections": (48 * 260_112_384, "12.5 G", "of all mixing layers, as wide sparse matrices"),
+    "Omega": (196 * 768 * (384 + 3072) / 2, "260 M", "mean connections of a mixing layer (equation 14)"),
+    "width m": (196 * 768, "150,528", "of the features: S x C of a Mixer"),
+    "max. width": (196 * 3072, "602,112", "of a mixing layer: max(S D_C, C D_S) of a Mixer"),
+}
+ROOFLINE = "operator by operator, 82% of its roofline, "
+
+
+def printed(monkeypatch, network, cluster, *overrides, samples=None):
+    """All rows but the counts of the network, which are checked: value, text and note by name."""
+    monkeypatch.setattr(report, "fake_pass", lambda recipe, micro: network)
+    recipe = load_recipe(B16, overrides)
+    rows = {row.name: row[1:] for row in estimate(recipe, cluster, samples)}
+    assert {name: rows[name] for name in COUNTS} == COUNTS
+    return dict(itertools.dropwhile(lambda item: item[0] != "global batch", rows.items()))
+
+
+def test_the_whole_table_follows_from_the_operators_and_the_data_sheets(monkeypatch):
+    """Eight A100s on two nodes by 200 Gbit/s, two micro-batches of DDP: each number by hand."""
+    half, single, bandwidth, wire = 312e12, 19.5e12, 2.039e12, 25e9
+    operators = [("bf16", 6 * 10**12, 10**9), ("fp32", 10**9, 4 * 10**9), ("bf16", 10**9, 2 * 10**9)]
+    network = Pass(operators, 3 << 30, 59_880_472, 59_880_472, blocks=12, in_blocks=56_000_000)
+    one_pass = (6e12 / half + 4e9 / bandwidth + 2e9 / bandwidth) / 0.82  # the first computes, the others move bytes
+    assert 1e9 / single < 4e9 / bandwidth
+    update = 4 * 7 * 59_880_472 / bandwidth / 0.82  # w, g, and two moments are read, w and these are written
+    calls = 10  # of 25 MiB: 228.4 MiB
+    sums = 2 * 7 / 8 * 4 * 59_880_472 / wire + calls * 50e-6
+    exposed_s = sums / calls  # the last: the others hide behind two thirds of 33.5 ms
+    assert sums * 9 / 10 < one_pass * 2 / 3
+    compute, images_per_s = 2 * one_pass + update, 4096 / (2 * one_pass + update + exposed_s)
+    step = compute + exposed_s
+    of_peak = (2 * (6e12 + 2e9)) / half / step
+    hours = 93_600 * step / 3600
+    found = printed(monkeypatch, network, Cluster(8), ("train.grad_accum_steps", "2"))
+    states = {  # bytes of a weight: fp32 with two moments; in bf16 with sums and a copy in fp32
+        "state, DDP": (16, "913.70 MiB", "a GPU; weights, gradients and optimizer state; the recipe's engine"),
+        "state, FSDP": (16 / 8, "114.21 MiB", ""),
+        "state, ZeRO 0": (2 + 6 + 12, "1.12 GiB", ""),
+        "state, ZeRO 1": (2 + 6 + 12 / 8, "542.51 MiB", ""),
+        "state, ZeRO 2": (2 + (4 + 12) / 8, "228.43 MiB", ""),
+        "state, ZeRO 3": ((2 + 4 + 12) / 8, "128.49 MiB", ""),
+    }
+    memory = 16 * 59_880_472 + (3 << 30)
+    expected = {
+        "global batch": (4096, "4,096", "8 ranks x 2 micro-batches of 256, mixed in groups of 32"),
+        **{name: (59_880_472 * size, *words) for name, (size, *words) in states.items()},
+        "activations": (3 << 30, "3.00 GiB", "a GPU, micro-batches of 256"),
+        "memory": (memory, "3.89 GiB", "a GPU, of 80 GB, without buffers of CUDA and the engine"),
+        "all-reduce": (4 * 59_880_472, "228.43 MiB", f"a step, in 10 calls, {1e3 * sums:.1f} ms at 25 GB/s"),
+        "compute": (compute, f"{1e3 * compute:.1f} ms", f"{ROOFLINE}{of_peak:.0%} of the 16-bit peak"),
+        "exposed communication": (exposed_s, f"{1e3 * exposed_s:.1f} ms", "50 us a call, assumed"),
+        "step": (step, f"{1e3 * step:.1f} ms", f"{images_per_s:,.0f} images/s over all GPUs"),
+        "steps": (93_600, "93,600", "300 epochs of 1,281,167 images (ImageNet-1k)"),
+        "hours": (hours, f"{hours:.2f}", "without start, evaluation and checkpoints"),
+        "GPU hours": (8 * hours, f"{8 * hours:.1f}", "an estimate, not a measurement"),
+        "storage": (1_281_167 * 102_000, "131 GB", "a node; 102 kB per image"),
+        "read rate": (
+            images_per_s / 2 * 102_000,
+            f"{images_per_s * 0.051:,.0f} MB/s",
+            "a node, until the file is in the page cache",
+        ),
+        "decoding CPUs": (
+            images_per_s / 2 / 1610,
+            f"{images_per_s / 3220:.1f}",
+            "a node; one decodes 1610 images/s (measured by `widemix bench augment`)",
+        ),
+    }
+    assert list(found) == list(expected)
+    for name, (value, *words) in expected.items():
+        assert (found[name][0], [*found[name][1:]]) == (pytest.approx(value), words), name
+
+
+def test_a_step_of_many_small_operators_takes_the_time_of_their_starts(monkeypatch):
+    """On 64 GPUs without bf16, by FSDP, in a run of 300 short epochs that is ended early."""
+    network = Pass([("bf16", 10**6, 9 * 10**5)] * 1000, 40 << 30, 59_880_472, 59_880_472, 12, 56_000_000)
+    words = ("engine.kind", "fsdp"), ("train.activation_checkpointing", "true"), ("train.max_steps", "250")
+    found = printed(monkeypatch, network, Cluster(64, "v100"), *words, samples=5000)
+    update = 4 * 7 * 59_880_472 / 64 / 0.9e12 / 0.82
+    rings = 63 / 64 / 25e9
+    gathers, sums = rings * 2 * (59_880_472 + 56_000_000) + 25 * 50e-6, rings * 4 * 59_880_472 + 13 * 50e-6
+    exposed_s = gathers / 25 + sums / 13
+    step = 1000 * 40e-6 + update + exposed_s
+    assert found["step"][0] == pytest.approx(step)
+    assert found["exposed communication"][:2] == (pytest.approx(exposed_s), f"{1e3 * exposed_s:.1f} ms")
+    started = "the host starts 1000 operators, 40 us each (measured on that of an H100), while the GPU computes for "
+    computing = 1000 * 1e6 / 15.7e12 / 0.82
+    assert found["compute"][2] == (
+        f"{started}{1e3 * max(computing, 1000 * 9e5 / 0.9e12 / 0.82):.2g} ms, 0% of the 16-bit peak; a v100 has no "
+        "bf16: use fp16"
+    )
+    state = 16 * 59_880_472 / 64
+    note = "a GPU, of 32 GB, without buffers of CUDA and the engine: too much; raise train.grad_accum_steps (now 1)"
+    assert found["memory"][0] == state + (40 << 30)
+    assert found["memory"][2].startswith(note)
+    assert found["state, FSDP"] == (state, "14.28 MiB", "the recipe's engine")
+    assert found["activations"][2] == "a GPU, micro-batches of 64, activation checkpointing"
+    times = "a step, in {} calls, {:.1f} ms at 25 GB/s"
+    assert found["all-gather"][2] == times.format(25, 1e3 * gathers)
+    assert found["reduce-scatter"][2] == times.format(13, 1e3 * sums)
+    assert found["steps"] == (250, "250", "300 epochs of 5,000 images (--samples); train.max_steps ends it")
+    assert found["GPU hours"][:2] == (pytest.approx(64 * 250 * step / 3600), f"{64 * 250 * step / 3600:.1g}")
+    assert found["storage"][:2] == (5000 * 102_000, "0.51 GB")
+
+
+def test_prepared_data_has_its_own_samples_and_bytes(monkeypatch, tmp_path):
+    splits = {"train": SimpleNamespace(samples=8192, bytes=8192 * 2500), "val": SimpleNamespace(samples=9, bytes=9)}
+    monkeypatch.setattr(report, "read_manifest", lambda folder: SimpleNamespace(splits=splits))
+    (tmp_path / "manifest.json").touch()
+    network, where = Pass([("bf16", 10**12, 10**9)], 0, 10, 10, 1, 10), ("data.path", str(tmp_path))
+    found = printed(monkeypatch, network, Cluster(1), where)
+    assert found["steps"] == (600, "600", f"300 epochs of 8,192 images ({tmp_path})")
+    assert found["storage"][:3] == (8192 * 2500, "0.0205 GB", "a node; 2.5 kB per image")
+    assert "all-reduce" not in found
+    found = printed(monkeypatch, network, Cluster(1), where, samples=4096)
+    assert found["steps"] == (300, "300", "300 epochs of 4,096 images (--samples)")
+    assert found["storage"][0] == 4096 * 2500
+    with pytest.raises(
+        InputError, match=r"^train.global_batch 4096 exceeds the 4095 samples \(--samples\): an epoch"
+    ):
+        printed(monkeypatch, network, Cluster(1), where, samples=4095)
