@@ -255,7 +255,7 @@ def others(monkeypatch):
         return lambda pipeline: lambda: given.pipeline(pipeline(), **options)
 
     given.file.return_value = ("bytes", "labels")
-    given.pipeline.return_value.run = lambda: [range(50), range(50)]
+    given.pipeline.return_value.run = lambda: [range(50)]
     given.Loader.return_value = [(range(50), "labels"), (range(10), "labels")]
     dali = {
         "fn": SimpleNamespace(

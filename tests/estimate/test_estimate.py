@@ -28,6 +28,7 @@ from widemix.estimate.tables import named_rows, pairs_table
 from widemix.estimate.traffic import Ring, Traffic, exposed, step_traffic
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, load_recipe
+from widemix.recipe.engine import EngineSection
 from widemix.recipe.losses import softmax_loss
 
 B16 = ROOT / "recipes/imagenet/mixer_b16.yaml"
@@ -528,3 +529,75 @@ def test_prepared_data_has_its_own_samples_and_bytes(monkeypatch, tmp_path):
         InputError, match=r"^train.global_batch 4096 exceeds the 4095 samples \(--samples\): an epoch"
     ):
         printed(monkeypatch, network, Cluster(1), where, samples=4095)
+
+
+@pytest.mark.parametrize(("reduce_dtype", "reduced"), [("fp32", 4), ("bf16", 2)])
+@pytest.mark.parametrize(
+    ("engine", "collectives"),
+    [  # kind, bytes a weight, calls, whether hidden; in lists what each of three micro-batches has
+        ({"kind": "ddp"}, [("all-reduce", "R", 12, True)]),
+        ({"zero_stage": 0}, [("all-reduce", "R", 12, True)]),
+        ({"zero_stage": 1}, [("all-reduce", "R", 12, True), ("all-gather", 2, 12, False)]),
+        ({"zero_stage": 2}, [("all-reduce", ["R"], [12], True), ("all-gather", 2, 12, False)]),
+        ({"zero_stage": 3}, [("all-gather", 2, 12, True), ("reduce-scatter", ["R"], [12], True)]),
+        ({"zero_stage": 3, "overlap_comm": False},
+         [("all-gather", 2, 12, False), ("reduce-scatter", ["R"], [12], False)]),
+        ({"kind": "fsdp"}, [("all-gather", [3.8], [9], True), ("reduce-scatter", "R", 5, True)]),
+        ({"kind": "fsdp", "sharding": "hybrid"},
+         [("all-gather", [3.8], [9], True), ("reduce-scatter", "R", 5, True), ("all-reduce", "R/4", 5, True)]),
+    ],
+)  # fmt: skip
+def test_each_engine_sends_what_its_collectives_have(engine, collectives, reduce_dtype, reduced):
+    """Buckets of 2 MiB of gradients in fp32, a twelfth begun; R: the bytes that gradients are added up in."""
+    weights = 11 * 2**19 + 1
+    network = Pass([], 0, weights=weights, trained=weights, blocks=4, in_blocks=0.9 * weights)  # type: ignore[arg-type]
+    values = {"kind": "deepspeed", "bucket_cap_mb": 2, "reduce_dtype": reduce_dtype, **engine}
+    train = load_recipe(B16).train.model_copy(update={"grad_accum_steps": 3})
+    found = step_traffic(EngineSection().model_copy(update=values), train, network, Cluster(8))
+    sizes = {"R": reduced, "R/4": reduced / 4}
+    for each, (kind, size, calls, hidden) in zip(found, collectives, strict=True):
+        times, of_each, of_calls = (3, size[0], calls[0]) if isinstance(size, list) else (1, size, calls)
+        assert (each.kind, each.calls, each.hidden, each.times) == (kind, times * of_calls, hidden, times)
+        assert each.bytes == pytest.approx(times * sizes.get(of_each, of_each) * weights)
+
+
+def test_a_row_of_the_table_of_rehearsals_has_units_and_sums():
+    row = {"name": "a", "parameters": 59_880_472, "rehearsed memory": 4.179e9, "step": 0.0568, "hours": 1.46}
+    row |= {"rehearsed all-reduce": 239e6, "rehearsed all-gather": 1e9, "rehearsed reduce-scatter": 2e9}
+    row |= {"GPU hours": 1460.4, "seconds": 12.6, "CPU seconds": 25.4}
+    line = "| `a` | 59.9 M | 3,239 MB | 4.18 GB | 57 ms | 1.5 | 1,460 | 13 s | 25 s |"
+    assert rehearsal_line(row) == line
+    del row["hours"]
+    assert rehearsal_line(row) == line.replace("1.5 | 1,460", " | ")
+    bad = {"name": "b", "error": "error: a|b", "seconds": 1.0, "CPU seconds": 2.0}
+    assert rehearsal_line(bad) == "| `b` | error: a\\|b |  |  |  |  |  | 1 s | 2 s |"
+
+
+def test_the_peaks_of_this_machine_are_those_of_products_and_of_a_copy(monkeypatch):
+    monkeypatch.setattr(measure, "_shortest", lambda action, device: (action().shape, action().dtype))
+    cpu = torch.device("cpu")
+    assert measure._product_seconds(6, torch.bfloat16, cpu) == ((6, 6), torch.bfloat16)
+    copied = []
+    monkeypatch.setattr(measure.torch, "zeros", lambda count, device: copied.append((count, device)) or torch.ones(8))
+    monkeypatch.setattr(measure, "_shortest", lambda action, device: copied.append(action()) or 0.5)
+    monkeypatch.setattr(measure, "product_side", lambda dtype, device: {torch.bfloat16: 10, torch.float32: 6}[dtype])
+    monkeypatch.setattr(measure, "_product_seconds", lambda side, *_: side / 40)
+    found = measure.measured_peaks(cpu)
+    # Products of n rows take 2 n^3 FLOPs; 32 bytes are read and written in half a second.
+    assert (found.half, found.single, found.bandwidth) == (2000 / 0.25, 432 / 0.15, 128)
+    assert copied[0] == (2**26, cpu)
+    torch.testing.assert_close(copied[1], torch.ones(8))
+
+
+def test_a_gpus_work_is_waited_for_in_each_of_three_repetitions(monkeypatch):
+    clock, calls = [0.0], []
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def advance(seconds):
+        calls.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: advance(10))
+    assert measure._shortest(lambda: advance(1), torch.device("cuda")) == 11
+    assert calls == [1, 10] * 3
+    assert measure._shortest(lambda: advance(1), torch.device("cpu")) == 1
