@@ -74,7 +74,8 @@ class Ema:
         self._updates += stepped
         fraction = torch.where(stepped, 1 - ema_decay(self._updates, self.decay, self.warmup), 0).float()
         current = [w.to(average.device, torch.float32) for w, average in zip(weights, self._tensors, strict=True)]
-        torch._foreach_lerp_(self._tensors, current, [fraction.expand_as(average) for average in self._tensors])
+        fractions = [fraction.to(average.device).expand_as(average) for average in self._tensors]
+        torch._foreach_lerp_(self._tensors, current, fractions)
 
 
 def ema_decay(update: torch.Tensor, decay: float, warmup: bool) -> torch.Tensor:

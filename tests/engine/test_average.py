@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from widemix.engine.average import Ema
 from widemix.recipe.train import TrainSection
@@ -58,3 +59,18 @@ def test_its_errors_are_raised(pair, monkeypatch):
     average.update(weights, torch.tensor(True))
     with pytest.raises(MemoryError):
         _ = average.tensors
+
+
+def test_weights_on_the_host_and_statistics_on_a_gpu_are_averaged_where_they_are(monkeypatch):
+    """As with engine.cpu_offload and batch norms. torch compares the devices of fake tensors one by one alone."""
+
+    def one_by_one(averages, weights, fractions):
+        for average, weight, fraction in zip(averages, weights, fractions, strict=True):
+            average.lerp_(weight, fraction)
+
+    monkeypatch.setattr(torch, "_foreach_lerp_", one_by_one)
+    with FakeTensorMode():
+        weights = [torch.zeros(3, device=device) for device in ("cpu", "cuda")]
+        average = Ema(TrainSection(epochs=1, global_batch=1, ema_decay=0.9), weights)
+        average.update(weights, torch.tensor(True, device="cuda"))
+    assert [tensor.device.type for tensor in average.tensors] == ["cpu", "cuda"]
