@@ -12,6 +12,7 @@ from tests.engine.ranks import CHAIN, EMA, ENGINES, PROBE, REPMLP, STEPS, SUPPOR
 from widemix.data.loader import EvalLoader
 from widemix.engine import State
 from widemix.engine.average import ema_decay
+from widemix.errors import InputError
 from widemix.evaluation.evaluate import evaluate_engine
 from widemix.run.saving import assembled
 from widemix.training.finetune import freeze
@@ -81,6 +82,29 @@ def test_frozen_weights_stay_and_are_saved_and_loaded_with_the_others(digits, na
     assert torch.equal(other.state().model["stem.proj.weight"], moved["stem.proj.weight"])
     other.load(state)
     assert losses + setting.run(other, range(4, STEPS)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("optim", ["adamw", "schedule_free"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 2"])
+def test_weights_that_were_frozen_begin_to_count_their_steps_or_are_refused(digits, name, optim):
+    """ZeRO has one count of steps, and zeros for what a slice lacks, though schedule-free has weights in z."""
+    overrides = [*overrides_for(name), ("model.depth", "1"), ("optim.name", optim)]
+    overrides += [("schedule.name", "constant"), ("schedule.min_lr", "0")]
+    frozen, trained = (Setting("mixer", digits, *overrides, ("train.freeze", each)) for each in ("[stem.*]", "[]"))
+    engine, other = frozen.engine(), trained.engine()
+    frozen.run(engine, range(4))
+    before = engine.state()
+    if name == "deepspeed 2":
+        with pytest.raises(InputError, match=r"keep train\.freeze, take engine\.kind ddp or fsdp"):
+            other.load(before)
+        return
+    other.load(before)
+    trained.run(other, range(4, 5))
+    after = other.state()
+    moved = (after.model["stem.proj.weight"] - before.model["stem.proj.weight"]).abs().max()
+    assert 0 < moved < 2 * trained.rates[4]
+    if optim == "adamw":
+        assert [after.optimizer[f"step/{each}.weight"] for each in ("stem.proj", "head")] == [1, 5]
 
 
 @pytest.mark.parametrize("name", [name for name, precision in SUPPORTED if precision == "bf16"])
