@@ -50,8 +50,10 @@ def test_kind_picks_the_family(recipe):
         ({"permuted_blocks": "[3]"}, "a depth of 3 has blocks 0 to 2"),
         ({"permuted_layers": "each"}, "an s_mixer has one layer a mixing"),
         ({"expansion": "2"}, "an s_mixer has no hidden layer"),
-        ({"permuted_skips": "true"}, "permuted_skips: the skips of an RP Mixer; set permutation to random"),
-        ({"permuted_skips": "true", "permutation": "commutation"}, "permuted_skips: the skips of an RP Mixer"),
+        ({"permuted_skips": "true"}, "permuted_skips: is for an RP Mixer; set permutation to random"),
+        ({"permuted_skips": "true", "permutation": "commutation"}, "permuted_skips: is for an RP Mixer"),
+        ({"permuted_blocks": "[0]"}, "permuted_blocks: is for an RP Mixer; set permutation to random"),
+        ({"permuted_mixings": "token"}, "permuted_mixings: is for an RP Mixer"),
         ({"token_groups": "3"}, "token_groups 3 does not divide channels 8"),
     ],
 )

@@ -31,6 +31,8 @@ _WIDE = {
     "ss_w_table1": (32, 4, 467, 2, 4.0),  # table 1's 255 M connections, those of the patch layer among them
 }
 
+# Keys that change nothing but random permutations.
+_OF_RANDOM = ("permuted_blocks", "permuted_mixings", "permuted_layers", "permuted_skips")
 # What the paper prints of a network where that contradicts its own definitions.
 _NOTES = {
     "mixer_b_w_224": "table 1: Omega 2.6e8, width 6.2e5 (gamma 4.09 gives these); table S.3, at gamma 4: 4.06 G",
@@ -116,8 +118,9 @@ class MixerSection(StructuredWeights):
             raise ValueError(f"permuted_blocks {beyond}: a depth of {self.depth} has blocks 0 to {self.depth - 1}")
         if self.kind == "s_mixer" and self.permuted_layers == "each":
             raise ValueError("permuted_layers each: an s_mixer has one layer a mixing; leave it out")
-        if self.permuted_skips and self.permutation != "random":
-            raise ValueError("permuted_skips: the skips of an RP Mixer; set permutation to random")
+        for name in () if self.permutation == "random" else _OF_RANDOM:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: is for an RP Mixer; set permutation to random")
         return self
 
     @model_validator(mode="after")
