@@ -22,8 +22,8 @@ def find_gpu(name: str) -> Gpu | None:
 def peak_fraction(recipe: Recipe, topology: Topology) -> float | None:
     """Return the seconds that training on a sample takes at the peak of all GPUs: samples/s times this is the MFU.
 
-    None on CPUs, on GPUs whose peak is not known, for fp32 by TF32, and where weights are frozen, whose backward
-    pass is shorter. FLOPs are those of `model_cost`, forward and backward; what activation checkpointing computes
+    None on CPUs, on GPUs whose peak is not known, for products in float8 and fp32 by TF32, and where weights are
+    frozen, whose backward pass is shorter. FLOPs are those of `model_cost`, forward and backward; what activation checkpointing computes
     again does not count.
     """
     if topology.device.type != "cuda":
@@ -34,7 +34,8 @@ def peak_fraction(recipe: Recipe, topology: Topology) -> float | None:
 def fraction_of_peak(recipe: Recipe, device: str, world: int) -> float | None:
     """`peak_fraction` of so many GPUs of this name."""
     gpu, train = find_gpu(device), recipe.train
-    if gpu is None or train.freeze or (train.precision == "fp32" and train.matmul_precision == "high"):
+    others = train.fp8 or (train.precision == "fp32" and train.matmul_precision == "high")  # float8, TF32
+    if gpu is None or train.freeze or others:
         return None
     cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     return cost.training_flops / (world * gpu.peak(train.precision))

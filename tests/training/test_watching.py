@@ -133,6 +133,8 @@ def test_utilisation_is_flops_over_the_peak():
     assert 1000 * fraction_of_peak(recipe, "NVIDIA A100-SXM4-80GB", 4) == pytest.approx(1000 * flops / (4 * 312e12))
     fp32 = load_recipe("imagenet/mixer_b16", [("train.precision", "fp32"), ("train.matmul_precision", "high")])
     assert fraction_of_peak(fp32, "NVIDIA A100-SXM4-80GB", 4) is None
+    fp8 = load_recipe("imagenet/mixer_b16", [("train.precision", "bf16"), ("train.fp8", "true")])
+    assert fraction_of_peak(fp8, "NVIDIA H100 80GB HBM3", 4) is None  # of which the peak is twice as high
     probe = load_recipe("imagenet/mixer_b16", [("train.precision", "bf16"), ("train.freeze", "[body]")])
     assert fraction_of_peak(probe, "NVIDIA A100-SXM4-80GB", 4) is None  # most of the backward pass is left out
 
