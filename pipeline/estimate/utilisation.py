@@ -23,8 +23,8 @@ def peak_fraction(recipe: Recipe, topology: Topology) -> float | None:
     """Return the seconds that training on a sample takes at the peak of all GPUs: samples/s times this is the MFU.
 
     None on CPUs, on GPUs whose peak is not known, for products in float8 and fp32 by TF32, and where weights are
-    frozen, whose backward pass is shorter. FLOPs are those of `model_cost`, forward and backward; what activation checkpointing computes
-    again does not count.
+    frozen, whose backward pass is shorter. FLOPs are those of `model_cost`, forward and backward; what activation
+    checkpointing computes again does not count.
     """
     if topology.device.type != "cuda":
         return None
