@@ -20,7 +20,7 @@ from widemix.distributed.topology import Topology
 from widemix.engine.contract import Engine, StepResult
 from widemix.engine.deepspeed_config import deepspeed_config, import_deepspeed
 from widemix.engine.layout import adapt_network
-from widemix.engine.state import State, by_parameter
+from widemix.engine.state import State
 from widemix.engine.torch_versions import set_timeout
 from widemix.errors import InputError
 from widemix.optim.build import build_optimizer
@@ -199,7 +199,6 @@ class DeepSpeedEngine(Engine):
 
     @override
     def load(self, state: State) -> None:
-        self._check_slots(state)
         super().load(state)
         scaler = self._scaler()
         if scaler is not None and "loss_scale" in state.scalars:
@@ -207,20 +206,6 @@ class DeepSpeedEngine(Engine):
             steps = int(state.scalars.get("loss_scale_steps", 0))
             scaler.last_overflow_iter = scaler.cur_iter - 1 - steps
             scaler.cur_hysteresis = int(state.scalars.get("loss_scale_hysteresis", scaler.delayed_shift))
-
-    def _check_slots(self, state: State) -> None:
-        """`InputError` where parameters in one optimizer tensor, which has one count of steps, have several."""
-        slots, first = by_parameter(state.optimizer), dict[int, tuple[str, Any]]()
-        for name, index in self.param_slots():
-            own = slots.get(name, {})
-            found = sorted(own), own["step"].item() if "step" in own else 0
-            other, expected = first.setdefault(index, (name, found))
-            if found != expected:
-                raise InputError(
-                    f"the checkpoint has another optimizer state of {name} than of {other}, as after other "
-                    "train.freeze, and ZeRO keeps one of both; keep train.freeze, take engine.kind ddp or fsdp, or "
-                    "weights alone by train.init_from"
-                )
 
     def _scaler(self) -> Any:
         """What adapts the loss scale of fp16; None where nothing does."""

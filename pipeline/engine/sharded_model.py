@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from widemix.engine.average import Ema, swapped
 from widemix.engine.batch_norm import Frozen
 from widemix.engine.layout import all_names
 from widemix.engine.state import Shard, State, by_parameter
+from widemix.errors import InputError
 from widemix.optim.build import group_scalars, set_group_scalars
 from widemix.optim.dtensor import local_part
 from widemix.optim.section import OptimSection
@@ -152,6 +154,7 @@ class ShardedModel(ABC):
         for name in self._unoptimized:
             self.write(name, state.model[name])
         tensors, masters, slots = self.optimizer_tensors(), self._masters(), by_parameter(state.optimizer)
+        self._check_steps(slots)
         self.optimizer.state.clear()
         for name, index in self.param_slots():
             values = dict(slots.get(name, {}))
@@ -162,6 +165,28 @@ class ShardedModel(ABC):
         if self.ema:
             self._load_ema(self.ema, state)
         self.sync_module()
+
+    def _check_steps(self, slots: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """`InputError` where parameters whose steps are counted together have taken different numbers of them.
+
+        Together are those of an optimizer tensor, which has many with ZeRO, or of a group that has `group_counters`.
+        """
+        tensors, first = self.optimizer_tensors(), dict[int, tuple[str, Any]]()
+        groups = {id(p): number for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
+        for name, index in self.param_slots():
+            count = groups.get(id(tensors[index])) if self.spec.group_counters else index
+            if count is None:  # frozen
+                continue
+            own = slots.get(name, {})
+            found = bool(own.keys() - {"y"}), own["step"].item() if "step" in own else 0  # y are its weights
+            other, expected = first.setdefault(count, (name, found))
+            if found != expected:
+                together = "the optimizer" if self.spec.group_counters else "ZeRO, unlike engine.kind ddp and fsdp,"
+                raise InputError(
+                    f"the checkpoint has another optimizer state of {name} than of {other}, as after other "
+                    f"train.freeze, and {together} counts their steps together; keep train.freeze, or take weights "
+                    "alone by train.init_from"
+                )
 
     @torch.no_grad()
     def weight_norm(self) -> float:

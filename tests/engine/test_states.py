@@ -87,24 +87,24 @@ def test_frozen_weights_stay_and_are_saved_and_loaded_with_the_others(digits, na
 @pytest.mark.parametrize("optim", ["adamw", "schedule_free"])
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 2"])
 def test_weights_that_were_frozen_begin_to_count_their_steps_or_are_refused(digits, name, optim):
-    """ZeRO has one count of steps, and zeros for what a slice lacks, though schedule-free has weights in z."""
+    """Late in schedule-free's count their first steps would be 30 times the rate, with ZeRO from zeros in z."""
     overrides = [*overrides_for(name), ("model.depth", "1"), ("optim.name", optim)]
     overrides += [("schedule.name", "constant"), ("schedule.min_lr", "0")]
     frozen, trained = (Setting("mixer", digits, *overrides, ("train.freeze", each)) for each in ("[stem.*]", "[]"))
-    engine, other = frozen.engine(), trained.engine()
+    engine, other, less = frozen.engine(), trained.engine(), frozen.engine()
     frozen.run(engine, range(4))
     before = engine.state()
-    if name == "deepspeed 2":
-        with pytest.raises(InputError, match=r"keep train\.freeze, take engine\.kind ddp or fsdp"):
+    if name == "deepspeed 2" or optim == "schedule_free":
+        together = "the optimizer" if optim == "schedule_free" else "ZeRO"
+        with pytest.raises(InputError, match=rf"{together}.* counts their steps together; keep train\.freeze"):
             other.load(before)
+        trained.run(other, range(4))
+        less.load(other.state())  # fewer of them are fine
         return
     other.load(before)
     trained.run(other, range(4, 5))
-    after = other.state()
-    moved = (after.model["stem.proj.weight"] - before.model["stem.proj.weight"]).abs().max()
-    assert 0 < moved < 2 * trained.rates[4]
-    if optim == "adamw":
-        assert [after.optimizer[f"step/{each}.weight"] for each in ("stem.proj", "head")] == [1, 5]
+    steps = other.state().optimizer
+    assert [steps[f"step/{each}.weight"] for each in ("stem.proj", "head")] == [1, 5]
 
 
 @pytest.mark.parametrize("name", [name for name, precision in SUPPORTED if precision == "bf16"])
