@@ -84,32 +84,31 @@ def baseline_lines(results: Sequence[Result], folder: Path) -> list[str]:
     if own := [known[key] for key in keys if key in known]:
         lines.append(f"Without a network: {'; '.join(row.text for row in own)}.")
     points = _points(results, known)
-    if below := [text for text, is_below in points if is_below]:
+    if below := [text for text, is_below in points.values() if is_below]:
         names = "; ".join(below) if len(below) <= _MOST else f"{len(below)} of {len(points)} points"
         lines.append(f"Below logistic regression, and so no result of a network: {names}.")
     return lines
 
 
-def count_below(results: Sequence[Result], folder: Path) -> tuple[int, int]:
-    """How many points have a mean top-1 below the linear baseline of their data, of how many with a baseline."""
-    points = _points(results, read_baselines(folder))
-    return sum(is_below for _, is_below in points), len(points)
+def points_below(results: Sequence[Result], folder: Path) -> set[tuple]:
+    """The points (`StudyRun.point`) whose mean top-1 is below the linear baseline of their data."""
+    return {point for point, (_, is_below) in _points(results, read_baselines(folder)).items() if is_below}
 
 
-def _points(results: Sequence[Result], known: Mapping[tuple[str, str], Baseline]) -> list[tuple[str, bool]]:
-    """Each point whose data has a baseline, in words, and whether its mean top-1 is below the linear one."""
+def _points(results: Sequence[Result], known: Mapping[tuple[str, str], Baseline]) -> dict[tuple, tuple[str, bool]]:
+    """Each point whose data has a baseline: in words, and whether its mean top-1 is below the linear one."""
     points: dict[tuple, list[Result]] = {}
     for result in results:
         if math.isfinite(result.y.get("top1", math.nan)):
             points.setdefault(result.study_run.point, []).append(result)
-    found = []
-    for own in points.values():
+    found = {}
+    for point, own in points.items():
         run, mean = own[0].study_run, statistics.fmean(result.y["top1"] for result in own)
         baseline = known.get(_key(run))
         if baseline is not None:
             values = (f"{name} {value}" for name, value in run.varied if not name.startswith("data."))
             text = f"{', '.join([f'{run.line} on `{baseline.data}`', *values])} ({mean:.2f} %)"
-            found.append((text, mean < baseline.linear))
+            found[point] = (text, mean < baseline.linear)
     return found
 
 

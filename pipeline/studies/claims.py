@@ -13,13 +13,16 @@ that counts as equal,
 Where all seeds have the same difference, as of a few images of a small split, nothing says how far others would be:
 p is then that of their signs, 2^(1-n) for n seeds.
 
+A claim none of whose points reaches a linear baseline is decided by nothing: networks that do not beat logistic
+regression show nothing of networks.
+
 Significant means two-sided p below 0.05 after Holm's correction over the claims of a study. All else is undecided.
 Intervals are those of each claim alone.
 """
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from widemix.errors import InputError
@@ -57,7 +60,8 @@ class Verdict:
 
     detectable: how far beyond the border of the claim, 0 or its margin, a difference must be for this many seeds to
     find it in 80 % of cases, at the level that Holm's correction leaves to this claim.
-    word: supported, contradicted, undecided, or missing runs or a run diverged, with nan for all numbers.
+    word: supported, contradicted, undecided; or missing runs, a run diverged or below a linear baseline, with nan for
+    all numbers.
     """
 
     claim: Statement
@@ -68,18 +72,24 @@ class Verdict:
     detectable: float = math.nan
 
 
-def verdicts(results: Sequence[Result], study: Study) -> list[Verdict]:
+def verdicts(results: Sequence[Result], study: Study, below: Set[tuple] = frozenset()) -> list[Verdict]:
     """What the results say of each claim of the study, of one without a panel in each panel by itself.
 
-    Raises `InputError` for a claim about no point of the figure.
+    below: the points that are below a linear baseline. Raises `InputError` for a claim about no point of the figure.
     """
     panels = list(dict.fromkeys(result.study_run.panel for result in results))
     claims = [each for claim in study.claims for each in _in_panels(claim, panels)]
-    found = decide(claims, [_estimate(claim, results, study) for claim in claims])
-    lost = [any(result.diverged and _is_of(claim, result) for result in results) for claim in claims]
+    own = [[result for result in results if _is_of(claim, result)] for claim in claims]
+    estimates = [_estimate(claim, results, study) for claim in claims]
+    beaten = [bool(each) and all(result.study_run.point in below for result in each) for each in own]
+    found = decide(claims, [None if lost else estimate for lost, estimate in zip(beaten, estimates, strict=True)])
+    words = [
+        "below a linear baseline" if lost else "a run diverged" if any(result.diverged for result in each) else ""
+        for lost, each in zip(beaten, own, strict=True)
+    ]
     return [
-        replace(verdict, word="a run diverged") if verdict.estimate is None and diverged else verdict
-        for verdict, diverged in zip(found, lost, strict=True)
+        replace(verdict, word=word) if verdict.estimate is None and word else verdict
+        for verdict, word in zip(found, words, strict=True)
     ]
 
 

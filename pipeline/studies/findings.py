@@ -9,24 +9,21 @@ MOST = 5
 _AGAINST = 3  # of these at most, where there are others
 
 
-def findings(found: Sequence[tuple[str, Verdict]], below: Sequence[str]) -> str:
+def findings(found: Sequence[tuple[str, Verdict]]) -> str:
     """A numbered list of what was decided, the first statement of each figure: negative ones first, then others.
 
-    The negative ones are a paper's statements that are contradicted, `below`, and others that are contradicted. Of
-    what is supported a paper's statements come first too.
+    The negative ones are those that are contradicted. A paper's statements come before others.
 
-    found: figures and verdicts, in the order of the page. below: a line for each study below a linear baseline.
+    found: figures and verdicts, in the order of the page.
     """
     first: dict[tuple[str, str], Verdict] = {}
     for figure, verdict in found:
         if verdict.word in ("supported", "contradicted"):
             first.setdefault((verdict.word, figure), verdict)
     lines = {key: f"{_words(verdict)} ({key[1]})" for key, verdict in first.items()}
-    contradicted = [key for key in lines if key[0] == "contradicted"]
-    ours = [key for key in contradicted if first[key].claim.ours]
-    against = [*(lines[key] for key in contradicted if key not in ours), *below, *(lines[key] for key in ours)]
-    supported = [key for key in lines if key[0] == "supported" and ("contradicted", key[1]) not in lines]
-    held = [lines[key] for key in sorted(supported, key=lambda key: first[key].claim.ours)]
+    keys = sorted(lines, key=lambda key: first[key].claim.ours)
+    against = [lines[key] for key in keys if key[0] == "contradicted"]
+    held = [lines[key] for key in keys if key[0] == "supported" and ("contradicted", key[1]) not in lines]
     chosen = against[: max(_AGAINST, MOST - len(held))]
     chosen = [*chosen, *held][:MOST]
     return "\n".join(f"{number}. {line}" for number, line in enumerate(chosen, start=1)) or (

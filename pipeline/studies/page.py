@@ -3,12 +3,12 @@
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from urllib.parse import quote
 
 from widemix.files import atomic_write
-from widemix.studies.baselines import baseline_lines
+from widemix.studies.baselines import baseline_lines, points_below
 from widemix.studies.claims import Verdict, verdicts
 from widemix.studies.figure import plot
 from widemix.studies.quantity import is_number, label_of
@@ -45,8 +45,8 @@ def write_report(
     )
     atomic_write(table, as_csv(results, study))
     plot(results, study, [png, svg])
-    baselines = baseline_lines(results, folder)
-    atomic_write(page, as_page(results, study, path.name, searched, baselines, options))
+    baselines, below = baseline_lines(results, folder), points_below(results, folder)
+    atomic_write(page, as_page(results, study, path.name, searched, baselines, below, options))
     if searched:
         atomic_write(trials, trials_as_csv(searched))
     return [table, png, svg, page, *([trials] if searched else [])]
@@ -58,11 +58,13 @@ def as_page(
     name: str,
     searched: Searched = (),
     baselines: Sequence[str] = (),
+    below: Set[tuple] = frozenset(),
     options: str = "",
 ) -> str:
     """Return the Markdown page; the figure and the CSV file lie next to it.
 
-    name: of the study file. baselines: lines about what knows nothing of networks. options: as of `write_report`.
+    name: of the study file. baselines: lines about what knows nothing of networks. below: as of `verdicts`. options:
+    as of `write_report`.
     """
     stem, title = quote(name.removesuffix(".yaml")), escaped(study.title)
     claim = f" The paper's claim: {escaped(study.claim)}" if study.claim else ""
@@ -70,7 +72,7 @@ def as_page(
     if options:
         parts.append(f"**Not the study as its file has it**, but with `{options}`.")
     if study.claims:
-        parts.append(claims_table(verdicts(results, study)))
+        parts.append(claims_table(verdicts(results, study, below)))
     parts += [f"![{title}]({stem}.png)", *_tables(results, study), *baselines]
     if study.published:
         parts.append(_published(study))

@@ -151,7 +151,8 @@ def _curve(results: Sequence[Result], name: str) -> list[Point]:
 def as_csv(results: Sequence[Result], study: Study) -> str:
     """Return the tidy table, one row a run; missing runs have empty results."""
     keys = list(dict.fromkeys(key for result in results for key, _ in result.study_run.own if key != "train.seed"))
-    names = list(dict.fromkeys([*MEASURED, *study.figure.y])) if study.measured else list(study.figure.y)
+    logged = [name for name in MEASURED if name != "zero_weights"]  # which few runs have
+    names = list(dict.fromkeys([*logged, *study.figure.y])) if study.measured else list(study.figure.y)
     names = [name for name in names if name not in keys]
     own_x = [study.figure.x] if study.figure.x not in (*keys, *names, "epoch") else []  # else a column already
     text = io.StringIO()

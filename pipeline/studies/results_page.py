@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from widemix.studies.baselines import baseline_lines, count_below
+from widemix.studies.baselines import baseline_lines, points_below
 from widemix.studies.claims import Verdict, decide, verdicts
 from widemix.studies.findings import findings
 from widemix.studies.page import Searched, claims_table, escaped
@@ -26,7 +26,7 @@ from widemix.studies.study_run import unique
 
 FULL_SIZE = "full_size.csv"
 _DECIDED = ("supported", "contradicted", "undecided")
-_WORDS = (*_DECIDED, "missing runs", "a run diverged")
+_WORDS = (*_DECIDED, "missing runs", "a run diverged", "below a linear baseline")
 _OUTSIDE = (
     "**Not under the protocol**: no values were searched for its lines, so differences may be those of settings. No "
     "verdict."
@@ -35,7 +35,7 @@ _OUTSIDE = (
 
 @dataclass(frozen=True)
 class Held:
-    """A study of the catalogue with its committed table, and how many of its points are below a linear baseline."""
+    """A study of the catalogue with its committed table."""
 
     plan: Plan
     folder: Path  # of the tables
@@ -44,17 +44,6 @@ class Held:
     def results(self) -> list[Result]:
         """Of all its runs."""
         return self.plan.results()
-
-    @cached_property
-    def below(self) -> str:
-        """What is said of a study most of whose points are below logistic regression; empty of others."""
-        below, points = count_below(self.results, self.folder)
-        if 2 * below <= points:
-            return ""
-        return (
-            f"**below a linear baseline**: {below} of the {points} points of `{self.name}` are below logistic "
-            f"regression on the same data, so it shows nothing of networks"
-        )
 
     @property
     def name(self) -> str:
@@ -74,10 +63,10 @@ class Held:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """What its runs say; nothing where it does not follow the protocol or is below a linear baseline."""
+        """What its runs say; nothing where it does not follow the protocol."""
         study = self.plan.study
-        decided = self.ended and not self.below if study.by_protocol else not study.measured
-        return verdicts(self.results, study) if decided else []
+        decided = self.ended if study.by_protocol else not study.measured
+        return verdicts(self.results, study, points_below(self.results, self.folder)) if decided else []
 
     @cached_property
     def at_edge(self) -> list[str]:
@@ -121,7 +110,7 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
                 _INTRODUCTION.replace("LINKS", links),
                 summary,
                 "## Findings",
-                findings(list(decided.values()), [each.below for each in held.values() if each.below]),
+                findings(list(decided.values())),
                 "## All figures and tables",
                 "\n".join([head, "|---|---|---|---:|---:|", *rows]),
                 *sections,
@@ -137,7 +126,8 @@ Written by `widemix study results` from the study files, the committed tables in
 `recipes/papers.yaml`; a test holds it to them. The words *supported*, *contradicted* and *undecided* are computed
 by [the protocol](explanation/protocol.md); nobody writes one. They follow from p after Holm's correction over the
 statements of a table, while an interval is that of one statement, so a word may be *undecided* though its interval
-leaves out 0. A study whose rates were not searched for each line has none, nor has one that a linear baseline beats.
+leaves out 0. A study whose rates were not searched for each line has none, nor has a statement about networks that a
+linear baseline beats.
 CIFAR-10 was trained on JPEGs of the official images: errors here compare with each other, not with published ones.
 Hours at full size are those of a roofline on one H100, of all seeds together ([table](LINKS/full_size.csv))."""
 
@@ -194,8 +184,6 @@ def _row(
 def _state(held: Held) -> str:
     if not held.plan.study.measured:
         return "computed, no training"
-    if held.below:
-        return "below a linear baseline"
     if not held.plan.study.by_protocol:
         return (
             "not under the protocol" if held.results and any(r.row for r in held.results) else "withdrawn, to be run"
@@ -240,8 +228,6 @@ def _study(held: Held, folder: Path, links: str) -> list[str]:
         parts.append(_OUTSIDE if held.ended else "No runs in the tables, so no result: they are open.")
     elif not held.ended:
         parts.append("By the protocol; its runs have not ended. No verdict yet.")
-    elif held.below:
-        parts.append(f"No verdict. {held.below[:3].upper()}{held.below[3:]}.")
     if held.verdicts:
         parts.append(claims_table(held.verdicts))
     if study.measured and not held.ended:

@@ -16,7 +16,7 @@ from widemix.command_line.commands import run_command
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.formats.manifest import read_manifest
-from widemix.studies.baselines import FILE, Baseline, baseline_lines, count_below, measure, read_baselines
+from widemix.studies.baselines import FILE, Baseline, baseline_lines, measure, points_below, read_baselines
 from widemix.studies.results import Result
 from widemix.studies.study import read_study, study_runs_of
 
@@ -66,11 +66,11 @@ def test_points_below_the_linear_baseline_are_named(study, digits, tmp_path):
         "Below logistic regression, and so no result of a network: "
         f"Normal on `{digits.name}`, model.channels 8 (59.00 %)."
     )
-    assert count_below(results, tmp_path) == (1, 2)
+    assert points_below(results, tmp_path) == {runs[0].point}
     many = [Result(replace(runs[0], varied=(("optim.lr", str(n)),)), 0.0, {"top1": 59.0}) for n in range(1, 10)]
     assert baseline_lines(many, tmp_path)[1].endswith("no result of a network: 9 of 9 points.")
     assert f"Normal on `{digits.name}`, optim.lr 8 (59.00 %)." in baseline_lines(many[:8], tmp_path)[1]
-    assert count_below(results, tmp_path / "none") == (0, 0)
+    assert points_below(results, tmp_path / "none") == set()
     assert len(baseline_lines(results[1:], tmp_path)) == 1
     assert len(baseline_lines([Result(runs[0], 0.0, {"top1": math.nan})], tmp_path)) == 1
     assert baseline_lines(results, tmp_path / "none") == [

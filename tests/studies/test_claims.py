@@ -227,16 +227,14 @@ def test_a_claim_without_a_panel_is_decided_in_each_by_itself(tmp_path):
 
 
 def test_points_are_told_apart_by_lists_too(tmp_path):
-    axes = "axes: {model.permuted_blocks: [[0], [1]]}"
-    text = STUDY[: STUDY.index("- text: RP")].replace("axes: {model.depth: [2, 4]}", axes)
+    normal, rp, _ = STUDY[: STUDY.index("- text: RP")].split("axes: {model.depth: [2, 4]}\n")
+    text = f"{normal}{rp}axes: {{model.permuted_blocks: [[0], [1]]}}\nfigure: {{x: permuted_block}}\nclaims:\n"
     text += """- text: a first block costs
   left: {line: RP, at: {model.permuted_blocks: [0]}}
   right: {line: RP, at: {model.permuted_blocks: [1]}}
   expect: greater
 """
-    [verdict] = verdicts(
-        *study_of(tmp_path, [NORMAL2, NORMAL2, RP2, RP4], text.replace("x: model.depth", "x: permuted_block"))
-    )
+    [verdict] = verdicts(*study_of(tmp_path, [NORMAL2, RP2, RP4], text))
     assert verdict.estimate.mean == pytest.approx(np.mean(RP4) - np.mean(RP2))  # y is the error
 
 

@@ -28,32 +28,31 @@ FOUND = [
 ]
 
 
-def texts(found, below=()):
+def texts(found):
     """The letters of the list, whose numbers are checked."""
-    lines = findings(found, below).splitlines()
+    lines = findings(found).splitlines()
     assert [line.partition(". ")[0] for line in lines] == [str(n) for n in range(1, len(lines) + 1)]
     return [line.partition(" [")[0][-1] for line in lines]
 
 
 @pytest.mark.parametrize(
-    ("found", "below", "expected"),
+    ("found", "expected"),
     [
-        (FOUND, (), "ghe" + "ci"),  # c before d, of one figure; f not, since its figure is contradicted
-        (FOUND, ("z",), "ghz" + "ci"),
-        (FOUND[:8], (), "ghe" + "c"),
-        (FOUND[4:6], (), "ef"),
-        ([("figure 1", verdict("a", "supported", source="ours")), *FOUND[5:6]], (), "fa"),
-        ([(f"figure {n}", verdict(str(n), "contradicted")) for n in range(7)], (), "01234"),
-        ([(f"figure {n}", verdict(str(n), "supported")) for n in range(7)], (), "01234"),
+        (FOUND, "ghe" + "ci"),  # c before d, of one figure; f not, since its figure is contradicted
+        (FOUND[:8], "ghe" + "c"),
+        (FOUND[4:6], "ef"),
+        ([("figure 1", verdict("a", "supported", source="ours")), *FOUND[5:6]], "fa"),
+        ([(f"figure {n}", verdict(str(n), "contradicted")) for n in range(7)], "01234"),
+        ([(f"figure {n}", verdict(str(n), "supported")) for n in range(7)], "01234"),
     ],
 )
-def test_three_at_most_are_negative_where_there_are_others(found, below, expected):
-    assert "".join(texts(found, below)) == expected
+def test_three_at_most_are_negative_where_there_are_others(found, expected):
+    assert "".join(texts(found)) == expected
 
 
 def test_a_finding_has_its_panel_source_numbers_and_figure():
-    assert findings(FOUND[2:3], ()) == (
+    assert findings(FOUND[2:3]) == (
         "1. **supported**: MNIST: c [section 4]: difference +1.5, 95 % interval +1.25 to +1.75, p = 0.011, n = 5 "
         "(figure 2)"
     )
-    assert findings(FOUND[:2], ()) == "None yet: no statement is decided."
+    assert findings(FOUND[:2]) == "None yet: no statement is decided."
