@@ -3,7 +3,9 @@
 import itertools
 import os
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch.distributed as dist
 from tests.conftest import Command
 from tests.forks import free_port
 from widemix.distributed.topology import Topology
+from widemix.doctor import links
 from widemix.doctor.cluster import _measure_network, _reads_disk
 from widemix.doctor.compare import compare_nodes
 from widemix.doctor.links import measure_links, pairings
@@ -182,3 +185,102 @@ def test_an_all_reduce_that_nccl_does_not_finish_is_an_error(monkeypatch: pytest
     monkeypatch.setattr(dist, "barrier", lambda: None)
     with pytest.raises(dist.DistBackendError, match="timed out"):
         measure_links(Topology(0, 2, 0, 2, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    ("key", "fine", "wrong", "text"),
+    [
+        ("celsius", 89, 90, "90 C"),
+        ("used_mib", 4096, 4097, "4097 MiB already in use"),
+        ("clock", 1001.0, 1001.06, "+1.1 s from the others'"),
+        ("clock", 999.0, 998.94, "-1.1 s from the others'"),
+        ("open_files", 1024, 1023, "at most 1023: ulimit -n 4096"),
+        ("open_files", -1, 0, "at most 0: ulimit -n 4096"),  # -1: unlimited
+        ("shared_memory", 1 << 30, (1 << 30) - (1 << 24), "0.98 GiB free in /dev/shm: too little for NCCL"),
+        ("locked_memory", 1 << 30, (1 << 30) - 1, "limited: InfiniBand needs ulimit -l unlimited"),
+        ("cpu", 0.6, 0.594, "59% of one CPU for a busy thread, elsewhere 100% of one CPU for a busy thread"),
+        ("flops", 0.6e12, 0.594e12, "594 GFLOP/s, elsewhere 1,000 GFLOP/s"),
+        ("disk", 0.4e9, 0.396e9, "396 MB/s, elsewhere 1,000 MB/s"),
+        ("disk", 1e9, 0, "the folder of --data has no .beton here"),
+        ("pairs", [0.1e9, 0.8e9], [0.1e9, 0.792e9],
+         "6.34 Gbit/s with its fastest partner, elsewhere 16.00 Gbit/s with its fastest partner"),
+        ("versions", {"torch": "3.0"}, {}, "absent, elsewhere 3.0"),
+        ("gpu", {"name": "H200"}, None, "none, elsewhere H200"),
+    ],
+)  # fmt: skip
+def test_a_node_is_named_from_its_limit_on_and_with_what_it_has(
+    key: str, fine: object, wrong: object, text: str
+) -> None:
+    def of_four(value: object) -> list[str]:
+        changes = {"gpu": rank("")["gpu"] | {key: value}} if key in ("celsius", "used_mib") else {key: value}
+        surveys = [rank(f"n{i}", **(changes if i == 2 else {})) for i in range(4)]
+        return [problem.text for problem in compare_nodes(surveys)]
+
+    assert of_four(fine) == []
+    assert of_four(wrong) == [text]
+
+
+def test_problems_are_named_once_the_faulty_first_and_without_a_gpu_nothing_is_locked() -> None:
+    hot = rank("a", gpu={"name": "H200", "celsius": 95})
+    surveys = [hot, dict(hot), rank("b", versions={"torch": "2.9"}), rank("b"), rank("c"), rank("c")]
+    surveys[3]["versions"] = {"torch": "2.9"}
+    assert [(each.host, each.state) for each in compare_nodes(surveys)] == [("b", "faulty"), ("a", "note")]
+    assert compare_nodes([rank(host, gpu=None, locked_memory=65536) for host in "abc"]) == []
+    silent = {"clock", "pairs", "disk"}
+    surveys = [{key: value for key, value in rank(host).items() if key not in silent} for host in "abc"]
+    assert compare_nodes(surveys) == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_network_is_measured_by_the_shortest_of_some_transfers(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 2 of four on two nodes; times go on by what is transferred, 1 s for a number and 4 s for much."""
+    now, calls, zeros, large = [0.0], [], torch.zeros, 1 << 16
+    slower = itertools.cycle([5.0, 0.0, 2.0])  # than the shortest
+
+    def transfer(what: str, tensor: torch.Tensor) -> None:
+        calls.append((what, tensor.nbytes))
+        now[0] += (1 if tensor.numel() == 1 else 4) + next(slower)
+
+    class Sum:
+        def wait(self) -> None:
+            calls.append(("waited", 0))
+
+    def all_reduce(tensor: torch.Tensor, async_op: bool = False) -> Sum | None:
+        transfer("sum", tensor)
+        return Sum() if async_op else None
+
+    def synchronize(where: torch.device) -> None:
+        now[0] += 0.5
+
+    clocks = iter([3.0, 900.0, 1.0, 2.0, 900.0])
+    monkeypatch.setattr(links, "time", SimpleNamespace(time=lambda: next(clocks), perf_counter=lambda: now[0]))
+    monkeypatch.setattr(links.torch, "zeros", lambda count, device=None: zeros(count))
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(links, "_size", lambda given: large if given.type == device else 0)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(dist, "barrier", lambda: calls.append(("barrier", 0)))
+    monkeypatch.setattr(dist, "send", lambda tensor, other: transfer(f"to {other}", tensor))
+    monkeypatch.setattr(dist, "recv", lambda tensor, other: transfer(f"from {other}", tensor))
+    monkeypatch.setattr(links, "_shortest", partial(_on, device, links._shortest))
+    found = measure_links(Topology(2, 4, 0, 2, torch.device(device)))
+    waits = 0.5 if device == "cuda" else 0
+    assert found["clock"] == 3
+    assert found["latency"] == 1 + waits
+    assert found["bus"] == 2 * 3 / 4 * large / (4 + waits)
+    exchanged = [seconds for what, seconds in calls if what in ("to 0", "from 0")]
+    assert exchanged == [large] * 6
+    assert [what for what, _ in calls if " 0" in what] == ["from 0", "to 0"] * 3  # the other node sends first
+    assert found["pairs"] == [2 * large / (8 + 2 + waits)]  # of 5 + 0, 2 + 5 and 0 + 2 s more
+    assert calls[-1] == ("barrier", 0)
+    assert [what for what, _ in calls].count("barrier") == 2
+
+
+def _on(device: str, shortest, action, where: torch.device, times: int) -> float:
+    """`links._shortest` as if tensors were on the device."""
+    return shortest(action, torch.device(device), times)
+
+
+def test_much_is_transferred_between_gpus_and_some_between_cpus() -> None:
+    assert [links._size(torch.device(kind)) for kind in ("cpu", "cuda")] == [16 << 20, 64 << 20]

@@ -518,7 +518,8 @@ def test_prepared_data_has_its_own_samples_and_bytes(monkeypatch, tmp_path):
     monkeypatch.setattr(report, "read_manifest", lambda folder: SimpleNamespace(splits=splits))
     (tmp_path / "manifest.json").touch()
     network, where = Pass([("bf16", 10**12, 10**9)], 0, 10, 10, 1, 10), ("data.path", str(tmp_path))
-    found = printed(monkeypatch, network, Cluster(1), where)
+    found = printed(monkeypatch, network, Cluster(1), where, ("augment.mixup", "0"), ("augment.cutmix", "0"))
+    assert found["global batch"][2] == "1 ranks x 1 micro-batches of 4096"  # of which none are mixed
     assert found["steps"] == (600, "600", f"300 epochs of 8,192 images ({tmp_path})")
     assert found["storage"][:3] == (8192 * 2500, "0.0205 GB", "a node; 2.5 kB per image")
     assert "all-reduce" not in found

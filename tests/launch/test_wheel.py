@@ -17,6 +17,7 @@ from tests.conftest import ROOT
 from widemix.errors import Exit, InputError
 from widemix.launch import wheels
 from widemix.native.build import BuildError
+from widemix.native.levels import LEVELS
 from widemix.recipe.files import SHIPPED, find_recipe, load_recipe
 
 # A folder of a checkout taken for a module: `pipeline.train`, `-m launch.pod`, `from data_prep import`; but paths and
@@ -167,3 +168,51 @@ def test_building_wheels_names_what_is_missing(tmp_path: Path, monkeypatch, caps
         assert f"{folder}: has not the sources of libjpeg-turbo-3.2.0; unpack https://" in message
     monkeypatch.setattr("shutil.which", lambda name: None if name == "nasm" else name)
     assert build() == (Exit.WRONG_INPUT, "error: nasm: not installed; apt-get install cmake nasm ninja-build\n")
+
+
+@pytest.mark.parametrize("machine", LEVELS)
+def test_a_wheel_has_the_library_of_each_level_and_the_licences_of_what_is_in_it(
+    machine: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """By commands that are kept instead of run: libjpeg-turbo first, then the package, its libraries, its wheel."""
+    project, work, jpeg, dist, steps = *(tmp_path / name for name in ("project", "work", "jpeg", "dist")), []
+    jpeg.mkdir()
+    for name in ("LICENSE.md", "README.ijg"):
+        (jpeg / name).write_text(name)
+    native = work / "lib/widemix/native"
+
+    def run(*command: object, folder: Path | None = None) -> None:
+        words = [str(word) for word in command]
+        steps.append((words, folder))
+        native.mkdir(parents=True, exist_ok=True)
+
+    def compiled(compiler, target, *flags, libraries, timeout) -> None:
+        steps.append((compiler, target, flags, libraries, timeout))
+
+    monkeypatch.setattr(wheels, "run", run)
+    monkeypatch.setattr(wheels, "compile_library", compiled)
+    wheels.build_wheel(project, work, machine, jpeg, dist)
+    (configure, _), (build, _), (package, where), *libraries, (wheel, at) = steps
+    assert configure[:5] == ["cmake", "-S", str(jpeg), "-B", str(work / "jpeg")]
+    options = dict(word.removeprefix("-D").split("=", 1) for word in configure if word.startswith("-D"))
+    tools = {f"CMAKE_{name}": str(work / name.lower()) for name in ("AR", "RANLIB")}
+    tools |= {"CMAKE_C_COMPILER": str(work / "cc"), "CMAKE_SYSTEM_PROCESSOR": machine}
+    # Hidden symbols in code that a shared library can have, with its vectors.
+    needed = {"CMAKE_C_FLAGS": "-fvisibility=hidden", "CMAKE_POSITION_INDEPENDENT_CODE": "ON", "REQUIRE_SIMD": "ON"}
+    assert options | tools | needed == options
+    assert build == ["cmake", "--build", str(work / "jpeg"), "--target", "jpeg-static"]
+    assert (package[-2:], where, at) == (["--build-base", str(work)], project, project)
+    assert [step[1].name for step in libraries] == [f"{name}.so" for name in LEVELS[machine]]
+    for (compiler, target, flags, linked, timeout), level in zip(libraries, LEVELS[machine].values(), strict=True):
+        assert (compiler, target.parent, timeout) == ([str(work / "cc")], native, None)
+        own = [flag for flag in level.flags if not flag.startswith("-march")]
+        assert list(flags) == [flags[0], *own, f"-I{jpeg / 'src'}", f"-I{work / 'jpeg'}", "-s"]
+        assert flags[0].startswith("-mcpu=x86_64_v" if machine == "x86_64" else "-mcpu=generic")
+        version = level.flags[0].rpartition("v")[2].removesuffix("-a").replace(".", "_")  # of the instruction set
+        assert flags[0].removesuffix("a").endswith("generic" if version == "8" else f"v{version}")
+        assert linked == [str(work / "jpeg/libjpeg.a"), "-lpthread", "-lm"]
+    platform = f"manylinux_2_28_{machine}"
+    assert wheel[-5:] == ["bdist_wheel", "--plat-name", platform, "--dist-dir", str(dist)]
+    licences = {path.name: path.read_text() for path in native.iterdir()}
+    assert licences == {f"libjpeg-turbo.{name}": name for name in ("LICENSE.md", "README.ijg")}
+    assert capsys.readouterr().out.splitlines() == [f"compiled {machine} {name}" for name in LEVELS[machine]]
