@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -9,12 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.conftest import ROOT
 from widemix.bench import checkpoint
 from widemix.models.cost import model_cost
 from widemix.recipe import load_recipe
-from widemix.run.checkpoint import find
+from widemix.run.checkpoint import COMPLETE, Position, find
 
 
 @pytest.mark.parametrize(("gpus", "hidden"), [(0, True), (1, True), (2, False), (8, False)])
@@ -76,6 +78,53 @@ def test_a_row_has_the_medians_of_the_saves(monkeypatch: pytest.MonkeyPatch, tmp
     stall = {"name": "DDP", "stall_s": 1.2, "stall_percent": 0.2, "size_mb": 1.3, "step_s": 2.5}  # of 600 s
     assert row == stall | {"slower_s": 7.5, "total_percent": 1.45, "written_s": 30}
     assert checkpoint.measure("DDP", 3, tmp_path) == stall | {"slower_s": -6, "total_percent": 0.2, "written_s": 40}
+
+
+def test_a_save_stalls_for_its_begin_and_slows_the_steps_until_all_ranks_have_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Steps alone take 2 s in the median of this save's and an earlier one's; another rank writes a step longer."""
+    clock, events, seconds = [100.0], [], iter((1.0, 3.0, 2.5, 4.0, 1.0, 2.25))
+    others = iter((True, True, True, False))  # whether the other rank still writes
+    complete = tmp_path / "checkpoints/00000007" / COMPLETE
+    complete.parent.mkdir(parents=True)
+    complete.touch()
+    os.utime(complete, (0, 1000.0 + 5.5))
+
+    class Saver:
+        left = 2  # steps in which this rank writes
+
+        @property
+        def writing(self) -> bool:
+            self.left -= 1
+            return self.left >= 0
+
+        def begin(self, shards: object, position: Position) -> None:
+            assert (shards, position.step, position.data_step, position.scalars) == ("shards", 7, 7, {"scale": 2.0})
+            events.append("begin")
+            clock[0] += 0.7
+
+        def finish(self) -> None:
+            events.append("finish")
+
+    def step() -> float:
+        events.append("step")
+        return next(seconds)
+
+    def all_reduce(value: torch.Tensor, op: object) -> None:
+        assert op is dist.ReduceOp.MAX
+        value.fill_(max(value.item(), next(others)))
+
+    engine = SimpleNamespace(scalars=lambda: {"scale": 2.0}, local_shards=lambda: "shards")
+    times = SimpleNamespace(time=lambda: 1000.0, perf_counter=lambda: clock[0])
+    monkeypatch.setattr(checkpoint, "time", times)
+    monkeypatch.setattr(dist, "barrier", lambda: events.append("barrier"))
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    alone = [2.0]
+    stall, slower, written = checkpoint._save(7, engine, Saver(), step, alone, tmp_path)  # type: ignore[arg-type]
+    assert alone == [2.0, 1.0, 3.0]
+    assert (stall, slower, written) == pytest.approx((0.7, 0.5 + 2.0 - 1.0 + 0.25, 5.5))
+    assert events == ["step", "step", "barrier", "begin", *["step"] * 4, "finish", "barrier"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")

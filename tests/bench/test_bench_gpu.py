@@ -38,6 +38,47 @@ def test_every_part_is_a_command(tmp_path, monkeypatch, small):
             ]
 
 
+def test_large_parts_measure_the_networks_of_their_titles(tmp_path, monkeypatch):
+    """Each in batches of its recipe's order of size; compiled ones too, where nothing is loaded."""
+    monkeypatch.setattr(gpu, "prepared", lambda where: where.to / "data")
+    batches = {"imagenet/mixer_b16": 256, "imagenet/mixer_b_w": 256, "cifar10/figure7": 128}
+    steps = {"b16": "imagenet/mixer_b16", "b_w": "imagenet/mixer_b_w", "figure7": "cifar10/figure7"}
+    for name in (*steps, "wait", "fp8"):
+        parsed: list[argparse.Namespace] = []
+        _, *words = map(str, PARTS[name].words(Where(tmp_path, tmp_path, False), tmp_path))
+        run_command(make_parser(), lambda arguments, parsed=parsed: parsed.append(arguments) or Exit.DONE, words)
+        [given] = parsed
+        recipe = steps.get(name, "imagenet/mixer_b16")
+        assert (given.recipe, given.batch) == (recipe, batches[recipe])
+        if name in steps:
+            assert given.compiled
+        else:
+            keys = {"data.path": str(tmp_path / "data")}
+            keys |= {"train.fp8": "true", "train.compile": "true"} if name == "fp8" else {}
+            assert dict(given.overrides) == keys
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_data_is_prepared_once_in_large_fifty_batches_of_the_sample(tmp_path, monkeypatch, small):
+    calls = []
+    monkeypatch.setattr(gpu, "jpegs", lambda origin: [origin / "a.JPEG"])
+    monkeypatch.setattr(gpu, "link_repeatedly", lambda *given: calls.append(given))
+    monkeypatch.setattr(gpu, "prepare", lambda *given: calls.append(given))
+    where, data = Where(tmp_path, tmp_path / "from", small), tmp_path / "data"
+    (tmp_path / "images/train").mkdir(parents=True)  # of a start that was cut off
+    assert gpu.prepared(where) == data
+    if small:
+        assert calls == [("digits", None, data)]
+    else:
+        images = tmp_path / "images"
+        assert calls == [([tmp_path / "from/a.JPEG"], images, 50 * 256), ("image-folder", images, data)]
+        assert not images.exists()
+    data.mkdir()
+    (data / "train.beton").touch()
+    calls.clear()
+    assert (gpu.prepared(where), calls) == (data, [])
+
+
 def test_a_gpu_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="--small"):

@@ -164,7 +164,7 @@ def test_steps_with_the_loader_are_timed_after_the_first_of_each_epoch(monkeypat
             yield Batches()
 
     def step(batches: list, lr: float) -> None:
-        assert batches == taken[-2:]
+        assert (batches, lr) == (taken[-2:], 0.0)
         clock[0] += next(computing)
 
     monkeypatch.setattr(scale, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
