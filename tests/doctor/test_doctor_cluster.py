@@ -1,7 +1,10 @@
 """`widemix doctor --cluster` on real ranks over gloo, one faulty or missing, and comparisons of made-up surveys."""
 
+import io
 import itertools
+import json
 import os
+import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -14,11 +17,12 @@ import torch.distributed as dist
 from tests.conftest import Command
 from tests.forks import free_port
 from widemix.distributed.topology import Topology
-from widemix.doctor import links
+from widemix.doctor import cluster, links, survey
 from widemix.doctor.cluster import _measure_network, _reads_disk
 from widemix.doctor.compare import compare_nodes
 from widemix.doctor.links import measure_links, pairings
 from widemix.doctor.survey import health, read_rate
+from widemix.errors import InputError
 
 
 def launch(world: int, rank: int, port: int, *options: str, **environ: str) -> Command:
@@ -284,3 +288,211 @@ def _on(device: str, shortest, action, where: torch.device, times: int) -> float
 
 def test_much_is_transferred_between_gpus_and_some_between_cpus() -> None:
     assert [links._size(torch.device(kind)) for kind in ("cpu", "cuda")] == [16 << 20, 64 << 20]
+
+
+@pytest.mark.parametrize(("device", "side", "times"), [("cpu", 256, 200), ("cuda", 8192, 20)])
+def test_the_fastest_of_some_products_counts(
+    device: str, side: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock: a product takes 3 s, the fourth 2 s, and a GPU finishes it half a second later."""
+    now, products, made = [0.0], [], []
+
+    class Matrix:
+        def __matmul__(self, other: "Matrix") -> None:
+            products.append(other)
+            now[0] += 2 if len(products) == 4 else 3
+
+    def ones(*shape: int, device: torch.device, dtype: torch.dtype) -> Matrix:
+        made.append((shape, device.type, dtype))
+        return Matrix()
+
+    def synchronize(where: torch.device) -> None:
+        now[0] += 0.5
+
+    monkeypatch.setattr(survey, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(survey.torch, "ones", ones)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert survey._flops(torch.device(device)) == 2 * side**3 / (2 if device == "cpu" else 2.5)
+    assert made == [((side, side), device, torch.float32 if device == "cpu" else torch.bfloat16)] * 2
+    assert len(products) == times
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (SimpleNamespace(returncode=0, stdout="0, Not Active, 41, 4\n", stderr=""), {"celsius": 41, "used_mib": 4}),
+        (SimpleNamespace(returncode=9, stdout="No devices were found\nmore", stderr="x"),
+         {"fault": "nvidia-smi: No devices were found"}),
+        (SimpleNamespace(returncode=9, stdout="", stderr=" driver\n"), {"fault": "nvidia-smi: driver"}),
+        (subprocess.TimeoutExpired("nvidia-smi", 10), {"fault": "nvidia-smi does not answer"}),
+        (None, {}),  # it is not installed
+    ],
+)  # fmt: skip
+def test_nvidia_smi_is_asked_for_the_gpu_of_the_rank(answer, found: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+
+    def run(command: list[str], **options: object) -> object:
+        commands.append(command)
+        assert options["timeout"] == 10
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"H200 {device.index}")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=f"u{device.index}"))
+    monkeypatch.setattr(survey.shutil, "which", lambda name: f"/bin/{name}" if answer else None)
+    monkeypatch.setattr(survey.subprocess, "run", run)
+    assert survey._gpu(torch.device("cuda", 3)) == {"name": "H200 3"} | found
+    assert survey._gpu(torch.device("cpu")) is None
+    if answer:
+        [(program, gpu, query, form)] = commands
+        assert (program, gpu, form) == ("/bin/nvidia-smi", "--id=GPU-u3", "--format=csv,noheader,nounits")
+        asked = query.removeprefix("--query-gpu=").split(",")  # in the order in which `health` reads them
+        for name, part in zip(asked, ("uncorrected", "slowdown", "temperature", "memory.used"), strict=True):
+            assert part in name
+
+
+def test_a_file_is_read_from_the_disk_for_some_seconds_and_a_small_one_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that goes on with each read: 1 s for 4 MiB, and the pages of the cache are dropped before."""
+    now, advised = [0.0], []
+
+    class File(io.BytesIO):
+        def fileno(self) -> int:
+            return 5
+
+        def read(self, size: int | None = -1) -> bytes:
+            now[0] += 1
+            return super().read(size)
+
+    monkeypatch.setattr(survey, "advise", lambda *given: advised.append(given))
+    monkeypatch.setattr(survey, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    large, small = File(bytes(40 << 20)), File(bytes(6 << 20))
+    large.seek(7)
+    assert survey._read(large) == 3 * (4 << 20) / 4  # the fourth read ends the four seconds
+    assert survey._read(small) == (6 << 20) / 3  # two reads, and one that finds the end
+    assert advised == [(5, 0, 0, "DONTNEED")] * 2
+    rates = iter([5.0, 9.0, 7.0, 1.0])
+
+    def read(file: io.FileIO) -> float:
+        assert file.name == str(tmp_path / "large.beton")
+        now[0] += 0.15
+        return next(rates)
+
+    monkeypatch.setattr(survey, "_read", read)
+    (tmp_path / "large.beton").write_bytes(bytes(2))
+    (tmp_path / "small.beton").write_bytes(bytes(1))
+    assert read_rate(tmp_path) == 9
+    assert next(rates, None) is None  # four readings in half a second
+
+
+def judged(surveys: list[dict | None], rated: float | None = None, started: int = 0) -> tuple[list[str], str]:
+    """What rank 0 makes of the ranks' surveys, of which None is silent; and the exit code. Two ranks a node."""
+    store = dist.HashStore()
+    for number, own in enumerate(surveys):
+        if own is not None:
+            store.set(f"links/{number}", json.dumps(own))
+            store.set(f"survey/{number}", json.dumps(own))
+        if own is not None or number < started:
+            store.set(f"host/{number}", f"n{number // 2}")
+    silent = [number for number, own in enumerate(surveys) if own is None]
+    names = cluster._judge(store, Topology(0, len(surveys), 0, 2, torch.device("cpu")), silent, rated)
+    return names, store.get("exit_code").decode()
+
+
+def test_the_network_is_that_of_the_slowest_rank_beside_what_it_is_rated(capsys: pytest.CaptureFixture) -> None:
+    surveys = [rank(f"n{i // 2}", rank=i, latency=1e-6 * (20 + i), bus=1e9 * (8 - i)) for i in range(4)]
+    heading = ["ranks that answered: 4, on nodes: 2"]
+    speed = "all-reduce: latency 23 us, bus bandwidth 40.00 Gbit/s"
+    slow = "The network is slow. If no node is named below, the interface may be wrong: see NCCL_DEBUG=INFO"
+    for rated, lines in (
+        (None, [speed]),
+        (10e9, [f"{speed}, 50% of the 80 Gbit/s of --network"]),
+        (10.1e9, [f"{speed}, 50% of the 80.8 Gbit/s of --network", slow]),
+    ):
+        assert judged(surveys, rated) == ([], "0")
+        assert capsys.readouterr().out.splitlines() == [*heading, *lines, "All nodes are healthy."]
+    assert judged([surveys[0]]) == ([], "0")  # which sends nothing
+    assert capsys.readouterr().out.splitlines() == ["ranks that answered: 1, on nodes: 1", "All nodes are healthy."]
+
+
+def test_faulty_nodes_are_excluded_once_and_silent_ranks_as_far_as_they_came(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    fault = {"name": "H200", "fault": "2 uncorrected memory errors"}
+    surveys = [rank(f"n{i // 2}", rank=i, local_rank=i % 2) for i in range(6)]
+    for number in (2, 3):
+        surveys[number]["gpu"] = fault
+    surveys[0]["open_files"] = 256
+    assert judged(surveys) == (["n1"], "1")
+    head, *lines, last = (line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines())
+    assert " ".join(head) == "ranks that answered: 6, on nodes: 3"
+    assert " ".join(lines[0]).split() == ["state", "node", "what", "found"]
+    assert [" ".join(" ".join(line).split()) for line in lines[1:]] == [
+        *(f"faulty n1 GPU {number} 2 uncorrected memory errors" for number in (0, 1)),
+        "note n0 open files at most 256: ulimit -n 4096",
+    ]
+    assert " ".join(last) == "To exclude the faulty nodes: sbatch --exclude=n1"
+
+    names, code = judged([surveys[0], surveys[1], None, None], started=3)
+    assert (names, code) == (["n1"], "1")
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "ranks that answered: 2, on nodes: 1" in said
+    assert "faulty n1 answer rank 2 hangs: its GPU, or the disk of --data" in said
+    assert "faulty node 1 of the launcher's list start rank 3 has not started" in said
+    assert judged([surveys[0] | {"open_files": 4096}, None]) == ([], "1")  # of no known name
+    assert "exclude" not in capsys.readouterr().out
+
+
+def test_a_rank_that_measured_no_network_is_named_with_the_reason() -> None:
+    store, topology = dist.HashStore(), Topology(0, 4, 0, 2, torch.device("cpu"))
+    for key in ("host/3", "survey/3"):
+        store.set(key, "n1")
+    assert cluster._silence(store, topology, 3) == ("n1", "network", "rank 3: hangs", "faulty")
+    store.set("failed/3", "NCCL error")
+    assert cluster._silence(store, topology, 3) == ("n1", "network", "rank 3: NCCL error", "faulty")
+
+
+def test_ranks_are_waited_for_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, store = [0.0], dist.HashStore()
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if now[0] > 0.55:
+            store.set("survey/2", "")
+
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    store.set("survey/0", "")
+    assert cluster._silent_ranks(store, "survey", 3, 0.5) == [1, 2]
+    assert cluster._silent_ranks(store, "survey", 3, 0.5) == [1]
+    store.set("survey/1", "")
+    ended = now[0]
+    assert cluster._silent_ranks(store, "survey", 3, 0.5) == []
+    assert now[0] == ended
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_the_faulty_nodes_are_written_to_the_file(faulty: bool, tmp_path: Path, monkeypatch, capsys) -> None:
+    """By a job of one rank, which measures its disk and no network."""
+    facts = rank("n0", gpu={"name": "H200"} | ({"fault": "2 uncorrected memory errors"} if faulty else {}))
+    del facts["disk"]
+    measured = []
+
+    def links_of(topology: Topology, store: dist.Store, found: dict, timeout_s: float) -> None:
+        measured.append((found["disk"], timeout_s))
+        store.set("links/0", json.dumps(found))
+
+    monkeypatch.setattr(cluster, "read_topology", lambda: Topology(0, 1, 0, 1, torch.device("cpu")))
+    monkeypatch.setattr(cluster, "survey", lambda topology: dict(facts))
+    monkeypatch.setattr(cluster, "read_rate", lambda folder: 7e9 if folder == tmp_path else 0)
+    monkeypatch.setattr(cluster, "_measure_network", links_of)
+    monkeypatch.setattr(torch, "set_num_threads", measured.append)
+    file = tmp_path / "faulty"
+    assert cluster.run_cluster_doctor(tmp_path, None, file, 60) == faulty
+    assert file.read_text() == "n0\n" * faulty
+    assert measured == [1, (7e9, 60)]
+    with pytest.raises(InputError, match=r"--exclude .*/none/faulty: cannot be written \(No such file"):
+        cluster.run_cluster_doctor(tmp_path, None, tmp_path / "none/faulty", 60)
