@@ -18,6 +18,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from tests.conftest import ROOT
+from tests.forks import free_port
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command, split_overrides
 from widemix.distributed.rank_status import RankStatus, read_rank_statuses
@@ -29,7 +30,7 @@ from widemix.launch.slurm import node as node_module
 from widemix.launch.slurm import submit as module
 from widemix.launch.slurm.finish import _finish, judge, saved_step
 from widemix.launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
-from widemix.launch.slurm.ports import free_ports
+from widemix.launch.slurm.ports import _is_free, free_ports
 from widemix.launch.slurm.study_runs import cross, kept_path, merge, ranges, unfinished
 from widemix.launch.torchrun import check_torch, train_program
 from widemix.recipe import dump_recipe, load_recipe
@@ -517,6 +518,17 @@ def test_a_port_that_is_in_use_is_passed_over():
         use: port for use, port in ports.items() if use != "train"
     }
     assert free_ports(job) == ports
+
+
+def test_a_port_is_free_as_soon_as_its_server_has_ended():
+    """Though the kernel still waits for what may come on its connections, as after a job that was requeued."""
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as server, socket.create_connection(("127.0.0.1", port)) as client:
+        assert not _is_free(port)
+        connection, _ = server.accept()
+        connection.close()  # the one that closes first waits
+        assert client.recv(1) == b""
+    assert _is_free(port)
 
 
 def test_only_a_start_that_trained_nothing_excludes_nodes(tmp_path):
