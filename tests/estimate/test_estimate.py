@@ -456,7 +456,7 @@ def test_the_whole_table_follows_from_the_operators_and_the_data_sheets(monkeypa
         "global batch": (4096, "4,096", "8 ranks x 2 micro-batches of 256, mixed in groups of 32"),
         **{name: (59_880_472 * size, *words) for name, (size, *words) in states.items()},
         "activations": (3 << 30, "3.00 GiB", "a GPU, micro-batches of 256"),
-        "memory": (memory, "3.89 GiB", "a GPU, of 80 GB, without buffers of CUDA and the engine"),
+        "memory": (memory, "3.89 GiB", "a GPU, of 80 GB, without what CUDA and the engine reserve"),
         "all-reduce": (4 * 59_880_472, "228.43 MiB", f"a step, in 10 calls, {1e3 * sums:.1f} ms at 25 GB/s"),
         "compute": (compute, f"{1e3 * compute:.1f} ms", f"{ROOFLINE}{of_peak:.0%} of the 16-bit peak"),
         "exposed communication": (exposed_s, f"{1e3 * exposed_s:.1f} ms", "50 us a call, assumed"),
@@ -500,7 +500,7 @@ def test_a_step_of_many_small_operators_takes_the_time_of_their_starts(monkeypat
         "bf16: use fp16"
     )
     state = 16 * 59_880_472 / 64
-    note = "a GPU, of 32 GB, without buffers of CUDA and the engine: too much; raise train.grad_accum_steps (now 1)"
+    note = "a GPU, of 32 GB, without what CUDA and the engine reserve: too much; raise train.grad_accum_steps (now 1)"
     assert found["memory"][0] == state + (40 << 30)
     assert found["memory"][2].startswith(note)
     assert found["state, FSDP"] == (state, "14.28 MiB", "the recipe's engine")
