@@ -84,12 +84,24 @@ class LayerSpectrum:
         return float(self.values[0])
 
 
-def spectra(module: nn.Module, inputs: Tensor) -> list[LayerSpectrum]:
+def spectra(module: nn.Module, inputs: Tensor, start: nn.Module | None = None) -> list[LayerSpectrum]:
     """Return the spectrum of every linear layer, patch layer and masked layer, in the order of the forward pass.
 
-    inputs: one sample as a batch, of any values.
+    inputs: one sample as a batch, of any values. start: the network at the start of training, which edges of timm's
+    own networks are taken from; default: `module`.
     """
-    return [_spectrum(name, layer, repeats) for name, layer, repeats in linear_layers(module, inputs)]
+    return [
+        _spectrum(name, layer, repeats, _first_std(start or module, name))
+        for name, layer, repeats in linear_layers(module, inputs)
+    ]
+
+
+def _first_std(start: nn.Module, name: str) -> float | None:
+    """The deviation of a layer's first weights where they are timm's; None: ours, 1 / sqrt(columns), or zeros."""
+    weight: Any = getattr(start.get_submodule(name), "weight", None)
+    if not type(start).__module__.startswith("timm.") or weight is None:
+        return None
+    return weight.double().std(correction=0).item() or None
 
 
 def products(module: nn.Module) -> list[LayerSpectrum]:
@@ -162,7 +174,7 @@ def _is_linear(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear | GroupedLinear | SparseLinear | Monarch | BlockDiagonal | StructuredLinear)
 
 
-def _spectrum(name: str, layer: nn.Module, repeats: int) -> LayerSpectrum:
+def _spectrum(name: str, layer: nn.Module, repeats: int, std: float | None) -> LayerSpectrum:
     if isinstance(layer, SparseLinear):
         matrix = masked_matrix(layer)
         gamma = layer.outputs / layer.inputs
@@ -182,7 +194,8 @@ def _spectrum(name: str, layer: nn.Module, repeats: int) -> LayerSpectrum:
         shape = (len(blocks) * rows, len(blocks) * columns)
         return LayerSpectrum(name, shape, repeats, values, marchenko_pastur_edge(rows, columns), True)
     assert isinstance(layer, nn.Linear | nn.Conv2d)
-    return _of_matrix(name, _numpy(layer.weight).reshape(len(layer.weight), -1), repeats)
+    matrix = _numpy(layer.weight).reshape(len(layer.weight), -1)
+    return _of_matrix(name, matrix, repeats, marchenko_pastur_edge(*matrix.shape, std))
 
 
 def _of_matrix(name: str, matrix, repeats: int, edge: float | None = None) -> LayerSpectrum:

@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import torch
+from torch import nn
 
 from widemix.analysis.spectrum import LayerSpectrum, products, spectra
 from widemix.errors import InputError
@@ -29,13 +30,14 @@ def course(name: str, patterns: Sequence[str] = (), ema: bool = False, of_produc
     checkpoints = complete_checkpoints(Path(name))
     if not checkpoints:
         network = load_network(name, ema)
-        return [(_step(name, network), _chosen(network, patterns, of_products))]
+        first = initial_module(network.recipe) if network.recipe else network.module
+        return [(_step(name, network), _chosen(network, first, patterns, of_products))]
     last = load_network(str(checkpoints[-1]), ema)
     assert last.recipe is not None
     start = of_recipe(name, last.recipe, initial_module(last.recipe))
     between = ((int(path.name), load_network(str(path), ema)) for path in checkpoints[:-1])
     networks = [(0, start), *between, (int(checkpoints[-1].name), last)]
-    return [(step, _chosen(network, patterns, of_products)) for step, network in networks]
+    return [(step, _chosen(network, start.module, patterns, of_products)) for step, network in networks]
 
 
 def _step(name: str, network: Network) -> int | None:
@@ -44,14 +46,14 @@ def _step(name: str, network: Network) -> int | None:
     return 0 if network.recipe else None
 
 
-def _chosen(network: Network, patterns: Sequence[str], of_products: bool) -> list[LayerSpectrum]:
+def _chosen(network: Network, start: nn.Module, patterns: Sequence[str], of_products: bool) -> list[LayerSpectrum]:
     if of_products:
         if not (found := products(network.module)):
             raise InputError("--products: those of an S-Mixer, whose mixings have one layer each without groups")
         return found
     size = network.data.image_size
     inputs = empty_inputs(network.section, 1, size) if network.section else torch.zeros(1, 3, size, size)
-    found = spectra(network.module, inputs)
+    found = spectra(network.module, inputs, start)
     chosen = [each for each in found if not patterns or any(fnmatchcase(each.layer, p) for p in patterns)]
     if not chosen:
         names = ", ".join(each.layer for each in found[:6])

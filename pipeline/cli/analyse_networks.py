@@ -84,9 +84,10 @@ def add_spectrum(analyses) -> None:
         examples="widemix analyse spectrum runs/a --to figures\n"
         "widemix analyse spectrum runs/a runs/b runs/c --products --json products.json",
         description="Singular values of every linear layer, next to where the largest is at the start of training: "
-        "the Marchenko-Pastur edge, of masked weights L+. Of a run folder, at the start and at each checkpoint that "
-        "it keeps. The wide matrix I (x) W of a Mixer, permuted or not, has those of W, each `repeats` times. Of "
-        "matrices too large to decompose, the largest by Lanczos. Of several run folders, such as those of one "
+        "the Marchenko-Pastur edge, of masked weights L+; of timm:NAME, whose start is not known, the edge of random "
+        "weights of the same deviation. Of a run folder, at the start and at each checkpoint that it keeps. The wide "
+        "matrix I (x) W of a Mixer, permuted or not, has those of W, each `repeats` times. Of matrices too large to "
+        "decompose, the largest by Lanczos. Of several run folders, such as those of one "
         f"recipe with several seeds, what training changes: the largest by its edge, at start and end. {NETWORK}",
     )
     add = parser.add_argument

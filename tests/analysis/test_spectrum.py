@@ -1,10 +1,12 @@
 """Singular values against numpy on explicit matrices, and edges against measured random ones."""
 
+import copy
 import json
 
 import numpy as np
 import pytest
 import scipy.sparse
+import timm
 import torch
 
 from tests.models.dense import matrix, transposition
@@ -156,6 +158,28 @@ def test_the_scaling_of_figure_s1():
     whole = masked_gaussian(200, 200, 200**-1.0, np.random.default_rng((0, 0))).toarray()
     scaled = np.linalg.svd(whole, compute_uv=False) / np.sqrt(np.diag(whole @ whole.T).mean())
     np.testing.assert_allclose(values[0], scaled, atol=1e-7)
+
+
+@pytest.mark.parametrize("recipe", ["cifar10/vit", "cifar10/resmlp", "cifar10/permutator"])
+def test_at_the_start_the_largest_values_are_at_the_edges_whatever_the_first_weights_are(recipe):
+    """timm's have a deviation of 0.02, or Xavier's."""
+    [(_, layers)] = course(recipe)
+    ratios = [layer.largest / layer.edge for layer in layers if layer.largest > 0]  # heads may begin with zeros
+    assert len(ratios) > 20
+    np.testing.assert_allclose(ratios, 1, atol=0.1)
+
+
+def test_the_edge_of_trained_weights_is_that_of_the_first_ones():
+    """Of timm's; without these it is that of random weights of the same deviation."""
+    start = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1)
+    module = copy.deepcopy(start)
+    with torch.no_grad():
+        module.blocks[0].mlp.fc1.weight.mul_(3)
+    images = torch.zeros(1, 3, 32, 32)
+    edges = [{each.layer: each.edge for each in spectra(module, images, first)} for first in (start, None)]
+    assert edges[0]["blocks.0.mlp.fc1"] == pytest.approx(edges[1]["blocks.0.mlp.fc1"] / 3)
+    assert edges[0]["blocks.0.mlp.fc1"] == pytest.approx(marchenko_pastur_edge(768, 192, 0.02), rel=0.02)
+    assert edges[0]["blocks.0.mlp.fc2"] == edges[1]["blocks.0.mlp.fc2"]
 
 
 def curves(ax) -> dict[str, list[tuple[float, float]]]:
