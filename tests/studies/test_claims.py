@@ -227,8 +227,9 @@ def test_a_claim_without_a_panel_is_decided_in_each_by_itself(tmp_path):
 
 
 def test_points_are_told_apart_by_lists_too(tmp_path):
-    normal, rp, _ = STUDY[: STUDY.index("- text: RP")].split("axes: {model.depth: [2, 4]}\n")
-    text = f"{normal}{rp}axes: {{model.permuted_blocks: [[0], [1]]}}\nfigure: {{x: permuted_block}}\nclaims:\n"
+    axes = "  axes: {model.depth: [2, 4]}\n"
+    text = STUDY[: STUDY.index("- text: RP")].replace(axes, "", 1).replace("x: model.depth", "x: permuted_block")
+    text = text.replace(axes, "  axes: {model.permuted_blocks: [[0], [1]]}\n")
     text += """- text: a first block costs
   left: {line: RP, at: {model.permuted_blocks: [0]}}
   right: {line: RP, at: {model.permuted_blocks: [1]}}
