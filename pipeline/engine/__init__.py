@@ -14,7 +14,7 @@ from widemix.engine.deepspeed_config import deepspeed_config
 from widemix.engine.state import State
 from widemix.errors import InputError
 from widemix.models.drop_path import number_drop_paths
-from widemix.models.timm_methods import timm_method
+from widemix.models.timm_methods import classifier, timm_method
 from widemix.optim.section import OptimSection
 from widemix.recipe.engine import EngineSection
 from widemix.recipe.train import TrainSection
@@ -78,8 +78,15 @@ def prepare(module: nn.Module, train: TrainSection, device: torch.device) -> Non
 
 def set_head_bias(module: nn.Module, train: TrainSection) -> None:
     """Set the biases of a new network's head to `train.head_bias`."""
-    if train.head_bias:
-        nn.init.constant_(timm_method(module, "get_classifier", "train.head_bias")().bias, train.head_bias)
+    if not train.head_bias:
+        return
+    parts = classifier(module, "train.head_bias").modules()
+    biases = [part.bias for part in parts if isinstance(part, nn.Linear | nn.Conv2d) and part.bias is not None]
+    if not biases:
+        name = type(module).__name__
+        raise InputError(f"train.head_bias {train.head_bias:g}: the head of {name} has no bias; set it to 0")
+    for bias in biases:
+        nn.init.constant_(bias, train.head_bias)
 
 
 def check_engine(section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology) -> None:

@@ -14,3 +14,9 @@ def timm_method(module: nn.Module, name: str, key: str) -> Callable[..., Any]:
     if method is None:
         raise InputError(f"{key}: needs the method {name} of timm's networks; define it in {type(module).__name__}")
     return method
+
+
+def classifier(module: nn.Module, key: str) -> nn.Module:
+    """The network's head; of several, as distilled networks have, a list. `InputError` as from `timm_method`."""
+    head = timm_method(module, "get_classifier", key)()
+    return nn.ModuleList(head) if isinstance(head, tuple) else head

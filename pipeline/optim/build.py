@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from widemix.errors import InputError
-from widemix.models.timm_methods import timm_method
+from widemix.models.timm_methods import classifier
 from widemix.optim.section import OptimSection
 
 
@@ -108,7 +108,7 @@ def undecayed(module: nn.Module, decay_embeddings: bool = True) -> set[str]:
 
 def inner_matrices(module: nn.Module) -> set[str]:
     """Names of the matrices that Muon is for (Jordan et al. 2024): two dimensions, no embeddings, not the head."""
-    outer = {id(p) for p in timm_method(module, "get_classifier", "optim.name muon")().parameters()}
+    outer = {id(p) for p in classifier(module, "optim.name muon").parameters()}
     outer |= {id(p) for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
     return {name for name, p in module.named_parameters() if p.ndim == 2 and id(p) not in outer}
 

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from widemix.engine.batch_norm import freeze_batch_norms
 from widemix.errors import InputError
 from widemix.models.names import timm_name
-from widemix.models.timm_methods import timm_method
+from widemix.models.timm_methods import classifier
 from widemix.models.timm_registry import load_pretrained
 from widemix.run import checkpoint
 
@@ -194,7 +194,7 @@ def _read_torch(path: Path) -> Weights:
 
 def _head(module: nn.Module, key: str) -> set[str]:
     """The names of the head's parameters, also those under which the rest of the network shares them."""
-    parameters = {id(p) for p in timm_method(module, "get_classifier", key)().parameters()}
+    parameters = {id(p) for p in classifier(module, key).parameters()}
     return {name for name, p in module.named_parameters(remove_duplicate=False) if id(p) in parameters}
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import timm
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
@@ -15,7 +16,7 @@ from tests.engine.plain import plain_loop
 from tests.engine.ranks import ENGINES, overrides_for
 from widemix.data.batches import Batch
 from widemix.distributed.topology import read_topology
-from widemix.engine import build_engine, check_engine, prepare
+from widemix.engine import build_engine, check_engine, prepare, set_head_bias
 from widemix.errors import InputError
 from widemix.evaluation.networks import initial_module
 from widemix.models.registry import build_model
@@ -179,6 +180,30 @@ def test_the_heads_first_bias_is_the_recipes():
     prepare(model, given.recipe.train, torch.device("cpu"))
     for started in (model, initial_module(given.recipe)):  # the one that trains, and the one that analyses look at
         assert torch.equal(started.head.bias, torch.full((10,), -2.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("deit_tiny_distilled_patch16_224", ["head", "head_dist"]),
+        ("crossvit_tiny_240", ["head.0", "head.1"]),
+        ("repvit_m0_9", ["head.head.l", "head.head_dist.l"]),  # each after a batch norm
+    ],
+)
+def test_heads_of_several_layers_have_it_too(name, layers):
+    network = timm.create_model(name, num_classes=7)
+    before = {key: value.clone() for key, value in network.state_dict().items()}
+    set_head_bias(network, TrainSection(epochs=1, global_batch=1, head_bias=-2.0))
+    changed = {key for key, value in network.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed == {f"{layer}.bias" for layer in layers}
+    assert all(torch.equal(network.get_submodule(layer).bias, torch.full((7,), -2.0)) for layer in layers)
+
+
+def test_a_head_without_a_bias_is_refused():
+    network = timm.create_model("resnet10t", num_classes=7)
+    network.fc = torch.nn.Linear(network.num_features, 7, bias=False)
+    with pytest.raises(InputError, match=r"train\.head_bias -2: the head of ResNet has no bias; set it to 0"):
+        set_head_bias(network, TrainSection(epochs=1, global_batch=1, head_bias=-2.0))
 
 
 @pytest.mark.one_in(4)

@@ -87,9 +87,11 @@ def test_muon_takes_the_matrices_of_the_blocks():
     words = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 4), "inner": torch.nn.Linear(4, 4)})
     words.get_classifier = torch.nn.Identity
     assert inner_matrices(words) == {"inner.weight"}  # rows of embeddings are looked up one by one
-    assert inner_matrices(model) == {
+    expected = {
         f"blocks.{i}.{part}.weight" for i in range(12) for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
     }
+    assert inner_matrices(model) == expected
+    assert inner_matrices(timm.create_model("deit_tiny_distilled_patch16_224")) == expected  # which has two heads
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim has no Muon before 2.9")

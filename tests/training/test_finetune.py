@@ -123,11 +123,29 @@ def test_a_head_that_the_body_shares_is_reset_under_all_its_names(tmp_path):
     assert target.head.weight is target.embedding.weight
 
 
-@pytest.mark.parametrize(("name", "head"), [("resnet10t", "fc"), ("vit_tiny_patch16_224", "head")])
-def test_all_but_the_head_of_any_network_is_frozen_and_its_batch_norms_keep_their_statistics(name, head):
+def test_both_heads_of_a_distilled_network_are_new_for_other_classes(tmp_path):
+    source, target = (timm.create_model(DISTILLED, num_classes=classes) for classes in (7, 5))
+    save_file(source.state_dict(), tmp_path / "weights.safetensors")
+    assert load_init_weights(target, str(tmp_path / "weights.safetensors")) == [
+        f"{name}.{part} newly initialised for 5 classes"
+        for name in ("head", "head_dist")
+        for part in ("bias", "weight")
+    ]
+    assert torch.equal(target.cls_token, source.cls_token)
+
+
+DISTILLED = "deit_tiny_distilled_patch16_224"
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [("resnet10t", ["fc"]), ("vit_tiny_patch16_224", ["head"]), (DISTILLED, ["head", "head_dist"])],
+)
+def test_all_but_the_head_of_any_network_is_frozen_and_its_batch_norms_keep_their_statistics(name, heads):
     network = timm.create_model(name, num_classes=5)
     freeze(network, ["body"])
-    assert {key for key, p in network.named_parameters() if p.requires_grad} == {f"{head}.weight", f"{head}.bias"}
+    trained = {key for key, p in network.named_parameters() if p.requires_grad}
+    assert trained == {f"{head}.{part}" for head in heads for part in ("weight", "bias")}
     before = {key: value.clone() for key, value in network.state_dict().items()}
     images = torch.randn(2, 3, 224, 224)
     expected = network.eval()(images)
