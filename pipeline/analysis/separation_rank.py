@@ -228,7 +228,8 @@ def plot_ranks(
         axes.plot(range(1, len(logarithms) + 1), logarithms, "--", color="0.55", linewidth=1)
         end = (len(logarithms), logarithms[-1])
         axes.annotate(name, end, (-4, 4), textcoords="offset points", ha="right", color="0.4")
-    axes.set(xlabel="layers p", ylabel="log₃ of the separation rank", yscale="log", title=title)
+    axes.set(xlabel="layers p", ylabel="log₃ of the separation rank", title=title)
+    axes.set_yscale("symlog", linthresh=math.log(2, 3))  # a rank of 1 is at 0
     axes.set_xticks(range(1, max(map(len, bounds.values())) + 1))
     axes.legend(fontsize=8)
     return figure

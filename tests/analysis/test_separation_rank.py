@@ -9,9 +9,11 @@ import sympy
 from sympy.polys.matrices import DomainMatrix
 
 from widemix.analysis.separation_rank import (
+    SeparationRank,
     attention_layers,
     mixer_layers,
     monomials,
+    plot_ranks,
     rank,
     separation_ranks,
 )
@@ -105,6 +107,16 @@ def test_the_rank_of_a_degree_is_that_of_the_largest_matching_of_its_monomials()
         ]
         fits = csr_array(np.add.outer(*map(np.array, sides)) <= degree)
         assert monomials(degree, first, second) == (maximum_bipartite_matching(fits) >= 0).sum()
+
+
+def test_a_rank_of_one_has_its_point():
+    """Of the channels after one layer; its logarithm is 0, which a logarithmic axis has not."""
+    measured = {"Mixer": [SeparationRank(1, 1, 1, 4), SeparationRank(2, 3, 3, 9)]}
+    [axes] = plot_ranks(measured, {"bound": [6.3, 12.6]}, "title").axes
+    places = np.array(axes.lines[0].get_data()).T
+    assert places.tolist() == [[1, 0], [2, pytest.approx(1)]]
+    assert axes.viewLim.y0 <= 0
+    assert np.isfinite(axes.transData.transform(places)).all()
 
 
 def test_the_command_writes_ranks_bounds_and_a_figure(tmp_path, capsys):
