@@ -132,6 +132,15 @@ def test_torchvision_built_for_another_cuda(monkeypatch: pytest.MonkeyPatch) -> 
     assert finding.text.endswith(f"built for CUDA 11.8, torch for {torch.version.cuda}")
 
 
+def test_torchvision_built_for_the_same_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    import torchvision
+
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setattr(torchvision.version, "cuda", 13020, raising=False)
+    assert look("torchvision") == Finding(f"{torchvision.__version__}, built for the same CUDA")
+
+
 def test_torch_without_cuda_trains_on_the_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -1,5 +1,6 @@
 """`widemix doctor --cluster` on real ranks over gloo, one faulty or missing, and comparisons of made-up surveys."""
 
+import datetime
 import io
 import itertools
 import json
@@ -167,8 +168,15 @@ def test_a_disk_that_nodes_share_on_one_machine_is_read_by_one_of_them(tmp_path:
 
 
 def test_nccl_may_fail_without_killing_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
+    def fail(backend: str, **options: object) -> None:
         assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1"  # read here
+        assert (backend, options["store"], options["rank"], options["world_size"]) == (
+            "cpu:gloo,cuda:nccl",
+            store,
+            1,
+            2,
+        )
+        assert options["timeout"] == datetime.timedelta(seconds=60)
         raise dist.DistBackendError("NCCL error: remote process exited\nmore")
 
     monkeypatch.setattr(os, "environ", {})
