@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from widemix.data.precision import DTYPES, autocast
 from widemix.estimate.fake import GPU, MemoryTracker, OpRecorder, fake_inputs, fake_mode, fake_network
@@ -44,6 +43,8 @@ def fake_pass(recipe: Recipe, micro: int, device: torch.device = GPU) -> Pass:
     half = torch.bfloat16 if train.precision == "fp16" else precision  # autocast on a CPU supports fp16 only in part
     autocasts = recipe.engine.kind == "ddp"  # with the other engines the network itself is in half precision
     module = fake_network(recipe, mode, None if autocasts else half, device)
+    if autocasts:
+        _convert_inputs_of_norms(module)
     with mode:
         inputs = fake_inputs(recipe, micro)
         if not autocasts and inputs.is_floating_point():
@@ -53,7 +54,7 @@ def fake_pass(recipe: Recipe, micro: int, device: torch.device = GPU) -> Pass:
         memory.watch(*module.parameters(), *module.buffers(), inputs, targets)
         before = memory.alive
         with memory, OpRecorder() as recorder:
-            with autocast(torch.device("cpu"), half if autocasts else torch.float32), _NormsInFp32():
+            with autocast(torch.device("cpu"), half if autocasts else torch.float32):
                 logits = module(inputs)
             LOSSES[train.loss].compute(logits, targets).backward()
     operators = [
@@ -66,12 +67,8 @@ def fake_pass(recipe: Recipe, micro: int, device: torch.device = GPU) -> Pass:
     return Pass(operators, memory.peak - before, weights, trained, len(blocks), in_blocks, buffers)
 
 
-class _NormsInFp32(TorchFunctionMode):
-    """Convert the inputs of norms to fp32, as autocast does on a GPU but not on a CPU."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function in (torch.nn.functional.layer_norm, torch.nn.functional.group_norm) and torch.is_autocast_enabled(
-            "cpu"
-        ):
-            args = (args[0].float(), *args[1:])
-        return function(*args, **(kwargs or {}))
+def _convert_inputs_of_norms(module: nn.Module) -> None:
+    """To fp32, as autocast does on a GPU but not on a CPU; also in blocks that the backward pass computes again."""
+    for part in module.modules():
+        if isinstance(part, nn.LayerNorm | nn.GroupNorm):
+            part.register_forward_pre_hook(lambda _, inputs: (inputs[0].float(), *inputs[1:]))

@@ -227,6 +227,19 @@ def test_a_fake_pass_takes_the_memory_of_a_real_one(checkpointing):
     assert fake_pass(recipe, 16).peak == pytest.approx(peak, rel=0.02)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_checkpointing_computes_the_blocks_again_for_less_memory(precision, engine):
+    options = (*TINY, ("train.precision", precision), ("engine.kind", engine))
+    plain, again = (
+        fake_pass(load_recipe(B16, (*options, ("train.activation_checkpointing", each))), 16)
+        for each in ("false", "true")
+    )
+    layers = 2 * 96 * 196 * 384 + 196 * 96 * 384  # of a block; nothing needs what the last one computes
+    assert again.flops == plain.flops + 16 * 2 * 2 * layers  # of two blocks, two a multiply-add
+    assert again.peak < 0.7 * plain.peak
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "engine",
