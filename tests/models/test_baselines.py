@@ -204,6 +204,15 @@ def test_timms_networks_take_its_arguments():
     assert str(model) == str(timm.create_model("resnet18", num_classes=7, **stages))
 
 
+def test_networks_that_know_no_stochastic_depth_are_made_without():
+    """VGG, DenseNet, HRNet, RepVit and others: 21 of timm's 98 files of networks."""
+    section = TimmSection(kind="timm", name="ghostnet_050")
+    assert str(build_model(section, 32, 7)) == str(timm.create_model("ghostnet_050", num_classes=7))
+    assert section.timm_spec(32, ()) == ("ghostnet_050", {})
+    with pytest.raises(InputError, match=r"ghostnet_050: timm's network is not made with drop_path_rate 0\.1 "):
+        build_model(TimmSection(kind="timm", name="ghostnet_050", drop_path=0.1), 32, 7)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -17,8 +17,7 @@ def create_timm_model(name: str, num_classes: int, **arguments) -> torch.nn.Modu
         raise InputError(
             f"model.name: timm has no network called {name}" + (f"; did you mean {close[0]}?" if close else "")
         )
-    if not takes_image_size(name):
-        arguments.pop("img_size", None)
+    arguments = without_untaken(name, arguments)
     try:
         return timm.create_model(name, num_classes=num_classes, **arguments)
     except (TypeError, ValueError, AssertionError, RuntimeError) as error:
@@ -26,15 +25,22 @@ def create_timm_model(name: str, num_classes: int, **arguments) -> torch.nn.Modu
         raise InputError(f"model.name {name}: timm's network is not made with {given} ({error})") from None
 
 
+def without_untaken(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without what timm's network is not made with: a size of image, and stochastic depth of 0."""
+    droppable = {"img_size"} | ({"drop_path_rate"} if not arguments.get("drop_path_rate") else set())
+    return {key: value for key, value in arguments.items() if key not in droppable or _takes(name, key)}
+
+
 @functools.cache
-def takes_image_size(name: str) -> bool:
-    """Whether timm's network is made for one size of image, `img_size`; convolutional networks take any."""
+def _takes(name: str, argument: str) -> bool:
+    """Whether timm's network takes an argument; convolutional networks take any image, and no `img_size`."""
     if not timm.is_model(name):
         return True
     size: Any = timm.get_pretrained_cfg_value(name, "input_size")
+    value: Any = size[-1] if argument == "img_size" else 0.0
     try:
         with torch.device("meta"):
-            timm.create_model(name, img_size=size[-1])
+            timm.create_model(name, **{argument: value})
     except TypeError as error:
-        return "img_size" not in str(error)
+        return argument not in str(error)
     return True

@@ -56,10 +56,10 @@ class TimmSection(ModelSection):
 
     @override
     def timm_spec(self, image_size: int, own_names: Container[str]) -> tuple[str, dict[str, Any]]:
-        from widemix.models.timm_model.network import takes_image_size
+        from widemix.models.timm_model.network import without_untaken
 
-        size = {"img_size": image_size} if takes_image_size(self.name) else {}
-        return self.name, {**self.arguments, **size, "drop_path_rate": self.drop_path}
+        own = {"img_size": image_size, "drop_path_rate": self.drop_path}
+        return self.name, without_untaken(self.name, self.arguments | own)
 
     @override
     @classmethod
