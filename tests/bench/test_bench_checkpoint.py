@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from tests.conftest import ROOT
 from widemix.bench import checkpoint
+from widemix.distributed.topology import Topology
 from widemix.models.cost import model_cost
 from widemix.recipe import load_recipe
 from widemix.run.checkpoint import COMPLETE, Position, find
@@ -64,7 +66,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(monkeypatch: pytest.Monk
 
 def test_a_row_has_the_medians_of_the_saves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Which are not those of one save. Steps that were faster during the writing make up for no stall."""
-    saves = iter([(3.0, 9.0, 20.0), (1.2, 6.0, 40.0), (0.6, 7.5, 30.0)] + 3 * [(1.2, -6.0, 40.0)])
+    saves = iter([(3.0, 9.0, 20.0), (1.20049, 6.0, 40.0), (0.6, 7.5, 30.0)] + 3 * [(1.2, -6.0, 40.0)])
 
     def save(number, engine, saver, step, alone, folder):
         alone += [1.0, 4.0]
@@ -143,3 +145,26 @@ def test_ranks_end_with_torchrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("RANK", "1")
     checkpoint.main()
     assert found.value == signal.SIGTERM
+
+
+def test_each_engine_is_measured_on_batches_of_two_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tuple] = []
+    monkeypatch.setattr(
+        checkpoint, "_measure_in_processes", lambda *given: measured.append(given) or {"name": given[0]}
+    )
+    rows = checkpoint.run(Namespace(rounds=3))
+    assert measured == [(name, 3) for name in checkpoint.ENGINES]
+    assert [row["name"] for row in rows] == list(checkpoint.ENGINES)
+    built: list[tuple] = []
+    network = torch.nn.Linear(1, 1)
+    monkeypatch.setattr(
+        checkpoint, "build_model", lambda section, side, classes: built.append((side, classes)) or network
+    )
+    monkeypatch.setattr(checkpoint, "build_engine", lambda section, module, *_: (section.kind, module))
+    for name, options in checkpoint.ENGINES.items():
+        engine, [batch] = checkpoint._build(name, Topology(0, 2, 0, 2, torch.device("cpu")))
+        assert engine == (dict(options)["engine.kind"], network)
+        assert batch.inputs.shape == (2, 3, 224, 224)
+        torch.testing.assert_close(batch.targets, torch.full((2, 1000), 0.001))
+        assert batch.samples.tolist() == [0, 0]
+    assert set(built) == {(224, 1000)}

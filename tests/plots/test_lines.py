@@ -6,7 +6,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy.spatial import ConvexHull
 
-from widemix.plots.lines import Line, add_legend_below, plot_pareto_hull, plot_reference
+from widemix.plots.lines import Line, add_legend_below, legend_text, plot_pareto_hull, plot_reference
 from widemix.plots.style import COLORS, as_png, log_axis
 
 
@@ -128,3 +128,10 @@ def test_a_legend_has_each_name_once_in_as_many_columns_as_there_is_room_for(nam
     [legend] = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [f" {name}" for name in names]
     assert legend._ncols == columns
+
+
+def test_names_in_a_legend_are_cut_in_their_middle_above_a_hundred_characters():
+    assert legend_text("a" * 50 + "b" * 50) == " " + "a" * 50 + "b" * 50
+    assert legend_text("a" * 50 + "c" + "b" * 50) == " " + "a" * 50 + "…" + "b" * 50
+    assert legend_text("a\n b", 3) == " a b"
+    assert legend_text("  ") == ""
