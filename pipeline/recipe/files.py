@@ -19,7 +19,7 @@ from widemix.recipe.key_table import SECTIONS, key_names
 from widemix.recipe.plugins import import_plugins
 from widemix.recipe.renamed import current_name, rename_keys, warn_renamed
 from widemix.recipe.schema import Recipe
-from widemix.recipe.yaml_text import parse_yaml, read_yaml, yaml_error_message
+from widemix.recipe.yaml_text import dump_yaml, parse_yaml, read_yaml, yaml_error_message
 
 SHIPPED = (Path(__file__).parents[1] / "recipes").resolve()
 
@@ -99,7 +99,7 @@ def parse_recipe(
 
 def dump_recipe(recipe: Recipe) -> str:
     """Return the whole recipe as YAML, defaults included, as the run folder stores it."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+    return dump_yaml(recipe.model_dump(mode="json"))
 
 
 def flat_recipe(recipe: Recipe, exclude_defaults: bool = False) -> dict[str, Any]:

@@ -75,9 +75,21 @@ _Yaml.add_implicit_resolver(
     re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$"),
     list("-+0123456789"),
 )
-_Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
+
+
+class _Text(yaml.SafeDumper):
+    """A dumper that quotes the texts of which `_Yaml`, or a YAML 1.1 loader, would make something else."""
+
+
+for _each in (_Yaml, _Text):
+    _each.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+    )
+
+
+def dump_yaml(value: Any) -> str:
+    """Return a value as YAML that `parse_yaml` reads as the same value; mappings keep their order."""
+    return yaml.dump(value, Dumper=_Text, sort_keys=False)
 
 
 def read_yaml(path: Path) -> Any:

@@ -25,7 +25,7 @@ from widemix.recipe import (
     parse_recipe,
     recipe_hash,
 )
-from widemix.recipe.yaml_text import parse_yaml, yaml_text
+from widemix.recipe.yaml_text import dump_yaml, parse_yaml, yaml_text
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = shipped(ROOT / "recipes")
@@ -283,10 +283,20 @@ def test_help_shows_the_values_of_a_key_and_no_annotations(capsys):
         assert all(re.fullmatch(r"\w+", part) for part in parts), f"{name} {values}"
 
 
-@pytest.mark.parametrize("value", ["/data/set #2", "a: b", "123", "no", "null", "", " a", "[a", "'a'"])
+TEXTS = ["/data/set #2", "a: b", "123", "1e5", ".5e-3", "010", "20:30", "no", "null", "", " a", "[a", "'a'"]
+
+
+@pytest.mark.parametrize("value", TEXTS)
 def test_a_value_as_text_is_read_as_that_value(value):
     """A study, and each node of a job, trained on /data/set where the recipe said /data/set #2."""
     assert parse_yaml(yaml_text(value)) == value
+
+
+@pytest.mark.parametrize("value", [*TEXTS, 1e-5, 1e22, 10])
+def test_what_a_run_keeps_is_read_as_what_it_was(value):
+    """A run on the folder 1e5 could not be resumed. YAML 1.1, of other tools, reads the same."""
+    text = dump_yaml({"data": {"path": value}})
+    assert parse_yaml(text) == yaml.safe_load(text) == {"data": {"path": value}}
 
 
 @pytest.mark.parametrize(
