@@ -60,8 +60,8 @@ class Verdict:
 
     detectable: how far beyond the border of the claim, 0 or its margin, a difference must be for this many seeds to
     find it in 80 % of cases, at the level that Holm's correction leaves to this claim.
-    word: supported, contradicted, undecided; or missing runs, a run diverged or below a linear baseline, with nan for
-    all numbers.
+    word: supported, contradicted, undecided; or with missing runs, with a diverged run or below a linear baseline,
+    with nan for all numbers.
     """
 
     claim: Statement
@@ -84,7 +84,11 @@ def verdicts(results: Sequence[Result], study: Study, below: Set[tuple] = frozen
     beaten = [bool(each) and all(result.study_run.point in below for result in each) for each in own]
     found = decide(claims, [None if lost else estimate for lost, estimate in zip(beaten, estimates, strict=True)])
     words = [
-        "below a linear baseline" if lost else "a run diverged" if any(result.diverged for result in each) else ""
+        "below a linear baseline"
+        if lost
+        else "with a diverged run"
+        if any(result.diverged for result in each)
+        else ""
         for lost, each in zip(beaten, own, strict=True)
     ]
     return [
@@ -101,7 +105,7 @@ def decide(statements: Sequence[Statement], estimates: Sequence[Estimate | None]
     found = []
     for number, (statement, estimate) in enumerate(zip(statements, estimates, strict=True)):
         if estimate is None:
-            found.append(Verdict(statement, "missing runs"))
+            found.append(Verdict(statement, "with missing runs"))
             continue
         word = tests[number][1] if adjusted[number] < _LEVEL else "undecided"
         half = _quantile(1 - _LEVEL / 2, estimate.freedom) * estimate.error

@@ -26,7 +26,7 @@ from widemix.studies.study_run import unique
 
 FULL_SIZE = "full_size.csv"
 _DECIDED = ("supported", "contradicted", "undecided")
-_WORDS = (*_DECIDED, "missing runs", "a run diverged", "below a linear baseline")
+_WORDS = (*_DECIDED, "with missing runs", "with a diverged run", "below a linear baseline")
 _OUTSIDE = (
     "**Not under the protocol**: no values were searched for its lines, so differences may be those of settings. No "
     "verdict."

@@ -170,7 +170,7 @@ def test_sides_without_shared_seeds_are_welchs(tmp_path):
 def test_missing_and_diverged_runs_decide_nothing(tmp_path):
     results, study = study_of(tmp_path, (NORMAL2, NORMAL4, (57.0, None, 57.0, 57.0), RP4))
     words = [verdict.word for verdict in verdicts(results, study)]
-    assert words == ["missing runs", "missing runs", "supported"]
+    assert words == ["with missing runs", "with missing runs", "supported"]
     assert "**supported**" in as_page(results, study, "study.yaml")
 
 
@@ -199,7 +199,7 @@ def test_a_run_that_diverged_is_said_to_have(tmp_path):
     ]
     assert lost.study_run.recipe.model.depth == 2
     words = [verdict.word for verdict in verdicts(changed, study)]
-    assert words == ["a run diverged", "a run diverged", "supported"]
+    assert words == ["with a diverged run", "with a diverged run", "supported"]
 
 
 def test_a_claim_without_a_panel_is_decided_in_each_by_itself(tmp_path):

@@ -9,13 +9,13 @@ from widemix.studies.protocol import Statement
 
 def verdict(text, word, source="section 4", panel=""):
     claim = Statement(text=text, expect="greater", source=source, panel=panel)
-    if word == "missing runs":
+    if word == "with missing runs":
         return Verdict(claim, word)
     return Verdict(claim, word, Estimate(1.5, 0.1, 4, 5, True), (1.25, 1.75), 0.011, 0.5)
 
 
 FOUND = [
-    ("figure 1", verdict("a", "missing runs")),
+    ("figure 1", verdict("a", "with missing runs")),
     ("figure 2", verdict("b", "undecided")),
     ("figure 2", verdict("c", "supported", panel="MNIST")),
     ("figure 2", verdict("d", "supported")),

@@ -136,7 +136,7 @@ def test_samples_against_a_number_and_exact_numbers(tmp_path):
 
 def test_a_file_that_is_not_there_decides_nothing_and_a_place_that_is_not_there_is_named(tmp_path):
     assert check_estimate(check(), tmp_path) is None
-    assert decide([check()], [None])[0].word == "missing runs"
+    assert decide([check()], [None])[0].word == "with missing runs"
     (tmp_path / "a.json").write_text('{"runs": []}')
     with pytest.raises(InputError, match=r"a\.json: has no runs\.1\.values, there is no 1"):
         check_estimate(check(), tmp_path)
