@@ -79,22 +79,21 @@ def verdicts(results: Sequence[Result], study: Study, below: Set[tuple] = frozen
     """
     panels = list(dict.fromkeys(result.study_run.panel for result in results))
     claims = [each for claim in study.claims for each in _in_panels(claim, panels)]
-    own = [[result for result in results if _is_of(claim, result)] for claim in claims]
-    estimates = [_estimate(claim, results, study) for claim in claims]
-    beaten = [bool(each) and all(result.study_run.point in below for result in each) for each in own]
-    found = decide(claims, [None if lost else estimate for lost, estimate in zip(beaten, estimates, strict=True)])
-    words = [
-        "below a linear baseline"
-        if lost
-        else "with a diverged run"
-        if any(result.diverged for result in each)
-        else ""
-        for lost, each in zip(beaten, own, strict=True)
+    reasons = [_no_verdict([each for each in results if _is_of(claim, each)], below) for claim in claims]
+    estimates = [
+        None if reason else _estimate(claim, results, study) for claim, reason in zip(claims, reasons, strict=True)
     ]
     return [
-        replace(verdict, word=word) if verdict.estimate is None and word else verdict
-        for verdict, word in zip(found, words, strict=True)
+        replace(verdict, word=reason) if reason else verdict
+        for verdict, reason in zip(decide(claims, estimates), reasons, strict=True)
     ]
+
+
+def _no_verdict(own: Sequence[Result], below: Set[tuple]) -> str:
+    """Why the runs of a claim decide nothing; empty where they may."""
+    if own and all(result.study_run.point in below for result in own):
+        return "below a linear baseline"
+    return "with a diverged run" if any(result.diverged for result in own) else ""
 
 
 def decide(statements: Sequence[Statement], estimates: Sequence[Estimate | None]) -> list[Verdict]:
