@@ -39,7 +39,9 @@ class LassoSection(ModelSection):
         else:
             connections = 3 * count_pixels(image_size) * self.base_channels
             opening = LayerCost(
-                *(positions, 3 * KERNEL**2, self.base_channels),
+                positions,
+                3 * KERNEL**2,
+                self.base_channels,
                 matrices=positions,
                 bias=False,
                 input_gradient=False,
