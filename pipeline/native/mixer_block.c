@@ -40,19 +40,41 @@ static void compute_group(const block *b, const worker *w, int64_t group) {
     store_images(numbers, size_out, images, b->to + first * size_out * width, b->kind);
 }
 
+/* From here on numbers below 1.2e-38 are zeros. The slope of GELU far below zero gives many of these, and an x86 takes
+ * 100 cycles for each. Returns what stop_flushing takes. */
+static unsigned start_flushing(void) {
+#ifdef __SSE2__
+    const unsigned before = _mm_getcsr();
+    _mm_setcsr(before | _MM_FLUSH_ZERO_ON | 0x40); /* of results, and of operands */
+    return before;
+#else
+    return 0;
+#endif
+}
+
+static void stop_flushing(unsigned before) {
+#ifdef __SSE2__
+    _mm_setcsr(before);
+#else
+    (void)before;
+#endif
+}
+
 static void compute_shares(void *data) {
     block *b = data;
+    const unsigned before = start_flushing();
     worker *w = b->workers + __atomic_fetch_add(&b->next_worker, 1, __ATOMIC_RELAXED);
     for (;;) {
         const int64_t share = __atomic_fetch_add(&b->next_share, 1, __ATOMIC_RELAXED);
         if (share >= b->shares)
-            return;
+            break;
         w->sums = b->sums + share * b->sums_size;
         if (b->backward)
             memset(w->sums, 0, b->sums_size * sizeof(vec));
         for (int64_t g = b->groups * share / b->shares; g < b->groups * (share + 1) / b->shares; g++)
             compute_group(b, w, g);
     }
+    stop_flushing(before);
 }
 
 static void unpack(const layer *l, const vec *sums, float *weight, float *bias) {
