@@ -147,6 +147,5 @@ def _ranges(numbers: np.ndarray) -> str:
     """Numbers as text such as `0 to 4, 9`: at most ten runs of consecutive numbers."""
     runs: Iterable[np.ndarray] = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1)
     texts = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return ", ".join(texts[:MAX_RANGES]) + (
-        f" and {len(texts) - MAX_RANGES} more runs" if len(texts) > MAX_RANGES else ""
-    )
+    more = len(texts) - MAX_RANGES
+    return ", ".join(texts[:MAX_RANGES]) + (f" and {more} more run{'s' * (more > 1)}" if more > 0 else "")

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +26,13 @@ from widemix.bench.scale import (
 )
 from widemix.bench.timing import time_in_turns
 from widemix.data.batches import Batch
+from widemix.data.loader import TrainLoader
 from widemix.distributed.topology import Topology, process_group
 from widemix.errors import InputError
 from widemix.formats.beton import open_beton
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, load_recipe
+from widemix.recipe.data import DataSection
 
 RECIPE = "recipes/digits/rp_mixer.yaml"
 WAYS = ("plain", "batch_last")
@@ -130,6 +133,28 @@ def test_gpus_compute_fp32_as_the_recipe_says(digits: Path, monkeypatch: pytest.
     train = recipe.train.model_copy(update={"matmul_precision": "high"})
     measure_scale(recipe.model_copy(update={"train": train}), batch=16, steps=3)
     assert chosen == ["high"]
+
+
+@pytest.mark.parametrize(("cpus", "workers", "expected"), [(None, 0, (1, 1)), (2, 0, (2, 2)), (2, 3, (2, 3))])
+def test_a_rank_computes_and_loads_on_the_cpus_that_it_is_bound_to(
+    digits: Path, monkeypatch: pytest.MonkeyPatch, cpus: int | None, workers: int, expected: tuple[int, int]
+) -> None:
+    """The third: a recipe's own number of threads that load stays."""
+    called: dict[str, Any] = {}
+    monkeypatch.setattr(scale, "bind_to_cpus", lambda cpus, topology: called.update(bound=(cpus, topology.world)))
+    monkeypatch.setattr(scale.torch, "set_num_threads", lambda threads: called.update(threads=threads))
+    monkeypatch.setattr(scale, "_row", lambda *_: {})
+
+    def load(data: DataSection, *rest: Any) -> TrainLoader:
+        called["workers"] = data.workers
+        return TrainLoader(data, *rest)
+
+    monkeypatch.setattr(scale, "TrainLoader", load)
+    recipe = small(digits)
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"workers": workers})})
+    measure_scale(recipe, batch=16, steps=3, cpus=cpus)
+    assert called.pop("bound", None) == (cpus and (cpus, 1))
+    assert (called["threads"], called["workers"]) == expected
 
 
 def test_a_batch_that_leaves_no_steps_is_refused(digits: Path) -> None:

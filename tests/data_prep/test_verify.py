@@ -14,7 +14,7 @@ import pytest
 from widemix.data.split import open_split
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.verify import verify
+from widemix.data_prep.verify import _ranges, verify
 from widemix.errors import InputError
 from widemix.formats import blocks
 from widemix.formats.beton import SEGMENTED as SAMPLE
@@ -227,3 +227,17 @@ def test_damage_to_the_last_incomplete_block_is_named(prepared):
     path = prepared / "val.beton"
     flip(path, path.stat().st_size - 1, random.Random(1))
     assert any(f"block {(path.stat().st_size - 1) // 4096} " in line for line in verify(prepared))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([4], "4"),
+        ([0, 1, 2, 5], "0 to 2, 5"),
+        (range(0, 20, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18"),
+        ([*range(0, 20, 2), 19, 22], "0, 2, 4, 6, 8, 10, 12, 14, 16, 18 to 19 and 1 more run"),
+        (range(0, 26, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18 and 3 more runs"),
+    ],
+)
+def test_ten_runs_of_samples_are_named(numbers, text):
+    assert _ranges(np.array(numbers)) == text

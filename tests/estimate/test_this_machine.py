@@ -73,3 +73,14 @@ def test_a_step_on_a_cpu_takes_loading_and_computing_and_on_gpus_the_longer(monk
     most = 2e10 // model_cost(recipe.model, 8, 10).training_flops
     assert timed == [(False, min(most, 64 // ranks), device, recipe.engine)]
     assert timing == (timed[0][1], pytest.approx(step), 3 * ranks, pytest.approx(66 * step))
+
+
+@pytest.mark.parametrize(("of_a_sample", "samples"), [(0.1, 1), (1.5, 1), (10.5, 10), (1000, 64)])
+def test_a_pass_of_about_so_many_flops_is_timed(digits, monkeypatch, of_a_sample, samples):
+    """At least one sample, at most the step's."""
+    recipe = load_recipe("digits/mixer", [("data.path", str(digits)), ("data.workers", "1")])
+    monkeypatch.setattr(this_machine, "_FLOPS", of_a_sample * model_cost(recipe.model, 8, 10).training_flops)
+    monkeypatch.setattr(this_machine, "measured_pass", lambda recipe, samples, *_: (2.0 * samples, None))
+    topology = Topology(0, 1, 0, 1, CPU)
+    loader = TrainLoader(recipe.data, recipe.augment, recipe.train, topology)
+    assert this_machine.time_run(recipe, loader, topology).samples == samples

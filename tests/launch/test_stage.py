@@ -17,6 +17,7 @@ from widemix.command_line.commands import run_command
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
+from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.launch import stage as module
 from widemix.launch.stage import remove_old, stage
 
@@ -86,6 +87,16 @@ def test_a_copy_is_whole_and_reused(tmp_path, folder, capsys):
     assert stage(folder, tmp_path / "a" / "local") == copy
     assert times == {path: path.stat().st_mtime_ns for path in copy.iterdir()}
     assert "already there" in capsys.readouterr().err
+
+
+def test_a_copy_whose_manifest_was_changed_is_mended(tmp_path, folder, capsys):
+    """The data are whole; the names of their classes would be wrong."""
+    copy = stage(folder, tmp_path / "local")
+    others = tuple(reversed(read_manifest(folder).classes))
+    (copy / "manifest.json").write_text(manifest_json(read_manifest(folder).model_copy(update={"classes": others})))
+    assert stage(folder, tmp_path / "local") == copy
+    assert contents(copy) == contents(folder)
+    assert f"{copy / 'manifest.json'}: differs from that of the source" in capsys.readouterr().err
 
 
 def test_other_content_gets_another_place(tmp_path, folder):
