@@ -29,13 +29,12 @@ import yaml
 from tests.conftest import ROOT
 from tests.stress.mutants import coverage
 from tests.stress.mutants.checkout import Checkout
-from tests.stress.mutants.coverage import ROOMS, WORK, Coverage
+from tests.stress.mutants.coverage import NO_TESTS, ROOMS, WORK, Coverage
 from tests.stress.mutants.mutations import EQUIVALENT
 from tests.stress.mutants.sites import Site, sites
 from widemix.cgroups import usable_cpus
 
 LEAST = 0.9
-NO_TESTS = 5  # pytest's exit code where all are left out
 BLOCKS = ("batch_last_by_c", "reorder", "fuzz", "sanitized", "build", "registers")  # tests of these names
 IMAGES = ("decode", "shrink", "restart", "augment", "checksum", "build", "registers", "golden", "sanitized")
 _OF_BLOCKS = ("mix", "products", "block", "reorder", "move", "lanes")  # files of C that begin so
