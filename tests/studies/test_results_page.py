@@ -142,9 +142,19 @@ def test_a_file_that_is_not_there_decides_nothing_and_a_place_that_is_not_there_
         check_estimate(check(), tmp_path)
 
 
-def test_a_study_by_the_protocol_has_no_verdict_before_it_has_ended(written):
-    section = written[0].partition("### Figure 5\n")[2].partition("\n### ")[0]
-    assert "By the protocol; its runs have not ended. No verdict yet." in section
+def test_a_study_by_the_protocol_has_no_verdict_before_it_has_ended(tmp_path):
+    shutil.copytree(TABLES, tmp_path / "tables")
+    table = tmp_path / "tables/figure2d-small.jsonl"
+    pages = []
+    for rows in (None, -1):  # then without its last run
+        lines = table.read_text().splitlines(keepends=True)[:rows]
+        table.write_text("".join(lines))
+        found = [paper for paper in read_papers() if any("figure2d-small" in e.studies for e in paper.entries)]
+        pages.append(results_page(found, STUDIES, tmp_path / "tables", "tables")[0].partition("### Figure 2d\n")[2])
+    ended, unfinished = (page.partition("\n### ")[0] for page in pages)
+    said = "By the protocol; its runs have not ended. No verdict yet."
+    assert (said in ended, said in unfinished) == (False, True)
+    assert ("**supported**" in ended, "**supported**" in unfinished) == (True, False)
 
 
 def test_each_study_that_has_runs_and_no_search_is_told_apart(written):
