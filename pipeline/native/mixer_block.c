@@ -40,8 +40,8 @@ static void compute_group(const block *b, const worker *w, int64_t group) {
     store_images(numbers, size_out, images, b->to + first * size_out * width, b->kind);
 }
 
-/* From here on numbers below 1.2e-38 are zeros. The slope of GELU far below zero gives many of these, and an x86 takes
- * 100 cycles for each. Returns what stop_flushing takes. */
+/* From here on numbers below 1.2e-38 are zeros. The slope of GELU far below zero gives many of these, with which an x86
+ * computes much more slowly (docs/notes/steps.md). Returns what stop_flushing takes. */
 static unsigned start_flushing(void) {
 #ifdef __SSE2__
     const unsigned before = _mm_getcsr();

@@ -61,26 +61,26 @@ def test_what_is_kept_is_counted():
         assert_frees(lambda: kept.append(libc.malloc(ctypes.c_size_t(LEAST))))
 
 
+@pytest.fixture
+def compiled():
+    """The compiled library."""
+    return library() or pytest.skip("there is no compiled code")
+
+
 JPEGS = {kind: make(scene(0, 150, 100)) for kind, make in KINDS.items() if kind not in ("4:4:0", "4:1:1")}
 DAMAGED = JPEGS["4:2:0"][:900]
 
 
 @pytest.mark.parametrize("kind", [*JPEGS, "damaged", "without scans"])
-def test_of_jpegs_that_are_written_anew(kind):
+def test_of_jpegs_that_are_written_anew(compiled, kind):
     data = {"damaged": DAMAGED, "without scans": progressive(0, 2, (150, 100))}.get(kind) or JPEGS[kind]
-    compiled = library()
-    if compiled is None:
-        pytest.skip("there is no compiled code")
     room = 2 * len(data) + 4096
     assert_frees(lambda: run_codec(compiled.restart_jpeg, data, room, 4))
     assert_frees(lambda: run_codec(compiled.shrink_jpeg, data, room, 60, 40, 90, 4))
     assert_frees(lambda: unpack(pack(data)[0]) if pack(data)[0] else None)
 
 
-def test_of_jpegs_that_do_not_fit_or_are_none():
-    compiled = library()
-    if compiled is None:
-        pytest.skip("there is no compiled code")
+def test_of_jpegs_that_do_not_fit_or_are_none(compiled):
     codecs = ((compiled.restart_jpeg, (4,)), (compiled.shrink_jpeg, (60, 40, 90, 4)))
     for codec, settings in codecs:
         for data, outcome in ((JPEGS["4:2:0"], TOO_LARGE), (b"no JPEG", FAILED)):
