@@ -10,6 +10,8 @@ from tests.models.dense import matrix, transposition
 from widemix.analysis.effective_weights import (
     effective_weights,
     input_features,
+    plot_fields,
+    plot_weights,
     receptive_fields,
     shrink,
 )
@@ -120,6 +122,28 @@ def test_networks_without_effective_weights_and_shrinking():
     shown = shrink(sparse)
     assert shown.shape == (500, 350)
     assert shown.sum() == shown[499, 0] == 1
+
+
+def test_the_figures_show_the_weights_and_the_fields():
+    first, second = np.array([[1.0, 0.0, -0.5], [0.0, 2.0, 0.0]]), np.array([[0.0, 3.0]])
+    for values, drawn in ((False, [first != 0, second != 0, first != 0]), (True, [first, second, first])):
+        figure = plot_weights({"a": {"x": first, "y": second}, "b": {"x": first}}, values)
+        shown = [place for place in figure.axes if place.get_visible()]
+        assert [place.get_title() for place in shown] == ["a\nx", "a\ny", "b\nx"]
+        assert [place.spines["top"].get_visible() for place in shown] == [True] * 3
+        for place, expected in zip(shown, drawn, strict=True):
+            (image,) = place.images
+            assert np.array_equal(image.get_array(), expected)
+            assert image.get_clim() == ((-np.abs(expected).max(), np.abs(expected).max()) if values else (0, 1))
+    own, skips = ([{"mean": mean} for mean in means] for means in ((0.1, 0.4), (0.2, 0.8)))
+    networks = [{"network": name, "fields": own, "fields_with_skips": skips, "features": 16} for name in "ab"]
+    (place,) = plot_fields(networks).axes
+    lines = [(line.get_label(), line.get_linestyle(), list(line.get_ydata())) for line in place.get_lines()]
+    assert [(style, y) for _, style, y in lines] == [("-", [0.1, 0.4]), ("--", [0.2, 0.8]), (":", [0.25, 0.25])] * 2
+    assert [text.get_text() for text in place.get_legend().get_texts()] == ["a", "b"]
+    assert list(place.get_lines()[0].get_xdata()) == [1, 2]
+    assert place.get_yscale() == "log"
+    assert place.get_ylabel() == "fraction of the features that reach a unit"
 
 
 def test_the_command(tmp_path, capsys):

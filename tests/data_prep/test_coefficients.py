@@ -99,6 +99,30 @@ def test_those_that_lack_a_table_are_not_taken(table):
     assert pack(data) == (b"", "without one of its Huffman tables")
 
 
+def coded(*differences: int) -> bytes:
+    """A grey JPEG whose blocks have only a DC, by its differences of 1 or 11 bits, in the standard's tables."""
+    data = by_pillow(Image.new("L", (8 * len(differences), 8)), quality=100)
+    bits = ""
+    for difference in differences:
+        size = abs(difference).bit_length()
+        value = difference if difference > 0 else difference + (1 << size) - 1
+        bits += {1: "010", 2: "011", 11: "111111110"}[size] + f"{value:0{size}b}" + "1010"
+    bits += "1" * (-len(bits) % 8)
+    scan = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    start = data.index(b"\xff\xda") + 10
+    return data[:start] + scan + b"\xff\xd9"
+
+
+def test_the_least_and_the_largest_dc_are_restored_and_those_beyond_are_not_taken():
+    for differences in ((2047, 1), (2047, 2), (-2047, -2), (-2047, -3)):
+        assert pack(coded(*differences)) == (b"", "of coefficients beyond baseline coding")
+    for differences in ((2047, -1), (-2047, -1), (-2047, 2)):
+        data = coded(*differences)
+        packed, reason = pack(data)
+        assert packed, reason
+        assert unpack(packed) == coefficients.restore(packed) == data
+
+
 def test_damaged_jpegs_are_not_taken():
     data = by_pillow(scene(0, 120, 90), quality=90)
     numbers = np.random.RandomState(0)
