@@ -1,11 +1,16 @@
 """Proposition 3.3: each minimum against another solver, and the order of the three."""
 
+import json
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 from sklearn.linear_model import Lasso
 
+from widemix.analysis import regularisation
 from widemix.analysis.regularisation import minimise_kronecker, minimise_norm, plot_sweep, regression, sweep
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +65,20 @@ def test_the_plot_has_the_minima_of_all_three_sides_and_their_spreads(problem):
     for side, (first, last) in zip(sides, spreads, strict=True):
         assert first == entries[0][f"{side}_spread"]
         assert np.isnan(last)  # of a matrix of zeros
+
+
+def test_the_command_prints_the_minima_of_each_lambda(tmp_path, capsys, monkeypatch):
+    given, entry = [], {"decay": 0.25, "mixer": 3.0, "frobenius": 2.0, "l1": 1.0}
+    monkeypatch.setattr(regularisation, "sweep", lambda *values: given.append(values) or [entry])
+    sizes = ("--tokens", "2", "--channels", "3", "--samples", "20", "--noise", "0.5", "--seed", "7")
+    words = ["analyse", "regularisation", *sizes, "--json", str(tmp_path / "numbers.json")]
+    assert run_command(make_parser(), argv=words) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "lambda 0.25: Mixer 3.0000, Frobenius 2.0000, L1 bound 1.0000"
+    [(problem, decays, seed)] = given
+    expected = regression(2, 3, 20, 0.5, 7)
+    assert np.array_equal(problem.x, expected.x)
+    assert np.array_equal(problem.y, expected.y)
+    assert (problem.tokens, problem.channels, seed) == (2, 3, 7)
+    assert decays == pytest.approx(np.geomspace(1e-3, 30, 16))
+    assert json.loads((tmp_path / "numbers.json").read_text()) == [entry]

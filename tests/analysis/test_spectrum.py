@@ -11,7 +11,7 @@ import torch
 
 from tests.models.dense import matrix, transposition
 from tests.studies.test_figure import bars
-from widemix.analysis import spectrum
+from widemix.analysis import sparse_spectrum, spectrum
 from widemix.analysis.sparse_spectrum import masked_gaussian, plot_scaling, plot_widening, scaling, widening
 from widemix.analysis.spectrum import (
     LayerSpectrum,
@@ -198,6 +198,30 @@ def test_figure_4_shows_the_mean_and_deviation_of_the_trials_and_every_edge():
     assert sorted(curves(ax).values()) == [[(20, 4), (40, 7)], [(20, 5), (40, 8)], [(20, 6), (40, 9)]]
     [square] = plot_widening(entries, 100, 1.0).axes
     assert sorted(curves(square).values()) == [[(10, 4), (20, 7)], [(10, 5), (20, 8)]]  # both readings are the same
+
+
+def test_the_command_prints_and_writes_what_it_has_sampled(tmp_path, capsys, monkeypatch):
+    """What `scalings` samples for figure S.1 takes seconds: here of 30 connections instead of 1,000."""
+    sampled = sparse_spectrum.scalings
+    monkeypatch.setattr(sparse_spectrum, "scalings", lambda _, *rest: sampled(30, *rest))
+    sizes = ("--connections", "200", "--gamma", "3", "--widths", "20", "30", "--trials", "3", "--seed", "5")
+    outputs = ("--to", str(tmp_path), "--json", str(tmp_path / "numbers.json"))
+    assert run_command(make_parser(), argv=["analyse", "sparse-spectrum", *sizes, *outputs]) == 0
+    entries = widening(200, 3.0, [20, 30], 3, 5)
+    lines = [
+        f"m {entry['width']}, p {entry['density']:.4g}: largest {np.mean(entry['largest']):.4f}, "
+        f"sqrt(L+) {entry['l_plus']:.4f}, Marchenko-Pastur {1 + 3**0.5:.4f}"
+        for entry in entries
+    ]
+    assert capsys.readouterr().out.splitlines()[:2] == lines
+    assert {path.name for path in tmp_path.iterdir()} == {"figure4_right.png", "figure_s1.png", "numbers.json"}
+    written = json.loads((tmp_path / "numbers.json").read_text())
+    assert written["widening"] == entries
+    scaled = written["scaling_of_1000_connections"]
+    assert [entry["exponent"] for entry in scaled] == [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5]
+    for entry in scaled:
+        values = scaling(30, entry["exponent"], 3, 5)
+        assert (entry["width"], entry["largest"]) == (round(30 ** ((1 + entry["exponent"]) / 2)), [*values[:, 0]])
 
 
 def test_figure_s1_shows_all_values_at_the_last_exponent_and_the_largest_over_the_exponents():

@@ -104,6 +104,31 @@ def test_what_an_export_predicts_is_what_its_network_did(folders, tmp_path, targ
     assert predictor.section.targets == targets
 
 
+def test_numbers_are_written_with_the_names_of_their_targets(folders, tmp_path, capsys):
+    loaded, exported = network(tmp_path, folders[1]), str(tmp_path / "export")
+    data = loaded.data.model_copy(update={"targets": "regression"})
+    export_model(loaded.module, loaded.section, tmp_path / "export", data=data, labels=["x", "y"], loss="mse")
+    (tmp_path / "album").mkdir()
+    images = [np.random.RandomState(n).randint(0, 256, (40, 30, 3)).astype(np.uint8) for n in range(2)]
+    for name, image in zip("ab", images, strict=True):
+        Image.fromarray(image).save(tmp_path / f"album/{name}.png")
+    expected = Predictor(load_network(exported)).logits(images)
+    words = ["predict", exported, str(tmp_path / "album")]
+    assert run_command(make_parser(), argv=words) == 0
+    (_, *head), *rows = csv.reader(capsys.readouterr().out.splitlines())
+    assert [name for name, *_ in rows] == ["a.png", "b.png"]
+    assert head == ["x", "y"]
+    assert np.array([values for _, *values in rows], float) == pytest.approx(expected, rel=1e-5)
+    lines = tmp_path / "out.jsonl"
+    assert run_command(make_parser(), argv=[*words, "--to", str(lines)]) == 0
+    found = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [line["image"] for line in found] == ["a.png", "b.png"]
+    assert [[*line["targets"]] for line in found] == [["x", "y"]] * 2
+    assert np.array([[*line["targets"].values()] for line in found]) == pytest.approx(expected)
+    assert run_command(make_parser(), argv=[*words, "--top", "2"]) == 2
+    assert "--top 2: is for classes; " in capsys.readouterr().err
+
+
 def test_what_an_export_says_of_its_use_is_checked(folders, tmp_path):
     loaded, path = network(tmp_path, folders[1]), tmp_path / "export/config.json"
     export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["a", "b"])

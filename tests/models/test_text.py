@@ -31,6 +31,20 @@ def build(section):
     return model
 
 
+def test_a_mixer_block_counts_as_two_layers_and_a_transformers_as_one():
+    """Navon & Bronstein 2023: p / log2 d of equation 3, a transformer's by its attention."""
+    ratios = [section.depth_to_width() for section in SECTIONS.values()]
+    assert ratios == [2 * 2 / 3, 2 * 2 / 3, 2 * 2 / 3, 2 / 3]
+
+
+def test_heads_are_replaced_by_others_of_as_many_classes():
+    model = build(MIXER).eval()
+    assert model.get_classifier() is model.head
+    model.reset_classifier(5)
+    assert (model.num_classes, model.get_classifier().out_features) == (5, 5)
+    assert model(PADDED.to(model.head.weight.device)).shape == (4, 5)
+
+
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
 def test_padding_never_matters(section):
     model = build(section)

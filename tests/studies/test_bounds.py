@@ -6,6 +6,9 @@ import math
 
 import pytest
 
+from widemix.cli.parser import make_parser
+from widemix.cli.study_pages import _power
+from widemix.command_line.commands import run_command
 from widemix.studies.bounds import (
     as_csv,
     bounds,
@@ -57,3 +60,22 @@ def test_the_table_and_the_figure_show_the_bounds_of_each_depth(monkeypatch):
         "5.7": [(row.depth, row.transformer_lower) for row in rows if row.transformer_lower > 0],
         "5.5": [(row.depth, row.mixer_upper) for row in rows],
     }
+
+
+def test_the_command_says_where_the_bounds_separate(tmp_path, capsys):
+    words = ["study", "bounds", "--to", str(tmp_path), "--width", str(3**30), "--depth", "35"]
+    assert run_command(make_parser(), argv=[*words, "--tokens", "196", "--heads", "12"]) == 0
+    printed = capsys.readouterr().out
+    rows = bounds(range(1, 36), 3**30, 196, 12)
+    separated = [row.depth for row in rows if row.separated]
+    assert printed.startswith(as_csv(rows))
+    assert f"the upper one of Mixers at {separated[0]} to {separated[-1]} layers\n" in printed
+    assert "conclusion 5.9 applies at 13 to 29 layers\n" in printed
+    assert {path.name for path in tmp_path.iterdir()} == {"bounds.csv", "bounds.png", "bounds.svg"}
+    assert (tmp_path / "bounds.csv").read_text() == as_csv(rows)
+    assert run_command(make_parser(), argv=["study", "bounds", "--to", str(tmp_path), "--width", "8"]) == 0
+    assert "conclusion 5.9 applies at none of these depths\n" in capsys.readouterr().out
+
+
+def test_widths_of_the_theorems_are_shown_as_powers():
+    assert [_power(width) for width in (3**30, 3**5, 81, 1024)] == ["$3^{30}$", "$3^{5}$", "81", "1,024"]

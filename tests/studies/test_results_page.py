@@ -12,10 +12,13 @@ from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
+from widemix.estimate.hardware import Cluster
+from widemix.estimate.report import estimate
+from widemix.recipe import dump_recipe, load_recipe
 from widemix.studies import papers
 from widemix.studies.claims import decide
-from widemix.studies.papers import Check, check_estimate, read_papers
-from widemix.studies.results_page import results_page
+from widemix.studies.papers import Check, Entry, Paper, check_estimate, read_papers
+from widemix.studies.results_page import full_size_csv, results_page
 from widemix.studies.study import Study
 
 STUDIES, TABLES = ROOT / "recipes/studies", ROOT / "recipes/studies/results"
@@ -55,6 +58,21 @@ def test_every_study_is_in_the_catalogue_and_its_reports_are_of_the_page():
     chains = {path.stem for path in STUDIES.glob("mixer_small-*.yaml")}  # of no paper; recipes/README.md has them
     assert named | chains == {path.stem for path in STUDIES.glob("*.yaml")}
     assert {path.stem for path in TRAINED} <= named
+
+
+def test_full_studies_take_the_hours_of_all_their_runs_or_unknown_ones(tmp_path):
+    """Of two seeds of two recipes by the roofline of each run; nan where one says nothing of its samples."""
+    recipes = {name: load_recipe(ROOT / f"recipes/digits/{name}.yaml") for name in ("s_mixer", "rp_s_mixer")}
+    (tmp_path / "own.yaml").write_text(dump_recipe(recipes["s_mixer"]))
+    head = "title: t\nsource: s\nseeds: [0, 1]\nfigure: {x: width}\nruns:\n"
+    text = f"{head}- {{label: a, recipes: {{Digits: digits/%s}}}}\n"
+    (tmp_path / "known.yaml").write_text((text + "- {label: b, recipes: {Digits: digits/%s}}\n") % (*recipes,))
+    (tmp_path / "unknown.yaml").write_text(text.replace("digits/%s", "own.yaml"))
+    entries = [Entry(figure="1", full=["known", "unknown"]), Entry(figure="2", full=["known"])]
+    rows = full_size_csv([Paper(paper="p", entries=entries)], tmp_path, "v100").splitlines()
+    found = [estimate(recipe, Cluster(1, "v100"), 1437) for recipe in recipes.values()]
+    total = sum(2 * row.value for each in found for row in each if row.name == "hours")
+    assert rows == ["study,runs,hours,gpu", f"known,4,{total:.3g},v100", "unknown,2,nan,v100"]
 
 
 def check(**keys):

@@ -14,6 +14,7 @@ from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import Exit, InputError, RunError
 from widemix.recipe import dump_recipe
+from widemix.studies.page import as_page
 from widemix.studies.plan import make_plan
 from widemix.studies.protocol import Range, Search
 from widemix.studies.rows import Table
@@ -181,6 +182,24 @@ def test_the_table_of_trials_has_each_with_its_value_and_what_became_of_it(plan,
             expected.append([arm.name, f"{rate}", shown, state, trial.study_run.name])
     assert lines == expected
     assert {state for *_, state, _ in lines} == {"done", "diverged", "missing"}
+
+
+def test_the_page_has_what_was_chosen_for_each_point_and_of_how_many_trials(plan, tmp_path):
+    trainer = Trainer(plan, tmp_path / "runs", stop_at=13)
+    for state in ("not complete", "at the edge"):
+        plan.search(trainer)
+        page = as_page(plan.results(), plan.study, "study.yaml", plan.searched())
+        assert "Values with the best top-1 on the split `holdout`, of single runs with seed 1000 " in page
+        assert "([study_search.csv](study_search.csv)):\n" in page
+        assert "\n| point | optim.lr | top-1 (%) | trials | diverged | |\n" in page
+        rows = [line for line in page.splitlines() if line.startswith("| Digits, ")]
+        third = {"not complete": "| 0.00025 | 36.02 | 5 |", "at the edge": "| 6.25e-05 | 42.04 | 6 |"}[state]
+        assert rows[-3:] == [
+            "| Digits, Normal, model.channels 8 | 0.016 | 90.00 | 3 | 0 |  |",
+            "| Digits, Normal, model.channels 16 | 0.256 | 88.93 | 5 | 1 |  |",
+            f"| Digits, RP {third} 0 | {state} |",
+        ]
+        trainer.stop_at = None
 
 
 def test_only_a_result_that_is_not_finite_is_final(tmp_path):
