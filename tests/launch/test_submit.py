@@ -7,6 +7,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -26,7 +27,9 @@ from widemix.distributed.start_times import VARIABLE
 from widemix.errors import Exit, InputError
 from widemix.launch.relay import Relay
 from widemix.launch.slurm import commands
+from widemix.launch.slurm import finish as finish_module
 from widemix.launch.slurm import node as node_module
+from widemix.launch.slurm import ports as ports_module
 from widemix.launch.slurm import submit as module
 from widemix.launch.slurm.finish import _finish, judge, saved_step
 from widemix.launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
@@ -578,6 +581,55 @@ def test_a_task_of_srun_reads_the_words_of_train_sbatch(monkeypatch, sizes):
         "logs": Path("a run/logs"),
         "overrides": [],
     }
+
+
+@pytest.mark.parametrize("exclude", [False, True])
+def test_the_preflight_runs_the_doctor_on_all_ranks_and_names_whom_it_found(monkeypatch, tmp_path, exclude):
+    given, found = [], []
+    arguments = Namespace(preflight="exclude" if exclude else "report", logs=tmp_path)
+    words = ["of", "torchrun"]
+    monkeypatch.setattr(node_module, "torchrun_command", lambda *own, **more: given.append((own, more)) or words)
+
+    def run(command, env, **options):
+        found.append((command, env, options["check"]))
+        if exclude:
+            (tmp_path / "faulty-nodes").write_text("n1 n3")
+
+    monkeypatch.setattr(node_module.subprocess, "run", run)
+    monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", "of the ranks that train")
+    assert node_module._preflight(arguments, Path("/data")) == (["n1", "n3"] if exclude else [])
+    [((own, program, environ), options)] = given
+    words = ["widemix", "doctor", "--cluster", "--data", "/data"]
+    assert program == words + (["--exclude", str(tmp_path / "faulty-nodes")] if exclude else [])
+    assert (own, environ, options) == (arguments, os.environ, {"use": "preflight"})
+    [(command, environ, checked)] = found
+    assert command == [sys.executable, "-m", "torch.distributed.run", "of", "torchrun"]
+    assert environ == {name: value for name, value in os.environ.items() if name != "WIDEMIX_RANK_STATUS_DIR"}
+    assert not checked
+
+
+def test_the_last_command_of_a_job_reads_the_words_of_train_sbatch(monkeypatch, capsys):
+    ended, words = [], ["a run", "a run/logs", "8"]
+    monkeypatch.setattr(finish_module, "_finish", lambda given: ended.append(vars(given)) or Exit.REQUEUE)
+    several = ["--requeues", "3", "--nodes", "n0 n1", "--lost", "n2 n3", "--restarts", "5"]
+    for more in ([], [*several, "--stop-requested", "--preempted"]):
+        monkeypatch.setattr(finish_module.sys, "argv", ["finish", *words, *more])
+        with pytest.raises(SystemExit) as code:
+            finish_module.main()
+        assert code.value.code == Exit.REQUEUE
+    places = {"folder": Path("a run"), "logs": Path("a run/logs"), "ranks": 8, "overrides": []}
+    rest = {"requeues": 100, "nodes": [], "lost": [], "restarts": 2, "stop_requested": False, "preempted": False}
+    other = {"requeues": 3, "nodes": ["n0", "n1"], "lost": ["n2", "n3"], "restarts": 5}
+    assert ended == [places | rest, places | other | {"stop_requested": True, "preempted": True}]
+
+
+def test_a_jobs_ports_are_printed_for_train_sbatch(monkeypatch, capsys):
+    job = 40_000 + os.getpid()
+    monkeypatch.setattr(ports_module.sys, "argv", ["ports", str(job)])
+    with pytest.raises(SystemExit) as code:
+        ports_module.main()
+    assert code.value.code == 0
+    assert capsys.readouterr().out == "{train},{preflight},{rendezvous}\n".format(**free_ports(job))
 
 
 def test_blocks_are_handed_on_between_machines(monkeypatch):
