@@ -58,6 +58,16 @@ def test_counts_hours_and_memory_of_mixer_b16():
     assert found["read rate"] == pytest.approx(4096 / found["step"] / 32 * 102_000)
 
 
+def test_nothing_is_rehearsed_or_measured_unless_it_is_asked_for(monkeypatch):
+    for name in ("rehearsed", "measured"):
+        monkeypatch.setattr(f"widemix.estimate.check.{name}", lambda *_, name=name: [Row(name, 1.0, "1", "")])
+    small = load_recipe("digits/mixer")
+    asked = [{}, {"rehearsed": True}, {"measured": True}, {"rehearsed": True, "measured": True}]
+    for options in asked:
+        names = [row.name for row in estimate(small, Cluster(1), 1437, **options)]
+        assert [name for name in names if name in ("rehearsed", "measured")] == [*options]
+
+
 @pytest.mark.long
 def test_a_small_network_takes_the_time_of_its_launches():
     small = load_recipe("digits/mixer")

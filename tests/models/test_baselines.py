@@ -239,3 +239,28 @@ def test_wrong_shapes_and_names_are_refused():
         PERMUTATOR.check_image_size(6)
     with pytest.raises(ValueError, match="share_sets 3 does not divide channels 8"):
         RepMlpSection(kind="repmlp", **SHAPE, share_sets=3)
+
+
+@pytest.mark.parametrize(("name", "size", "channels"), [("permutator_s14_224", 28, 384), ("repmlp_s16_224", 32, 512)])
+def test_timms_features_are_the_maps_of_the_blocks(name, size, channels):
+    options = {"img_size": size, "depth": 2}
+    torch.manual_seed(0)
+    network = timm.create_model(name, **options).eval()
+    features = timm.create_model(name, features_only=True, **options).eval()
+    features.model.load_state_dict(network.state_dict(), strict=False)
+    images, seen = torch.randn(2, 3, size, size), []
+    for block in network.blocks:
+        block.register_forward_hook(lambda *call: seen.append(call[2].transpose(1, 2).reshape(2, channels, 2, 2)))
+    network(images)
+    info = features.feature_info
+    assert (info.channels(), info.reduction()) == ([channels] * 2, [size // 2] * 2)
+    assert info.module_name() == ["blocks.0", "blocks.1"]
+    for found, expected in zip(features(images), seen, strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_features_behind_a_class_token_are_no_maps():
+    with pytest.raises(InputError, match="its features are not a map"):
+        timm.create_model("ff_only_b16_224", img_size=32, depth=1, features_only=True)
+    with pytest.raises(InputError, match="its features are not a map; use forward_features"):
+        timm.create_model("ff_only_b16_224", img_size=32, depth=1).forward_intermediates(torch.zeros(1, 3, 32, 32))
