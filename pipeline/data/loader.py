@@ -147,11 +147,6 @@ class EvalLoader:
         return len(self.samples)
 
     @property
-    def steps(self) -> int:
-        """Number of batches, the same on every rank."""
-        return -(-self._most // self.batch)
-
-    @property
     def _most(self) -> int:
         """Samples of rank 0, which has the most."""
         return -(-len(self) // self.topology.world)

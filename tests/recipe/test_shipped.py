@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from widemix.estimate.recipe_tables import hours, measured, row, shipped
+from widemix.estimate.recipe_tables import BEGIN, END, hours, measured, refresh, row, shipped
 from widemix.models.cost import model_cost
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, load_recipe
@@ -26,6 +26,23 @@ def test_the_table_is_the_commands():
     rows = [row(path) for path in shipped(FOLDER)]
     assert [line[: len(text)] for line, text in zip(named, rows, strict=False)] == rows, STALE
     assert measured(FOLDER) == lines[lines.index(measured(FOLDER)[0]) :][: len(measured(FOLDER))], STALE
+
+
+def test_the_tables_are_written_between_their_lines_and_the_rest_stays(tmp_path):
+    for name in ("mnist/monarch", "digits/mixer"):
+        (tmp_path / name).parent.mkdir()
+        text = (FOLDER / f"{name}.yaml").read_text().replace("../base/", f"{FOLDER}/base/")
+        (tmp_path / f"{name}.yaml").write_text(text.replace("#   source  ", "#   measured  of a test\n#   source  "))
+    (tmp_path / "README.md").write_text(f"before\n{BEGIN}an old table\n{END}after\n")
+    assert refresh(tmp_path) == tmp_path / "README.md"
+    head, rule, *rows = (tmp_path / "README.md").read_text().split("\n\n")[1].splitlines()
+    assert [head.count("|"), rule.count("|")] == [11, 11]
+    paths = [tmp_path / "digits/mixer.yaml", tmp_path / "mnist/monarch.yaml"]
+    assert rows == [f"{row(path)} {hours(path)} |" for path in paths]
+    rest = (tmp_path / "README.md").read_text()
+    assert rest.startswith(f"before\n{BEGIN}\n| recipe |")
+    short = "".join(f"| `{path.parent.name}/{path.name}` | of a test |\n" for path in paths)
+    assert rest.endswith(f"\n| recipe | small-scale measurement |\n|---|---|\n{short}\n{END}after\n")
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.15."), reason="the table's hours are those of torch 2.15")

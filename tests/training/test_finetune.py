@@ -1,5 +1,6 @@
 """Loading trained weights: of widemix, timm and DeepSpeed's tool; with other heads, for larger images."""
 
+import copy
 from argparse import Namespace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from widemix.models.registry import build_model
 from widemix.models.sw_mlp.sparse import SparseLinear
 from widemix.models.timm_model.section import TimmSection
 from widemix.run import checkpoint
-from widemix.training.finetune import check_indices, freeze, load_init_weights
+from widemix.training.finetune import check_indices, freeze, load_init_weights, unused_parameters
 
 
 def section(side: int = 8, token_hidden: int = 6, **others) -> MixerSection:
@@ -343,3 +344,30 @@ class TestDamagedWeights:
         layer.get_buffer(name).copy_(change(layer.get_buffer(name)))
         with pytest.raises(ValueError, match=words):
             check_indices(layer)
+
+
+class LooksAtNumbers(torch.nn.Module):
+    """As routing does: which of its parts are used depends on numbers, which the meta device has none of."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.used = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+        self.other, self.frozen = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2).requires_grad_(False)
+
+    def forward(self, x):
+        x = self.norm(x)
+        return self.used(x) if x.isfinite().all().item() else self.other(x)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_unused_parameters_of_a_network_that_looks_at_numbers(training):
+    module = LooksAtNumbers().train(training)
+    before, state = copy.deepcopy(module.state_dict()), torch.random.get_rng_state()
+    assert unused_parameters(module, torch.randn(8, 4, generator=torch.Generator().manual_seed(0))) == {
+        "other.weight",
+        "other.bias",
+    }
+    assert module.training is training
+    assert torch.equal(torch.random.get_rng_state(), state)
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
