@@ -31,7 +31,8 @@ def test_all_contestants_train_the_same_weights_as_often(tmp_path, monkeypatch):
         return networks[-1]
 
     monkeypatch.setattr(step, "build_model", kept)
-    monkeypatch.setattr(step, "build_schedule", lambda *_: lambda done: 1e-3 * (1 + done))  # another in each step
+    # another rate in each step
+    monkeypatch.setattr(step, "build_schedule", lambda section, rate, *_: lambda done: rate * (1 + done))
     topology = Topology(0, 1, 0, 1, torch.device("cpu"))
     with process_group(topology, 60):
         recipe = step.make_recipe(step.SMALL, 8, batch=4, precision="fp32", every=6)

@@ -63,6 +63,8 @@ def assert_segments_fit(data, table, size):
     assert data[places[-1] : places[-1] + 2] == b"\xff\xd9"
     for number, place in enumerate(places[1:-1]):
         assert data[place - 2 : place] == bytes([0xFF, 0xD0 + number % 8])
+    scan = data[places[0] : places[-1]]
+    assert sum(scan.count(bytes([0xFF, 0xD0 + number])) for number in range(8)) == len(places) - 2
     assert (len(places) - 1) * interval == -(-size[0] // across) * -(-size[1] // down)
 
 
