@@ -10,7 +10,7 @@ import widemix  # noqa: F401  puts our names into timm's registry
 from tests.models.test_mixer import SHAPE, STRUCTURED, VARIANTS
 from widemix.models.bottleneck_mlp.section import BottleneckMlpSection
 from widemix.models.cost import model_cost
-from widemix.models.families import named_networks
+from widemix.models.families import KINDS, named_networks
 from widemix.models.ff_only.section import FfOnlySection
 from widemix.models.lasso.section import LassoSection
 from widemix.models.layer_costs import LayerCost
@@ -184,6 +184,17 @@ def test_gamma_does_not_depend_on_the_images_own_tokens(kind, expansion):
     sizes = {"patch_size": 4, "tokens": 360, "channels": 4, "depth": 3, "project_tokens": True}
     cost = model_cost(MixerSection(kind=kind, expansion=expansion, **sizes), 32, 10)
     assert (cost.gamma, cost.hidden_width) == (expansion or 1, (expansion or 1) * 4 * 360)
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [("ff_only", 65), ("permutator", 64), ("repmlp", 64)])
+def test_gamma_of_others_is_that_of_a_mixer_with_as_many_connections(kind, tokens):
+    """Omega = gamma m (S + C) / 2; the class token is one of FF-only's."""
+    sizes = {"kind": kind, "patch_size": 1, "channels": 8, "depth": 2}
+    cost = model_cost(KINDS[kind](**sizes, **({"share_sets": 2} if kind == "repmlp" else {})), 8, 10)
+    assert cost.width == tokens * 8
+    assert cost.gamma == pytest.approx(2 * cost.omega / (cost.width * (tokens + 8)))
+    if kind == "ff_only":
+        assert cost.gamma == 4  # its expansion
 
 
 def test_s_fc_has_the_connections_of_table_1():

@@ -126,6 +126,14 @@ def test_features_only_gives_maps_of_the_blocks(name):
         assert torch.equal(x.transpose(1, 2).unflatten(2, (4, 4)), m)
 
 
+def test_features_only_takes_the_last_blocks_that_are_asked_for_or_three():
+    model = create("mixer_ss8_32", features_only=True, depth=5)
+    assert model.feature_info.module_name() == ["blocks.2", "blocks.3", "blocks.4"]
+    assert len(model(X)) == 3
+    chosen = create("mixer_ss8_32", features_only=True, depth=5, out_indices=(0, 3))
+    assert chosen.feature_info.module_name() == ["blocks.0", "blocks.3"]
+
+
 def test_features_of_projected_tokens_are_refused_as_maps():
     with pytest.raises(InputError, match="have no grid"):
         create("mixer_ss_w_32", features_only=True)(X)

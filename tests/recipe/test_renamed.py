@@ -51,6 +51,15 @@ def test_a_file_and_those_that_extend_it_may_differ_in_spelling(tmp_path, capsys
     assert capsys.readouterr().err == f"warning: {base}: {WARNING}"  # once
 
 
+def test_a_recipe_is_warned_of_and_what_a_run_keeps_is_not(tmp_path, capsys):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(as_before(load_recipe(DIGITS))))
+    assert load_stored_recipe(path) == load_recipe(DIGITS)
+    assert capsys.readouterr().err == ""
+    assert load_recipe(path) == load_recipe(DIGITS)
+    assert capsys.readouterr().err == f"warning: {path}: {WARNING}"
+
+
 def test_both_names_in_one_file_are_an_error(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(f"extends: {DIGITS}\nengine: {{kernels: plain, memory_layout: plain}}\n")
