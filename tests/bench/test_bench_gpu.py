@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from tests.conftest import ON_GPUS, ROOT
 from widemix.bench import gpu
@@ -163,6 +164,33 @@ def test_tests_run_in_the_clone_and_other_parts_where_they_are_asked_for(tmp_pat
 def test_what_a_part_needs_is_named(tmp_path, monkeypatch, part, package):
     monkeypatch.setattr(gpu, "find_spec", lambda name: None)
     assert PARTS[part].absent(Where(tmp_path, tmp_path, False)) == f"{package} is not installed"
+
+
+def test_so_is_the_data_that_a_part_needs(tmp_path, monkeypatch):
+    """ImageNet's JPEGs, which in small only the loader reads, and CIFAR-10."""
+    monkeypatch.setattr(gpu, "find_spec", lambda name: name)
+    monkeypatch.setattr(gpu, "CIFAR", tmp_path / "cifar")
+    for small, expected in ((False, {"wait", "fp8", "loader", "study"}), (True, {"loader", "study"})):
+        where = Where(tmp_path, tmp_path / "none", small)
+        absent = {name: part.absent(where) for name, part in PARTS.items()}
+        assert {name for name, reason in absent.items() if reason} == expected
+    assert f"{tmp_path / 'none'}: " in absent["loader"]
+    assert absent["study"].startswith(f"{tmp_path / 'cifar'}: not there; widemix prep cifar10 --from DIR --to ")
+    assert absent["study"].endswith(" --per-class 500 --holdout 10%")
+    (tmp_path / "cifar").mkdir()
+    (tmp_path / "cifar/holdout.beton").touch()
+    (tmp_path / "none").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "none/a.jpg")
+    for name in ("wait", "fp8", "loader", "study"):
+        assert PARTS[name].absent(Where(tmp_path, tmp_path / "none", False)) is None
+
+
+def test_the_studys_rows_are_those_of_its_table(tmp_path):
+    lines = [{"run": "a", "metrics": {"top1": 50.0, "loss": 1.0}, "seconds": 3.5}, {"run": "b", "metrics": {}}]
+    lines[1]["seconds"] = None
+    (tmp_path / "figure7-small.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = [{"name": "a", "top1": 50.0, "seconds": 3.5}, {"name": "b", "top1": None, "seconds": None}]
+    assert PARTS["study"].rows(tmp_path) == rows
 
 
 def test_tests_that_failed_are_named(tmp_path):
