@@ -37,6 +37,7 @@ from widemix.cgroups import usable_cpus
 LEAST = 0.9
 BLOCKS = ("batch_last_by_c", "reorder", "fuzz", "sanitized", "build", "registers")  # tests of these names
 IMAGES = ("decode", "shrink", "restart", "augment", "checksum", "build", "registers", "golden", "sanitized")
+_MORE = 3  # times the budget for the test files that name the module
 _OF_BLOCKS = ("mix", "products", "block", "reorder", "move", "lanes")  # files of C that begin so
 
 
@@ -87,7 +88,8 @@ def sample(texts: dict[str, str], seed: int, count: int, only: str) -> list[Site
 def tests_of(site: Site, text: str, covered: Coverage, budget: float) -> list[list[str]]:
     """The test files that run a place, those of its room first, then the others, within a budget of seconds.
 
-    Of those that the map has not, the ones of the room, and those that import the module.
+    Those that name the module have `_MORE` times as many. Of those that the map has not, the ones of the room, and
+    those that import the module.
     """
     stem, room = Path(site.file).stem, f"tests/{room_of(site.file).removeprefix('pipeline/')}/"
     module = ".".join(["widemix", *Path(site.file.removeprefix("pipeline/")).with_suffix("").parts])
@@ -108,7 +110,7 @@ def tests_of(site: Site, text: str, covered: Coverage, budget: float) -> list[li
     for part in (named + own, [test for test in found if test not in (*named, *own)]):
         kept = []
         for test in part:
-            if spent + covered.seconds(test) <= budget:
+            if spent + covered.seconds(test) <= (_MORE if test in named else 1) * budget:
                 kept.append(test)
                 spent += covered.seconds(test)
         if kept:
