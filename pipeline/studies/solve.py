@@ -60,7 +60,12 @@ def _weights(leaves: Sequence[str], target: float, recipe: Recipe) -> int | None
     unit = getattr(recipe.model, "width_multiple", 1)
 
     def fits(value: int) -> bool:
-        return block_weights(recipe.model.model_copy(update={leaf: value * unit}), recipe) <= target
+        section = recipe.model.model_copy(update={leaf: value * unit})
+        try:
+            section.check_image_size(recipe.data.image_size)
+        except ValueError as error:
+            raise InputError(f"model.{leaf}: weights can't be solved for this key: {error}") from None
+        return block_weights(section, recipe) <= target
 
     if not fits(1):
         return None

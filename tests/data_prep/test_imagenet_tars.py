@@ -1,6 +1,7 @@
 """The official tars against the class folders that they unpack to."""
 
 import io
+import shutil
 import tarfile
 
 import numpy as np
@@ -110,6 +111,32 @@ def test_what_is_missing_or_strange_is_named(tars):
     (tars / "train").rmdir()
     (tars / DEVKIT).unlink()
     with pytest.raises(InputError, match=f"{DEVKIT}: is missing"):
+        imagenet.read(tars)
+
+
+def test_the_devkit_labels_a_flat_folder_too(tars, folders):
+    expected = {(s.name.split("/")[-1], s.label) for s in imagenet.read(folders).splits["val"]}
+    for path in sorted(folders.glob("val/*/*.JPEG")):
+        path.rename(folders / "val" / path.name)
+    for folder in folders.glob("val/n*"):
+        folder.rmdir()
+    shutil.copy(tars / DEVKIT, folders)
+    assert {(s.name.split("/")[-1], s.label) for s in imagenet.read(folders).splits["val"]} == expected
+    (folders / "val/ILSVRC2012_val_00000006.JPEG").write_bytes(b"x")
+    with pytest.raises(InputError, match=rf"ILSVRC2012_val_00000006\.JPEG: has no label in .*{DEVKIT}"):
+        imagenet.read(folders)
+    (folders / "val/ILSVRC2012_val_00000006.JPEG").unlink()
+    shutil.rmtree(folders / "train/n01443537")
+    with pytest.raises(
+        InputError, match=r"val_00000001\.JPEG: is of class n01443537, which the training split lacks"
+    ):
+        imagenet.read(folders)
+
+
+def test_a_tar_without_images_is_named(tars):
+    with tarfile.open(tars / TRAIN, "w"):
+        pass
+    with pytest.raises(InputError, match=rf"{TRAIN}: holds no images; download it again"):
         imagenet.read(tars)
 
 

@@ -53,6 +53,10 @@ def test_kaggles_imagenet(tmp_path, jpeg):
     assert found(dataset, "train") == {name: (name.split("/")[-2], data) for name, data in train.items()}
     assert found(dataset, "val") == {name: (WNIDS[int(name[-6]) % 2], data) for name, data in val.items()}
     assert [sample.label for sample in dataset.splits["val"]] == [0, 1, 1]
+    for wrong in ("ImageId\nILSVRC2012_val_00000001", "ImageId,PredictionString\nILSVRC2012_val_00000001,"):
+        (tmp_path / SOLUTION).write_text(wrong)
+        with pytest.raises(InputError, match=r"LOC_val_solution\.csv: is not Kaggle's list of validation labels"):
+            imagenet.read(tmp_path)
     (tmp_path / SOLUTION).unlink()
     with pytest.raises(InputError, match=r"neither LOC_val_solution\.csv nor"):
         imagenet.read(tmp_path)

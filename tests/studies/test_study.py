@@ -6,7 +6,8 @@ import yaml
 from tests.conftest import ROOT
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
-from widemix.recipe import experiment_hash, load_recipe
+from widemix.recipe import Recipe, experiment_hash, load_recipe
+from widemix.studies.quantity import value_of
 from widemix.studies.solve import block_weights, solve
 from widemix.studies.study import is_study, read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
@@ -147,6 +148,32 @@ def test_omega_has_a_solution_up_to_the_dense_network_and_down_to_width_1(key, t
     overrides += [("model.patch_size", "2"), ("model.expansion", "2"), ("model.project_tokens", "true")]
     recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)
     assert solve([f"model.{key}"], "omega", target, recipe) == value
+
+
+def test_omega_is_solved_for_the_expansion_and_for_no_key_that_it_does_not_depend_on():
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml")
+    found = solve(["model.expansion"], "omega", 123_456, recipe)
+    sizes = recipe.model.tokens, recipe.model.channels
+    assert found * sizes[0] * sizes[1] * sum(sizes) / 2 == pytest.approx(123_456)
+    with pytest.raises(
+        InputError, match=r"model\.depth: omega can't be solved for this key of a model of kind mixer"
+    ):
+        solve(["model.depth"], "omega", 123_456, recipe)
+    with pytest.raises(InputError, match=r"model\.permutation_seed: the weights of the blocks do not grow with this"):
+        solve(["model.permutation_seed"], "weights", 1e9, recipe)
+    with pytest.raises(InputError, match=r"model\.patch_size: weights can't be solved for this key: .* 64 tokens"):
+        solve(["model.patch_size"], "weights", 1e9, recipe)
+    with pytest.raises(InputError, match=r"model\.permutation_seed: the FLOPs do not grow"):
+        solve(["model.permutation_seed"], "forward_mflops", 1e9, recipe)
+    with pytest.raises(InputError, match=r"model\.tokens, model\.channels: omega is solved for one key"):
+        solve(["model.tokens", "model.channels"], "omega", 1e5, recipe)
+
+
+def test_a_network_without_that_ratio_has_no_depth_to_width():
+    values = load_recipe(ROOT / "recipes/digits/mixer.yaml").model_dump()
+    recipe = Recipe.model_validate(values | {"model": {"kind": "s_fc", "base_channels": 3}})
+    with pytest.raises(InputError, match="depth_to_width: a model of kind s_fc has no such ratio"):
+        value_of("depth_to_width", recipe)
 
 
 def test_a_budget_of_weights_may_be_met_exactly():

@@ -6,8 +6,10 @@ import math
 import pytest
 import torch
 
-from widemix.distributed.topology import Topology
+from tests.run.test_checkpoint import position, state
+from widemix.distributed.topology import Topology, process_group
 from widemix.recipe.faults import FaultsSection
+from widemix.run import checkpoint
 from widemix.run.events import describe_event
 from widemix.training.faults import Diverged, HealthMonitor, Rollback, StepMetrics
 
@@ -103,6 +105,42 @@ def test_a_spike_is_measured_against_the_last_hundred_losses():
     calm = [1.0 + 0.1 * (-1) ** i for i in range(100)]
     (event,) = health(loss_spike_std=6).check_steps(steps_of(*[7.0] * 30, *calm, 3.0))
     assert (event["step"], event["expected"]) == (131, 1.0)
+
+
+@pytest.fixture
+def one_rank():
+    topology = Topology(0, 1, 0, 1, torch.device("cpu"))
+    with process_group(topology, 60):
+        yield topology
+
+
+@pytest.mark.parametrize(
+    ("saved", "first", "origin", "left"),
+    [
+        ([4, 8], 10, 8, [4, 8]),
+        ([4, 8], 8, 4, [4]),  # its very next steps failed: it may be part of the failure
+        ([8], 8, 8, [8]),  # there is no other
+        ([], 3, None, []),
+    ],
+)
+def test_a_rollback_resumes_before_the_failure_and_keeps_what_it_skips(
+    tmp_path, one_rank, saved, first, origin, left
+):
+    for step in saved:
+        checkpoint.save(tmp_path, state(1.0), position(step), checkpoint.RetentionPolicy(9))
+    rollback = Rollback(tmp_path, one_rank, 2, [(1, 2)])
+    diverged = Diverged("the loss is nan", first, first + 2)
+    if origin is None:
+        with pytest.raises(Diverged, match="and there is no checkpoint before it") as raised:
+            rollback.exclude(diverged)
+        assert (raised.value.first, raised.value.stop) == (first, first + 2)
+        return
+    assert rollback.exclude(diverged).position.step == origin
+    assert [int(path.name) for path in checkpoint.complete_checkpoints(tmp_path)] == left
+    assert rollback.skipped_ranges == [(1, 2), (first, first + 2)]
+    assert json.loads((tmp_path / "skipped_ranges.json").read_text()) == [[1, 2], [first, first + 2]]
+    with pytest.raises(Diverged, match=r"faults\.max_rollbacks 2 allows no further rollback"):
+        rollback.exclude(diverged)
 
 
 def test_skipped_ranges_are_stepped_over_also_where_one_follows_another(tmp_path):
