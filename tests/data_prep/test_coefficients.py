@@ -13,6 +13,8 @@ from PIL import Image
 import widemix
 from tests.data.test_decode import KINDS, PACKED, SIZES, by_pillow, scene, without_table
 from widemix import Loader
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
 from widemix.data_prep.coefficients import count_bytes, pack, unpack
 from widemix.data_prep.encode import encode_all
 from widemix.data_prep.image import encode
@@ -206,7 +208,7 @@ def images(tmp_path) -> Path:
     return folder
 
 
-def test_prepared_files_are_restored(images, tmp_path):
+def test_prepared_files_are_restored(images, tmp_path, capsys):
     """Those of one folder, those of one split; what prep re-encodes is said to differ."""
     out, back = tmp_path / "out", tmp_path / "back"
     manifest = prepare("image-folder", images, out, SETTINGS, processes=1)
@@ -222,6 +224,11 @@ def test_prepared_files_are_restored(images, tmp_path):
     with Image.open(back / "train/class0/a.png.jpg") as image:
         assert image.size == (64, 48)
     assert restore(out / "val.beton", back) == {"val": (len(KINDS), 0)}  # which are there already
+    assert run_command(make_parser(), argv=["prep", "--restore", str(out), "--to", str(back)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{back}: {len(beton)} files of train; 2 are JPEGs that prep changed, not their sources",
+        f"{back}: {len(KINDS)} files of val; byte for byte the sources",
+    ]
     (back / "val/class0/420.jpg").write_bytes(b"another")
     with pytest.raises(InputError, match=r"420\.jpg: is there already, with other bytes; name another folder$"):
         restore(out, back)

@@ -11,10 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
 from widemix.data.split import open_split
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.verify import _ranges, verify
+from widemix.data_prep.verify import _ranges, repair_command, verify
 from widemix.errors import InputError
 from widemix.formats import blocks
 from widemix.formats.beton import SEGMENTED as SAMPLE
@@ -241,3 +243,18 @@ def test_damage_to_the_last_incomplete_block_is_named(prepared):
 )
 def test_ten_runs_of_samples_are_named(numbers, text):
     assert _ranges(np.array(numbers)) == text
+
+
+def test_the_command_lists_the_damage_and_how_the_folder_is_prepared_again(prepared, capsys):
+    words = ["verify", str(prepared)]
+    assert run_command(make_parser(), argv=words) == 0
+    assert capsys.readouterr().out == f"{prepared}: no damage\n"
+    path = prepared / "train.beton"
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+    assert run_command(make_parser(), argv=words) == 1
+    *damages, again = capsys.readouterr().out.splitlines()
+    assert damages == verify(prepared)
+    assert damages
+    assert again == f"to prepare it again: {repair_command(prepared)}"

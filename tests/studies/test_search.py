@@ -202,6 +202,29 @@ def test_the_page_has_what_was_chosen_for_each_point_and_of_how_many_trials(plan
         trainer.stop_at = None
 
 
+def test_the_command_prints_what_each_point_has_chosen_and_writes_all_trials(plan, tmp_path, monkeypatch, capsys):
+    trainer = Trainer(plan, tmp_path / "runs")
+    monkeypatch.setattr("widemix.cli.study._trained", lambda _: (plan, tmp_path))
+    monkeypatch.setattr("widemix.cli.study._runner", lambda *_: trainer)
+    words = ["study", "search", str(plan.path), "--to", str(tmp_path)]
+    assert run_command(make_parser(), argv=words) == Exit.DONE
+    table = tmp_path / "study_search.csv"
+    assert capsys.readouterr().out.splitlines() == [
+        "Digits, Normal, model.channels 8: optim.lr 0.016, top-1 90.00 % on holdout",
+        "Digits, Normal, model.channels 16: optim.lr 0.256, top-1 88.93 % on holdout",
+        "Digits, RP: optim.lr 6.25e-05, top-1 42.04 % on holdout, at the edge of what was tried",
+        f"all 14 trials are in {table}",
+    ]
+    assert table.read_text() == as_csv(plan.searched())
+    assert run_command(make_parser(), argv=[*words, "--trials", "4"]) == Exit.DONE
+    searched = plan.searched(plan.study.search.model_copy(update={"trials": 4}))
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == f"all {sum(len(own) for _, own in searched)} trials are in {table}"
+    )
+    assert table.read_text() == as_csv(searched)
+
+
 def test_only_a_result_that_is_not_finite_is_final(tmp_path):
     text = STUDY.replace("high: 0.256", "high: 256").replace("0.001", "0.01")
     plan = plan_of(tmp_path, text)
