@@ -68,6 +68,7 @@ def test_two_ranks_make_a_row_that_adds_up_next_to_that_of_one_rank(digits: Path
     words = ("bench", "scale", RECIPE, *options, "--ranks", "2", "--json", tmp_path / "all.json")
     code, output = Fork(*words, log=tmp_path / "log").wait()
     assert code == 0, output
+    assert f"\n{tmp_path / 'scale' / 'scale.png'}\n" in output
     rows = json.loads((tmp_path / "all.json").read_text())["rows"]
     assert [row["name"] for row in rows] == ["1 rank", "2 ranks"]
     for row, ranks in zip(rows, (1, 2), strict=True):
