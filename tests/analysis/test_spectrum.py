@@ -24,7 +24,7 @@ from widemix.analysis.spectrum import (
     spectra,
 )
 from widemix.analysis.spectrum_changes import as_lines, changes, plot_changes
-from widemix.analysis.training_spectrum import course
+from widemix.analysis.training_spectrum import course, plot_course
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
@@ -298,6 +298,21 @@ def test_what_training_changes_is_the_end_less_the_start_of_each_run():
     np.testing.assert_allclose(first_runs, [0.6, 0.5])
     np.testing.assert_allclose(last_runs, [0.4, 0.1])
     assert (largest.get_ylim()[0], spreads.get_ylim()) == (0, (0, 1))
+
+
+def test_the_figure_of_a_run_shows_each_layers_largest_value_by_step_and_all_at_its_ends():
+    steps = [(step, layers) for step, layers in runs_of_two()["one"] if step != 1]
+    left, right, _ = plot_course("one", steps).axes
+    assert (left.get_title(), left.get_xlabel()) == ("one", "step")
+    shown = [line for line in left.lines if len(line.get_xdata()) == 2 and line.get_linestyle() != (0, (1, 2))]
+    assert [([*line.get_xdata()], [*line.get_ydata()]) for line in shown[:2]] == [([0, 2], [1, 4]), ([0, 2], [2, 3])]
+    ends = [[*line.get_ydata()] for line in right.lines[:4]]  # all are over an edge of 2
+    assert ends == [[4, 0.25], [3, 0.25], [1, 0.25], [2, 0.25]]
+    assert [*right.lines[0].get_xdata()] == [0.25, 0.75]
+    assert right.get_title() == "all singular values, grey: at the start"
+    alone = plot_course("two", steps[:1]).axes[0]
+    assert (alone.get_title(), alone.get_xlabel()) == ("two", "layer")
+    assert [([*line.get_xdata()], [*line.get_ydata()]) for line in alone.lines[:2]] == [([0], [1]), ([1], [2])]
 
 
 def test_networks_that_cannot_be_compared_are_refused():

@@ -129,6 +129,18 @@ def test_numbers_are_written_with_the_names_of_their_targets(folders, tmp_path, 
     assert "--top 2: is for classes; " in capsys.readouterr().err
 
 
+def test_what_pillow_warns_of_is_not_shown(folders, tmp_path, capsys):
+    """It says nothing of what is predicted, and has no name of a file."""
+    loaded = network(tmp_path, folders[1])
+    export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["a", "b"])
+    damaged = b"Exif\0\0II*\0\x08\0\0\0\x05\0"  # five entries, of which there is none
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg", exif=damaged)
+    with pytest.warns(UserWarning, match="Corrupt EXIF data"), Image.open(tmp_path / "a.jpg") as image:
+        image.getexif()
+    assert run_command(make_parser(), argv=["predict", str(tmp_path / "export"), str(tmp_path / "a.jpg")]) == 0
+    assert capsys.readouterr().err == "1 images predicted\n"
+
+
 def test_what_an_export_says_of_its_use_is_checked(folders, tmp_path):
     loaded, path = network(tmp_path, folders[1]), tmp_path / "export/config.json"
     export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["a", "b"])

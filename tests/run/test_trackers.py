@@ -2,6 +2,7 @@
 
 import json
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,8 +29,9 @@ def recipe_with(name: str):
 
 def write(folder: Path, name: str, lines: list[dict], step: int = 0) -> str:
     """Write lines as a run does; returns the id that the run has there."""
-    recipe = recipe_with(name)
+    recipe, terminal = recipe_with(name), sys.stdout.write
     opened = open_trackers(recipe.log, folder, recipe, pytest.fail)
+    assert sys.stdout.write == terminal, "it reads what the run prints"
     writer = MetricsWriter(folder, step, tensorboard=False, trackers=opened)
     for line in lines:
         assert writer.write(line) is None
@@ -142,13 +144,16 @@ def test_the_end_of_a_run_does_not_wait_for_a_server_that_is_gone(tmp_path, monk
 
 
 @pytest.mark.long
-def test_wandb_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
+def test_wandb_has_every_figure_and_the_recipe(tmp_path, monkeypatch, capfd):
     pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'widemix[wandb]'")
     from wandb.proto.wandb_internal_pb2 import Record
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     number = write(tmp_path, "wandb", LINES)
     assert write(tmp_path, "wandb", []) == number
+    printed = "".join(capfd.readouterr())
+    assert "history" not in printed
+    assert "summary" not in printed
     paths = tmp_path.glob(f"wandb/offline-run-*-{number}/run-{number}.wandb")
     path = max(paths, key=lambda path: path.stat().st_size)  # of the start that wrote lines
     known, config = [], {}

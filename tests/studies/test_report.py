@@ -254,6 +254,20 @@ def test_sizes_are_drawn_without_runs(tmp_path):
     assert best.mean == pytest.approx(1e8 ** (2 / 3), rel=0.01)
 
 
+def test_runs_that_ended_elsewhere_are_noted_before_others_are_started(study, digits, tmp_path, capsys):
+    """By a job of Slurm, say: nothing is left to train, and the table has them."""
+    study.write_text(study.read_text().replace("seeds:", f"set: {{data.path: {digits}}}\nseeds:"))
+    study_runs = study_runs_of(study, read_study(study))
+    for number, study_run in enumerate(study_runs):
+        pretend(study_run, tmp_path / "runs", 50.0 + number)
+    table = tmp_path / "tables/widths.jsonl"
+    words = ["study", "run", str(study), "--to", str(tmp_path / "runs"), "--report", str(table.parent)]
+    assert run_command(make_parser(), argv=words) == 0
+    assert f"{table}: 12 of 12 runs have ended\n" in capsys.readouterr().out
+    found = {row.run: row.metrics["top1"] for row in Table(table).rows.values()}
+    assert found == {study_run.name: 50.0 + number for number, study_run in enumerate(study_runs)}
+
+
 def test_a_plan_knows_states_hours_and_disk(study, tmp_path):
     study_runs = study_runs_of(study, read_study(study))
     done, begun, running = study_runs[0], study_runs[1], study_runs[2]
