@@ -165,6 +165,7 @@ def test_published_figures():
     assert b16.parameters == 59_880_472
     assert b16.omega == pytest.approx(2.60e8, rel=1e-3)
     assert b16.width == 150_528
+    assert b16.gamma == pytest.approx(2 * b16.omega / (b16.width * (196 + 768)))
     assert b16.max_width == 602_112  # table 1: 6.0e5
     assert b16.training_flops == pytest.approx(75.4e9, rel=1e-3)
     assert model_cost(MixerSection(**B16, permutation="random"), 224, 1000) == b16
