@@ -91,8 +91,8 @@ class BlockHashes:
         """
         with path.open("rb") as file:
             read = file.read(self.start)
-        gap, rest = read[len(head) : self._begin], read[self._begin :]
-        if read[: len(head)] != head or any(gap) or hash_bytes(rest) != self._before.hexdigest(length=HASH):
+        before, data = read[: self._begin], read[self._begin :]
+        if before != head.ljust(self._begin, b"\0") or hash_bytes(data) != self._before.hexdigest(length=HASH):
             raise InputError(f"{path}: differs from what was written to it; the disk is failing, use another one")
         first = {block: hash_bytes(read[block * BLOCK :][:BLOCK]) for block in range(-(-len(read) // BLOCK))}
         return hash_blocks(path, self.known | first)

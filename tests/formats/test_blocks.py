@@ -60,7 +60,7 @@ def test_hashes_tell_of_what_should_be_on_disk(tmp_path):
 
 
 @pytest.mark.parametrize("size", [3_000, 4_096, 30_000])
-@pytest.mark.parametrize("hit", [None, 10, 500, 700, 2_000])
+@pytest.mark.parametrize("hit", [None, 10, 500, 620, 700, 2_000])
 def test_what_the_disk_does_not_hold_is_noticed(tmp_path, size, hit):
     """The tables at the beginning, what lies between them and the data, and the data in their block are read back."""
     path, head = tmp_path / "file", b"tables" * 100
