@@ -57,7 +57,7 @@ def test_a_difference_is_amplified_and_stated():
 
     def wrong(image, argument):
         changed = image.copy()
-        changed[7, 9, 1] += np.uint8(argument)
+        changed[7, 9, 1] -= np.uint8(argument)  # darker: a difference below zero
         return changed
 
     comparison = Comparison("", None, (0.0, 1.0), "its peer", wrong, lambda image, _: image)

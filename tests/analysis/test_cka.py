@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.conftest import ROOT
 from tests.studies.test_figure import bars
 from widemix.analysis.cka import LEAST, cka, diagonal_mean, random_samples
 from widemix.analysis.features import layer_features, layers_before_skips, layers_by_pattern
@@ -137,12 +138,16 @@ def test_every_family_and_timms_networks_have_layers_before_their_skips():
         layers_by_pattern(mixer, ["block.*"])
 
 
-def test_streaming_over_a_split_is_the_formula_over_stored_features(digits):
-    first, second = (load_network(f"recipes/digits/{name}.yaml") for name in ("mixer", "rp_s_mixer"))
+def test_streaming_over_a_split_is_the_formula_over_stored_features(digits, tmp_path):
+    narrow = tmp_path / "narrow.yaml"
+    narrow.write_text(f"extends: {ROOT}/recipes/digits/rp_s_mixer.yaml\nmodel: {{channels: 36}}\n")
+    first, second = map(load_network, ("recipes/digits/mixer.yaml", str(narrow)))
     found = compare(first, second, Samples(digits, batch=500, most=60, seed=4), ["blocks.*.norm1"], ["blocks.1"])
     assert found.samples == found.batch == 60
     assert found.rows == [f"blocks.{i}.norm1" for i in range(4)]
     assert found.columns == ["blocks.1"]
+    densities = found.as_json()["row_inverse_density"], found.as_json()["inverse_density"]
+    assert densities == (pytest.approx(2 / (1 / 16 + 1 / 64)), pytest.approx(2 / (1 / 16 + 1 / 36)))
     from widemix.data.loader import EvalLoader
     from widemix.distributed.topology import Topology
 

@@ -84,7 +84,7 @@ def test_receptive_fields_are_those_of_a_dense_boolean_product(kind, keys, skips
     model = build(kind, **keys)
     features = inputs = input_features(model, 8)
     reach = np.eye(int(np.prod(features)), dtype=bool)
-    expected = []
+    expected, tokens = [], []
     for block in model.blocks:
         layers = effective_weights(block, features)
         mixings = [("fc",)] if kind == "sw_mlp" else [("mlp_tokens",), ("mlp_channels",)]
@@ -99,11 +99,14 @@ def test_receptive_fields_are_those_of_a_dense_boolean_product(kind, keys, skips
                 new |= reach
             reach = new
             expected.append(reach.mean(1))
+            by_token = reach.reshape(-1, *inputs).any(2).mean() if len(inputs) == 2 else None
+            tokens.append(by_token if by_token is None else pytest.approx(by_token))
         features = (6, 8) if keys.get("project_tokens") else features
     found = receptive_fields(model, inputs, units=10_000, skips=skips)
     assert [each["mean"] for each in found] == pytest.approx([each.mean() for each in expected])
     assert [each["least"] for each in found] == pytest.approx([each.min() for each in expected])
     assert [each["most"] for each in found] == pytest.approx([each.max() for each in expected])
+    assert [each["tokens"] for each in found] == tokens
 
 
 def test_an_rp_mixer_begins_with_the_inverse_root_of_its_width():

@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
 from tests.conftest import ROOT, Command, Fork
 from tests.forked_popen import ForkedPopen
 from tests.forks import Forks
+from widemix.errors import InputError
+from widemix.recipe import load_recipe
+from widemix.trainer import _check_something_is_left
 
 RECIPE = "recipes/digits/rp_mixer.yaml"
 
@@ -163,6 +167,15 @@ def test_another_recipe_and_another_resumption_are_kept_out_of_a_run(train, tmp_
     assert {
         path: path.read_bytes() for path in sorted(run.rglob("*")) if path.is_file() and path.name != ".lock"
     } == before
+
+
+@pytest.mark.parametrize(("max_steps", "named"), [(None, "epochs"), (9, "epochs"), (3, "max_steps")])
+def test_what_ends_a_run_before_it_goes_on_is_named(max_steps, named):
+    """Three epochs of a step each: max_steps beyond them changes nothing, and is not what to raise."""
+    overrides = [("train.epochs", "3"), *([("train.max_steps", str(max_steps))] if max_steps else [])]
+    start = SimpleNamespace(checkpoint=SimpleNamespace(path="there"), is_of_another_run=True, step=4, done=False)
+    with pytest.raises(InputError, match=rf"there: is at step 4, .* end at step 3; raise train\.{named}, or take"):
+        _check_something_is_left(load_recipe("digits/mixer", overrides), start, 3)
 
 
 def test_a_second_run_on_a_live_folder_is_refused(train, tmp_path):

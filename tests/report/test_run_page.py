@@ -121,6 +121,18 @@ def test_the_curves_are_those_of_metrics_jsonl(runs, tmp_path):
     assert "model.depth" not in page.text  # it does not differ
 
 
+def test_of_many_classes_the_most_confused_pairs_are_named(tmp_path):
+    """Of 31 classes: the samples of the pair, and of its true class."""
+    counts = np.diag(np.full(31, 50))
+    counts[3, 4], counts[4, 3], counts[30, 0] = 7, 1100, 9
+    run = write_run(tmp_path, "many", 1)
+    names = [f"c{number}" for number in range(30)]  # the last has none
+    (run / "confusion.json").write_text(json.dumps({"step": 10, "classes": names, "counts": counts.tolist()}))
+    table = written(tmp_path, run).partition("true class")[2].partition("</table>")[0]
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr>")]
+    assert rows[1:] == [["c4", "c3", "1,100", "1,150"], ["30", "c0", "9", "59"], ["c3", "c4", "7", "57"]]
+
+
 def test_what_differs_has_a_row_for_each_key_or_where_there_are_more_runs_for_each_run(tmp_path):
     def rows(*changes: dict) -> list[list[str]]:
         folders = []

@@ -98,6 +98,16 @@ def test_points_are_means_over_seeds_at_their_widths_and_missing_cells_are_missi
     assert "a paper, figure 1.\n" in as_page(results, ours, "widths.yaml")
 
 
+def test_a_result_of_zero_is_told_where_it_has_no_place(study, tmp_path):
+    first, second = study_runs_of(study, read_study(study))[:2]
+    for study_run, top1 in ((first, 100.0), (second, 99.0)):
+        pretend(study_run, tmp_path, top1)
+    results, parsed = results_of(study, tmp_path, log_y=True)
+    page = as_page(results, parsed, "widths.yaml")
+    lost = [line for line in page.splitlines() if line.startswith("Not plotted")]
+    assert lost == [f"Not plotted, since a logarithmic axis has no 0: error of `{first.name}`."]
+
+
 def test_another_recipes_run_is_no_result(study, tmp_path):
     study_run = study_runs_of(study, read_study(study))[0]
     pretend(study_run, tmp_path, 60.0, load_recipe(study_run.path, [*study_run.overrides, ("optim.lr", "0.7")]))

@@ -160,19 +160,18 @@ def test_a_file_that_is_not_there_decides_nothing_and_a_place_that_is_not_there_
         check_estimate(check(), tmp_path)
 
 
-def test_a_study_by_the_protocol_has_no_verdict_before_it_has_ended(tmp_path):
-    shutil.copytree(TABLES, tmp_path / "tables")
-    table = tmp_path / "tables/figure2d-small.jsonl"
-    pages = []
-    for rows in (None, -1):  # then without its last run
-        lines = table.read_text().splitlines(keepends=True)[:rows]
-        table.write_text("".join(lines))
-        found = [paper for paper in read_papers() if any("figure2d-small" in e.studies for e in paper.entries)]
-        pages.append(results_page(found, STUDIES, tmp_path / "tables", "tables")[0].partition("### Figure 2d\n")[2])
-    ended, unfinished = (page.partition("\n### ")[0] for page in pages)
+def test_a_study_by_the_protocol_has_no_verdict_and_no_hours_before_it_has_ended(tmp_path):
+    page, table = page_of("figure 2d", tmp_path), tmp_path / "figure2d-small.jsonl"
+    lines = table.read_text().splitlines(keepends=True)
+    ended = page()[0]
+    table.write_text("".join(lines[:-1]))
+    unfinished = page()[0]
     said = "By the protocol; its runs have not ended. No verdict yet."
     assert (said in ended, said in unfinished) == (False, True)
     assert ("**supported**" in ended, "**supported**" in unfinished) == (True, False)
+    hours = sum(json.loads(line)["core_seconds"] for line in lines) / 3600
+    cells = [re.search(r"\| `figure2d-small` \|[^|]*\| (.*?) ?\|", text)[1] for text in (ended, unfinished)]
+    assert cells == [f"{hours:.2f}", ""]
 
 
 def test_each_study_that_has_runs_and_no_search_is_told_apart(written):

@@ -145,6 +145,17 @@ def test_two_tables_are_merged_by_their_lines(study_runs, tmp_path):
     assert set(Table(both).rows) == {study_run.name for study_run in study_runs}
 
 
+def test_of_two_rows_of_a_run_the_first_counts(study_runs, tmp_path):
+    """As the report has shown it; a run that another machine trained too changes nothing."""
+    pretend(study_runs[0], tmp_path, {"top1": 50.0, "loss": 1.0})
+    table = Table(tmp_path / "study.jsonl")
+    table.add_finished(study_runs[:1], tmp_path)
+    line = table.path.read_text()
+    table.path.write_text(line + line.replace('"top1":50.0', '"top1":60.0'))
+    [row] = Table(table.path).rows.values()
+    assert row.metrics["top1"] == 50.0
+
+
 def test_a_line_in_the_middle_that_is_no_row_is_named(study_runs, tmp_path):
     pretend(study_runs[0], tmp_path, {"top1": 50.0, "loss": 1.0})
     path = tmp_path / "study.jsonl"

@@ -38,7 +38,8 @@ import os, pathlib, shutil, signal, sys, time
 run = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
 run.mkdir(exist_ok=True)
 if (run / "refuse").exists():
-    sys.exit("error: refused") if (run / "refuse").read_text() == "1" else os.kill(os.getpid(), 9)
+    number = (run / "refuse").read_text()
+    os.kill(os.getpid(), int(number)) if number else sys.exit("error: refused")
 def stop(*_):
     time.sleep(0.3)
     (run / "busy").unlink(missing_ok=True)
@@ -211,7 +212,7 @@ def test_a_cell_trains_in_a_world_of_its_own_where_srun_started_several_runners(
 
 def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_path):
     study = Study(tmp_path, seeds=2)
-    for study_run, how in zip(study.study_runs, "12", strict=False):
+    for study_run, how in zip(study.study_runs, ("", "9"), strict=False):
         (study.folder / study_run.name).mkdir()
         (study.folder / study_run.name / "refuse").write_text(how)
     runner = study.start()
@@ -229,6 +230,18 @@ def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_p
     first, last = (line for line in output.splitlines() if ": done, " in line)
     assert re.search(r": done, top-1 50\.00 %; 1 run left, about 0:0\d:\d\d$", first)
     assert last.endswith(": done, top-1 50.00 %")
+
+
+def test_a_run_that_is_ended_by_another_is_none_that_was_stopped(tmp_path):
+    """SIGTERM, as from an administrator: only who has stopped the runner wants its runs to end so."""
+    study = Study(tmp_path, seeds=1)
+    (study.folder / study.study_runs[0].name).mkdir()
+    (study.folder / study.study_runs[0].name / "refuse").write_text(str(int(signal.SIGTERM)))
+    runner = study.start()
+    output, _ = runner.communicate(timeout=600)
+    assert runner.returncode == 1, output
+    assert f"1 of 2 runs failed, first {study.study_runs[0].name}: killed by SIGTERM" in output
+    assert study.done() == 1
 
 
 def test_the_command_trains_a_study(tmp_path, digits):

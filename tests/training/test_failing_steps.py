@@ -144,6 +144,6 @@ def test_a_rollback_resumes_before_the_failure_and_keeps_what_it_skips(
 
 
 def test_skipped_ranges_are_stepped_over_also_where_one_follows_another(tmp_path):
-    rollback = Rollback(tmp_path, Topology(0, 1, 0, 1, torch.device("cpu")), 5, [(10, 12), (4, 6), (6, 9)])
+    rollback = Rollback(tmp_path, Topology(0, 1, 0, 1, torch.device("cpu")), 5, [(10, 12), (6, 9), (4, 6)])
     assert [rollback.next_used(step) for step in range(14)] == [0, 1, 2, 3, 9, 9, 9, 9, 9, 9, 12, 12, 12, 13]
     assert [rollback.next_skipped(step) for step in (0, 4, 5, 9, 11)] == [4, 4, 6, 10, None]

@@ -19,6 +19,7 @@ from widemix.training.mistakes import confusion_image
 WATCHED = (
     *("--log.mistakes", "9", "--log.block_norms", "true", "--train.profile", "3:5", "--log.images", "0"),
     *("--train.max_steps", "6", "--log.every", "2", "--eval.batch_size", "50", "--data.workers", "1"),
+    *("--train.ema_decay", "0.5"),  # its evaluations are of other predictions
     *("--engine.memory_layout", "plain"),  # auto may choose others for half a batch
 )
 

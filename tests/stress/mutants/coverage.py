@@ -1,12 +1,13 @@
 """Which test files run which lines: `python -m tests.stress.mutants --map`, the time of `make test`.
 
 Every test file runs by itself in a checkout, and each of its processes notes the lines that it runs
-(`trace/sitecustomize.py`). The map is kept in runs/mutants/coverage.json; the command again runs those test files
-alone that are new or have changed.
+(`trace/sitecustomize.py`). The map is kept here, in coverage.json.xz; the command again runs those test files alone
+that are new or have changed.
 """
 
 import hashlib
 import json
+import lzma
 import os
 import shutil
 from collections import defaultdict
@@ -22,7 +23,7 @@ from tests.stress.mutants.checkout import Checkout
 from widemix.files import atomic_write
 
 WORK = ROOT / "runs/mutants"
-MAP = WORK / "coverage.json"
+MAP = Path(__file__).with_name("coverage.json.xz")
 LIMIT_S = 900
 NO_TESTS = 5  # pytest's exit code where all are left out
 SLOW = ("/end_to_end/", "/faults/", "/launch/", "/engine/", "/test_docs", "/test_setup")  # last
@@ -62,7 +63,7 @@ class Coverage:
     @classmethod
     def read(cls) -> "Coverage":
         """The kept one; empty if there is none."""
-        return cls(json.loads(MAP.read_text()) if MAP.exists() else {})
+        return cls(json.loads(lzma.decompress(MAP.read_bytes())) if MAP.exists() else {})
 
     def seconds(self, test: str) -> float:
         """CPU seconds of a test file; where it was not measured, those of tests/longest.txt, or 5."""
@@ -136,7 +137,7 @@ def main(checkouts: Sequence[Checkout], words: Sequence[str] = ()) -> None:
         print(f"{entry['code']!s:>4} {entry['seconds']:6.1f} s  {test}", flush=True)
         with writing:
             entries[test] = entry
-            atomic_write(MAP, json.dumps(dict(sorted(entries.items()))))
+            atomic_write(MAP, lzma.compress(json.dumps(dict(sorted(entries.items()))).encode(), preset=2))
 
     with ThreadPoolExecutor(len(checkouts)) as pool:
         list(pool.map(one, missing))
