@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from widemix.bench import timing
-from widemix.bench.report import machine
+from widemix.bench.report import machine, report
 from widemix.bench.timing import compare_loaders, compute_clock, elapsed, percent_longer, time_in_turns, wall_clock
 from widemix.cgroups import usable_cpus
 
@@ -111,3 +111,11 @@ def test_the_machine_is_named_with_its_cpus_gpu_and_versions(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
     assert machine("torch").partition("+")[0] == cpus + ", NVIDIA H100" + rest
+
+
+def test_parts_of_each_row_are_fractions_of_its_own_sum(capsys):
+    rows = [{"name": "first", "time": {"a": 1.0, "b": 3.0}}, {"name": "second", "time": {"a": 8.0, "b": 2.0}}]
+    report(rows, (), None)
+    lines = capsys.readouterr().out.partition("time of first:\n")[2].splitlines()
+    shown = [line.split()[1:] for line in lines if not line.startswith("time")]
+    assert shown == [["25%", "a"], ["75%", "b"], ["80%", "a"], ["20%", "b"]]

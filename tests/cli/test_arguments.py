@@ -88,6 +88,7 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     ("stage a --to b", "widemix.launch.stage.stage", (P("a"), P("b")), {}),
     ("stage s3://a/b --to c", "widemix.launch.stage.stage", ("s3://a/b", P("c")), {}),
     ("stage --to {tmp} --clean 7", "widemix.launch.stage.remove_old", (P("{tmp}"), 7.0), {}),
+    ("stage --to {tmp} --clean 0", "widemix.launch.stage.remove_old", (P("{tmp}"), 0.0), {}),
     ("stage --environment --to b", "widemix.launch.environment.pack", (P("b"),), {}),
     (
         f"eval {NET} --data d --split s --batch 7 --ema --details --real r.json --to o",

@@ -25,6 +25,7 @@ from widemix.recipe import (
     parse_recipe,
     recipe_hash,
 )
+from widemix.recipe.files import find_study
 from widemix.recipe.yaml_text import dump_yaml, parse_yaml, yaml_text
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +95,13 @@ def test_imagenet_recipes_say_what_the_paper_says():
     assert (augment.auto_augment, augment.re_prob, augment.smoothing) == ("rand-m9-mstd0.5-inc1", 0.25, 0.1)
     assert (augment.mixup, augment.cutmix, augment.mixup_switch_prob) == (0.8, 1.0, 0.5)
     check_world(recipe, 128)
+
+
+def test_a_study_that_is_there_comes_before_a_shipped_one_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_study("figure7.yaml").samefile(ROOT / "recipes/studies/figure7.yaml")
+    Path("figure7.yaml").touch()
+    assert find_study("figure7.yaml") == Path("figure7.yaml")
 
 
 @pytest.mark.parametrize("name", ["digits/mixer", "digits/mixer.yaml", "recipes/digits/mixer.yaml"])
