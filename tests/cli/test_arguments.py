@@ -13,7 +13,8 @@ from tests.conftest import ROOT
 from widemix.cli.bench import ELSEWHERE
 from widemix.cli.parser import make_parser
 from widemix.cli.reference import _commands
-from widemix.command_line.commands import run_command
+from widemix.command_line.commands import run_command, split_overrides
+from widemix.errors import InputError
 from widemix.data_prep.settings import PrepSettings
 
 NET = "timm:resnet10t"
@@ -419,6 +420,14 @@ def test_the_options_of_the_page_of_results_reach_it(names, monkeypatch):
     assert run_command(make_parser(), argv=shlex.split(OTHERS["results"].format(**names))) == 0
     assert written[0][0] == P(names["tmp"], "results_full_size.csv").with_name("full_size.csv")
     assert written[1:] == [(P(names["names"]), "before\nnumbers\nafter\n"), (P(names["tmp"], "page.md"), "page")]
+
+
+def test_a_keys_value_may_be_negative_but_no_option():
+    words = ["a.yaml", "--train.head_bias", "-6.9", "--to", "b", "--optim.lr=-1"]
+    assert split_overrides(words) == (["a.yaml", "--to", "b"], [("train.head_bias", "-6.9"), ("optim.lr", "-1")])
+    for rest in (["--to", "b"], []):
+        with pytest.raises(InputError, match=r"--train\.epochs: needs a value"):
+            split_overrides(["a.yaml", "--train.epochs", *rest])
 
 
 def test_no_option_is_left_out():

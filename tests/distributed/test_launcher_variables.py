@@ -52,6 +52,14 @@ PMI2 = SRUN | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "
 PMI2 |= {"SLURM_STEP_TASKS_PER_NODE": "2", "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_JOBID": "77.0"}
 
 
+@pytest.mark.parametrize(("processes", "nodes", "most"), [(5, 2, 3), (4, 2, 2), (3, 4, 1)])
+def test_flux_says_no_nodes_processes_but_how_many_there_are(processes, nodes, most):
+    """The fuller node's number, which no place on a node reaches."""
+    said = FLUX | dict.fromkeys(("FLUX_JOB_SIZE", "PMI_SIZE"), str(processes)) | {"FLUX_JOB_NNODES": str(nodes)}
+    said |= {"FLUX_TASK_LOCAL_ID": "0", "MASTER_ADDR": "n0", "MASTER_PORT": "1"}
+    assert torchrun_env(said)["LOCAL_WORLD_SIZE"] == str(most)
+
+
 @pytest.mark.parametrize("said", [HYDRA, INTEL, OPENMPI_5, PALS, JSRUN, FLUX, MVAPICH, HOROVOD, PMI2])
 def test_every_launcher_is_read_like_torchrun(said):
     environ = dict(said)

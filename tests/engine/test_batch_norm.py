@@ -11,7 +11,7 @@ from torch import nn
 from tests.conftest import Command
 from tests.engine.ranks import EMA, ENGINES, REPMLP, Setting, overrides_for
 from tests.forks import Forks, group_of
-from widemix.engine.batch_norm import sync_batch_norms
+from widemix.engine.batch_norm import freeze_batch_norms, sync_batch_norms
 
 SHAPES = {"1d": (6, 5), "1d with places": (6, 5, 7), "2d": (6, 5, 3, 4)}
 
@@ -118,3 +118,13 @@ def test_a_user_sees_no_warning_of_torchs(digits, tmp_path):
     code, output = Command("train", recipe, "--ranks", "2", "--run-dir", tmp_path / "run").wait()
     assert code == 0, output
     assert "Warning" not in output
+
+
+def test_only_batch_norms_that_are_frozen_as_a_whole_keep_their_statistics():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.BatchNorm1d(3, affine=False))
+    model[0].requires_grad_(False)
+    model[1].bias.requires_grad_(False)
+    freeze_batch_norms(model)
+    for part in model.train():
+        part(torch.arange(12.0).reshape(4, 3))
+    assert [part.running_mean.any().item() for part in model] == [False, True, True]

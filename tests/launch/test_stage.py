@@ -183,6 +183,11 @@ def test_a_disk_without_space_is_refused_before_copying(tmp_path, folder, monkey
     with pytest.raises(InputError, match=r"has 0 MiB free, a copy of .*digits needs \d+"):
         stage(folder, tmp_path / "local")
     assert not any((tmp_path / "local").glob("*/*.beton"))
+    [unfinished] = (tmp_path / "local").glob("*.unfinished")
+    with (unfinished / "train.beton").open("wb") as file:  # as a copy that was cut off: long, and without data
+        file.truncate((folder / "train.beton").stat().st_size)
+    with pytest.raises(InputError, match=r"has 0 MiB free, a copy of .*digits needs \d+"):
+        stage(folder, tmp_path / "local")
 
 
 def test_old_copies_are_removed_and_nothing_else(tmp_path, folder):

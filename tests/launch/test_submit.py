@@ -485,6 +485,14 @@ def test_what_a_start_has_saved_is_counted_from_where_it_resumed(tmp_path, capsy
     assert end(tmp_path, start(tmp_path, "101.4")) == Exit.FAILED
 
 
+def test_what_torchruns_ranks_saved_before_a_restart_counts(tmp_path, capsys):
+    logs = start(tmp_path, "7.0", steps=5)
+    with (tmp_path / "starts.jsonl").open("a") as file:
+        file.write(json.dumps({"time": 2.0, "step": 6, "ranks": 1, "logs": "7.0", "seconds": {}}) + "\n")
+    assert end(tmp_path, logs) == Exit.REQUEUE
+    assert "stopped by a signal, with a checkpoint" in capsys.readouterr().out
+
+
 def test_after_training_elsewhere_a_start_that_saves_nothing_has_saved_nothing(tmp_path, capsys):
     (tmp_path / "checkpoints/00000500").mkdir(parents=True)
     (tmp_path / "checkpoints/00000500/COMPLETE").touch()

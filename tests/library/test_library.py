@@ -70,6 +70,8 @@ def test_a_recipe_is_prepared_built_trained_and_evaluated(tmp_path: Path, monkey
     assert done["step"] == 3
     assert re.findall(r"step (\d)/3", capsys.readouterr().err) == ["1", "3"]
     assert widemix.evaluate(tmp_path / "run") == {name: done[name] for name in ("loss", "top1", "top5")}
+    with pytest.raises(widemix.InputError, match="holds a run already"):
+        widemix.train(recipe, tmp_path / "run", resume="never")
 
 
 @pytest.mark.parametrize("memory_layout", ["auto", "plain", "batch_last"])

@@ -128,6 +128,11 @@ def test_rates_and_decay_are_those_of_the_factors():
     assert names["blocks.1.mlp_channels.fc.left"] == (12 / 6 / 2, 0.5)
     assert names["blocks.1.mlp_channels.fc.bias"] == (1.0, 0.0)
     assert names["head.weight"] == (1.0, 0.5)
+    decayed = parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), model)
+    scales = {id(p): group["lr_scale"] for group in decayed for p in group["params"]}
+    for name, p in model.named_parameters():
+        if name.startswith("blocks.1."):  # which the norm and the head follow
+            assert scales[id(p)] == 0.5**2 * names[name][0], name
 
 
 def test_factors_start_with_their_own_deviation_and_a_seed_gives_the_same():
