@@ -14,8 +14,8 @@ from widemix.cli.bench import ELSEWHERE
 from widemix.cli.parser import make_parser
 from widemix.cli.reference import _commands
 from widemix.command_line.commands import run_command, split_overrides
-from widemix.errors import InputError
 from widemix.data_prep.settings import PrepSettings
+from widemix.errors import InputError
 
 NET = "timm:resnet10t"
 # Options that `options.write_outputs` and `bench.report.report` handle for all commands: test_outputs.py.

@@ -184,8 +184,9 @@ def test_a_disk_without_space_is_refused_before_copying(tmp_path, folder, monkey
         stage(folder, tmp_path / "local")
     assert not any((tmp_path / "local").glob("*/*.beton"))
     [unfinished] = (tmp_path / "local").glob("*.unfinished")
-    with (unfinished / "train.beton").open("wb") as file:  # as a copy that was cut off: long, and without data
-        file.truncate((folder / "train.beton").stat().st_size)
+    for split in folder.glob("*.beton"):  # as a copy that was cut off: long, and without data
+        with (unfinished / split.name).open("wb") as file:
+            file.truncate(split.stat().st_size)
     with pytest.raises(InputError, match=r"has 0 MiB free, a copy of .*digits needs \d+"):
         stage(folder, tmp_path / "local")
 
