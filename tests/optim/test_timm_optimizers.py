@@ -26,6 +26,21 @@ def test_its_steps_are_timms() -> None:
     assert torch.equal(network.weight, twin.weight)
 
 
+@pytest.mark.parametrize("name", ["lamb", "timm:lamb"])
+def test_lamb_clips_no_gradient_by_itself(name: str) -> None:
+    """optim.clip_grad does, where it is set; timm's default is a norm of 1. The second gradient is another's size."""
+    network, twin = (torch.nn.Linear(4, 3, bias=False) for _ in range(2))
+    twin.load_state_dict(network.state_dict())
+    ours = build_optimizer(OptimSection(name=name, lr=0.01, weight_decay=0.1), network)
+    limit = None if name == "lamb" else 1.0
+    theirs = timm.optim.Lamb(twin.parameters(), lr=0.01, weight_decay=0.1, eps=1e-8, max_grad_norm=limit)
+    for scale in (100.0, 3.0, 20.0):
+        for weight, optimizer in ((network.weight, ours), (twin.weight, theirs)):
+            weight.grad = scale * torch.arange(12.0).reshape(3, 4)
+            optimizer.step()
+    torch.testing.assert_close(network.weight, twin.weight)
+
+
 def test_what_checkpoints_need_to_know_is_found() -> None:
     known = {name: OPTIMIZERS[f"timm:{name}"] for name in ("lion", "adamw", "adan", "lamb")}
     assert {name: (spec.states, spec.group_counters) for name, spec in known.items()} == {

@@ -150,3 +150,13 @@ def test_a_folder_is_removed_only_by_who_made_it(digits, tmp_path, there):
     with pytest.raises(InputError, match="no"), acquire_run_dir(run, loaded, "auto", ALONE):
         raise InputError("no")
     assert run.exists() == there
+
+
+@pytest.mark.parametrize(("step", "due", "begins"), [(3, False, False), (3, True, True), (5, False, True)])
+def test_a_start_begins_with_the_evaluation_of_its_checkpoint_where_it_is_due_or_at_the_end(
+    tmp_path, step, due, begins
+):
+    """At the end: the run was killed before it had its result, and its last evaluation is made again."""
+    checkpoint.save(tmp_path, state(), position(step, evaluation_due=due), RetentionPolicy(1))
+    assert ResumeState(tmp_path, checkpoint.newest(tmp_path)).evaluates(last_step=5) is begins
+    assert not ResumeState(tmp_path).evaluates(last_step=0)

@@ -161,6 +161,17 @@ def test_one_flipped_bit_is_found_and_the_checkpoint_before_is_taken(tmp_path, n
     assert checkpoint.newest(tmp_path).position.step == 1  # the other is never read again
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "ema/model.safetensors"])
+def test_a_file_that_is_gone_is_damage(tmp_path, name):
+    (saver,) = savers(tmp_path, 1)
+    for step in (1, 2):
+        save([saver], [0, 15], step)
+    (tmp_path / "checkpoints/00000002" / name).unlink()
+    with pytest.raises(InputError, match=r"checkpoints/00000002: cannot be loaded \("):
+        checkpoint.newest(tmp_path).verify()
+    assert checkpoint.newest_valid(tmp_path)[0].position.step == 1
+
+
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "optimizer.safetensors", "ema/model.safetensors", "state.json"]
 )
