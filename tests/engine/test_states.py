@@ -61,6 +61,22 @@ def test_a_run_resumed_on_one_engine_after_the_other_is_as_a_single_run(expected
     assert found["metrics"]["ema_loss"] != pytest.approx(found["metrics"]["loss"], rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1"])
+def test_the_saved_average_of_batch_norms_statistics_is_timms(digits, name):
+    setting = Setting(REPMLP, digits, *overrides_for(name), *EMA)
+    model, engine = setting.model(), setting.engine()
+    average = ModelEmaV3(model, decay=0.8, use_warmup=True)
+    for step in range(4):
+        setting.run(engine, range(step, step + 1))
+        state = engine.state()
+        model.load_state_dict(state.model)
+        average.update(model, step + 1)
+    for key, value in average.module.state_dict().items():
+        if key.endswith(("running_mean", "running_var")):
+            assert not torch.allclose(value, state.model[key], rtol=1e-3)
+            torch.testing.assert_close(state.ema[key], value)
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
 def test_frozen_weights_stay_and_are_saved_and_loaded_with_the_others(digits, name):
     overrides = (*overrides_for(name), ("train.freeze", "[stem.*, blocks.0.*]"), ("model.depth", "2"))
