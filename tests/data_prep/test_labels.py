@@ -52,6 +52,7 @@ def test_whole_numbers_are_the_labels(tmp_path, labels, numbers, capsys):
     [
         ([" cat", "dog ", "cat"], ["cat", "dog"]),
         (["010", "002", "005"], ["002", "005", "010"]),  # codes: no class for each number between them
+        (["123", "007", "012"], ["007", "012", "123"]),  # a leading zero in some of them is enough
         (["A", "9", "10"], ["10", "9", "A"]),
         (["1.5.2", "v2", "none"], ["1.5.2", "none", "v2"]),
         (["True", "False"], ["False", "True"]),

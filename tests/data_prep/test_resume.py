@@ -273,6 +273,24 @@ def test_a_source_that_changed_meanwhile_is_refused(tmp_path, images, uninterrup
     assert contents(out) == uninterrupted
 
 
+def test_numbers_of_a_table_that_changed_meanwhile_are_refused(tmp_path, image, monkeypatch):
+    """Those of an image that was taken before: the file would mix both tables."""
+    monkeypatch.setattr(write, "SHARD", 1_000)
+    out, table = tmp_path / "out", tmp_path / "table.csv"
+    for i in range(3):
+        image(i).save(tmp_path / f"{i}.bmp")
+    settings = PrepSettings(raw=True, targets="age", on_corrupt="error")
+    table.write_text("path,age\n0.bmp,1\n1.bmp,2\n2.bmp,3\n")
+    repair = damage(tmp_path / "2.bmp")
+    with pytest.raises(InputError):
+        prepare("csv", table, out, settings, processes=1)
+    repair()
+    assert any(out.glob("*.journal.unfinished"))
+    table.write_text("path,age\n0.bmp,7\n1.bmp,2\n2.bmp,3\n")
+    with pytest.raises(InputError, match=r"an interrupted preparation of other samples; .* --force"):
+        prepare("csv", table, out, settings, processes=1)
+
+
 def test_force_starts_a_changed_source_again(tmp_path, images, small_shards):
     out, path = tmp_path / "out", images / "train/a/4.bmp"
     interrupted(images, out)

@@ -49,6 +49,7 @@ def test_fractions_are_nested_stratified_and_apart_from_the_holdout(sizes, one, 
     assert small == [name for name in names(whole) if name in set(small)]  # in the source's order
     held = names(cuts[0], "holdout") if "holdout" in cuts[0].splits else []
     assert len(held) == round(holdout * sum(sizes))
+    assert [len(small), len(large)] == [round(share * (sum(sizes) - len(held))) for share in sorted((one, other))]
     assert not set(held) & set(large)
     for part in (small, large, held):
         got = [sum(name.startswith(f"train/{label}/") for name in part) for label in range(len(sizes))]

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -258,3 +259,13 @@ def test_the_command_lists_the_damage_and_how_the_folder_is_prepared_again(prepa
     assert damages == verify(prepared)
     assert damages
     assert again == f"to prepare it again: {repair_command(prepared)}"
+
+
+def test_a_folder_of_short_sides_is_prepared_again_by_them(tmp_path, folder):
+    """Also where their limit is the default of the longest side."""
+    out = tmp_path / "out"
+    prepare("image-folder", folder, out, PrepSettings(max_size=512, side="shortest", splits="val"), processes=1)
+    before = read_manifest(out)
+    words = [*shlex.split(repair_command(out))[1:], "--processes", "1"]
+    assert run_command(make_parser(), argv=words) == 0
+    assert read_manifest(out) == before

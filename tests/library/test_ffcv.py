@@ -138,14 +138,16 @@ def test_damage_is_black_and_told(folder: Path, tmp_path: Path, capfd: pytest.Ca
     assert [b for b in range(COUNT) if not images[b].any()] == [place]
 
 
-def test_centre_crops_are_our_evaluations(folder: Path) -> None:
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
+def test_centre_crops_are_our_evaluations(folder: Path, interpolation: str) -> None:
     pipelines = {
-        "image": [ffcv.CenterCrop(SIDE), ffcv.Normalize()],
+        "image": [ffcv.CenterCrop(SIDE, interpolation=interpolation), ffcv.Normalize()],
         "label": [IntDecoder(), ToTensor(), Squeeze((1,))],
     }
     keys: dict[str, Any] = {"order": OrderOption.SEQUENTIAL, "drop_last": False, "pipelines": pipelines}
     theirs = Loader(str(folder / "train.beton"), 8, num_workers=1, **keys)
-    loader = widemix.Loader(folder, "train", 8, SIDE, is_training=False, device="cpu", num_workers=1)
+    shared: dict[str, Any] = {"interpolation": interpolation, "device": "cpu", "num_workers": 1}
+    loader = widemix.Loader(folder, "train", 8, SIDE, is_training=False, **shared)
     assert same(copies(theirs), copies(loader))
 
 
