@@ -62,6 +62,12 @@ def overflowing(jpeg: bytes) -> bytes:
     return b"\xff\xdb".join([parts[0], *(part[:3] + b"\xff" * 64 + part[67:] for part in parts[1:])])
 
 
+def of_unknown_colours(jpeg: bytes) -> bytes:
+    """With Adobe's marker of an unknown transform in place of JFIF's. libjpeg takes it for YCbCr, with a warning."""
+    assert jpeg[2:4] == b"\xff\xe0"
+    return jpeg[:2] + b"\xff\xee\x00\x0eAdobe\x00\x64" + bytes(4) + b"\x07" + jpeg[20:]
+
+
 def without_scans(jpeg: bytes, scans: int) -> bytes:
     """A progressive JPEG up to its first scans, as a file cut there: decoders smooth its blocks."""
     return jpeg[: [found.start() for found in re.finditer(b"\xff\xda", jpeg)][scans]] + b"\xff\xd9"
@@ -94,6 +100,7 @@ KINDS = {
     "a restart a row": lambda image: by_pillow(image, quality=90, subsampling=0, restart_marker_rows=1),
     "RGB": lambda image: by_pillow(image, quality=90, keep_rgb=True),
     "overflowing": lambda image: overflowing(by_pillow(image, quality=100, subsampling=0)),
+    "unknown colours": lambda image: of_unknown_colours(by_pillow(image, quality=90)),
 }
 
 

@@ -58,6 +58,12 @@ def test_counts_hours_and_memory_of_mixer_b16():
     assert found["read rate"] == pytest.approx(4096 / found["step"] / 32 * 102_000)
 
 
+@pytest.mark.parametrize(("gpus", "hosts"), [(1, 1), (4, 1), (5, 2), (6, 2), (8, 2), (10, 3)])
+def test_a_node_has_at_most_four_gpus_unless_nodes_are_given(gpus, hosts):
+    assert Cluster(gpus).hosts == hosts
+    assert Cluster(gpus, nodes=1).hosts == 1
+
+
 def test_nothing_is_rehearsed_or_measured_unless_it_is_asked_for(monkeypatch):
     for name in ("rehearsed", "measured"):
         monkeypatch.setattr(f"widemix.estimate.check.{name}", lambda *_, name=name: [Row(name, 1.0, "1", "")])

@@ -123,8 +123,9 @@ def test_repmlp_mixing_is_its_formula_channel_by_channel():
 def test_repmlp_fuses_exactly_into_plain_layers():
     model = build(REPMLP)
     assert isinstance(model, RepMlp)
-    fused = model.fused()
-    assert torch.allclose(fused(X), model(X), atol=1e-10)
+    fused = model.train().fused()
+    assert model.training
+    assert torch.allclose(fused(X), model.eval()(X), atol=1e-10)
     kinds = {type(module).__name__ for module in fused.blocks.modules()}
     assert not kinds & {"Conv2d", "LocalPerceptron"}
     norms = [name for name, module in fused.blocks[0].named_modules() if isinstance(module, torch.nn.BatchNorm1d)]

@@ -1,5 +1,7 @@
 """Stochastic depth whose choices belong to the samples."""
 
+import itertools
+
 import numpy as np
 import pytest
 import timm
@@ -37,6 +39,16 @@ def test_a_choice_belongs_to_the_sample_and_the_layer():
     for one in range(4):
         for other in range(one):
             assert abs((others[one] == others[other]).float().mean().item() - 0.5) < 0.05
+
+
+def test_calls_of_one_layer_choose_like_none_of_another():
+    layers = [DropPath(0.5, number).train() for number in range(3)]
+    for layer in layers:
+        layer.counts_calls = True
+    set_drop_path_keys(layers, KEYS)
+    kept = [layer(torch.ones(len(KEYS))) > 0 for layer in layers for _ in range(3)]
+    for one, other in itertools.combinations(kept, 2):
+        assert abs((one == other).float().mean().item() - 0.5) < 0.05
 
 
 @pytest.mark.parametrize("name", ["imagenet/mixer_b16", "mnli/mixer"])

@@ -119,6 +119,14 @@ def test_budget_makes_the_blocks_as_wide_as_fits(kind, budget):
     assert section.weights(section.width + section.width_multiple) > budget
 
 
+@pytest.mark.parametrize("name", ["mixer", "transformer"])
+def test_a_budget_may_be_met_exactly(name):
+    given = SECTIONS[name]
+    for width in (16, 24, 56):
+        section = given.model_copy(update={"channels": None, "budget": given.weights(width)})
+        assert section.width == width
+
+
 def test_widths_and_budgets_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="either channels or budget"):
         TextMixerSection(kind="text_mixer", **SHAPE)
