@@ -46,6 +46,15 @@ def test_the_l1_side_is_scikit_learns_lasso_and_the_norm_a_general_minimisers(pr
 
 def test_the_bound_holds_and_all_agree_where_the_penalty_wins(problem):
     entries = sweep(problem, np.geomspace(1e-3, 100, 5))
+    first = entries[0]
+    found = {
+        "mixer": minimise_kronecker(problem, 1e-3)[1],
+        "frobenius": minimise_norm(problem, 1e-3, "frobenius")[1],
+        "l1": minimise_norm(problem, 1e-3 / 6, "l1")[1],
+    }
+    spreads = {side: np.abs(b).sum() / np.linalg.norm(b) / 6 for side, b in found.items()}
+    assert {side: first[f"{side}_spread"] for side in found} == pytest.approx(spreads, rel=1e-5)
+    assert first["mixer_spread"] != pytest.approx(first["frobenius_spread"], rel=1e-3)
     for entry in entries:
         assert entry["mixer"] >= entry["frobenius"] * (1 - 1e-9)
         assert entry["frobenius"] >= entry["l1"] * (1 - 1e-9)

@@ -306,6 +306,17 @@ def test_replacements_are_counted_warned_of_and_change_no_other_image(folder, da
         assert f"replaced by sample {other}" in warnings
 
 
+def test_each_view_of_a_damaged_sample_is_that_view_of_the_sample_that_replaces_it(damaged):
+    """With its crop, its flip and its augmentation, and not those of the first view."""
+    source = TrainLoader(section(damaged, on_corrupt="replace"), AugmentSection(), TRAIN, place()).source
+    count = len(source.file)
+    views = 11 + count * np.arange(3)
+    images, read = source.read(views, views, 0)
+    assert (read // count).tolist() == [0, 1, 2]
+    assert not np.isin(read % count, (11, 30, 31)).any()
+    assert torch.equal(images, source.read(read, read, 0)[0])
+
+
 def test_each_attempt_to_replace_a_sample_tries_another_one(damaged, monkeypatch):
     """As many as it says, and the first that can be read is taken."""
     source = TrainLoader(section(damaged, on_corrupt="replace"), AugmentSection(), TRAIN, place()).source

@@ -1,6 +1,7 @@
 """Files of images and labels that become a prepared folder; test_ffcv_reads.py has those that FFCV wrote."""
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -69,6 +70,20 @@ def test_a_damaged_image_is_refused_and_named(tmp_path, beton, capsys):
     assert "train_256.beton[2]: is no image" in listed
     assert "train_256.beton[4]: " in listed
     assert not (tmp_path / "out").exists()
+
+
+def test_an_image_that_libjpeg_reads_with_a_warning_is_damaged_too(tmp_path, image, write_beton, capsys):
+    """`prep` would write it anew, with the same pixels."""
+    image(0).save(tmp_path / "0.jpg")
+    jpeg, comment = (tmp_path / "0.jpg").read_bytes(), b"\xff\xfe\x00\x10" + 14 * b"c"
+    (tmp_path / "0.jpg").write_bytes(jpeg[:-2] + comment + jpeg[-2:])
+    path = tmp_path / "train.beton"
+    write_beton(path, encode_all(ImageFiles(tmp_path, ["0.jpg"], [0]), 0, PrepSettings(restart_markers=False), 1))
+    assert path.read_bytes().count(comment) == 1
+    path.write_bytes(path.read_bytes().replace(comment, 18 * b"c"))
+    with pytest.raises(RunError, match="1 of 1 images are damaged"):
+        adopt({"train": path}, tmp_path / "out")
+    assert re.search(r"train\.beton\[0\]: Corrupt JPEG data: \d+ extraneous bytes", capsys.readouterr().err)
 
 
 def test_a_size_that_is_not_the_images_is_refused(tmp_path, beton, capsys):

@@ -15,6 +15,8 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
 from widemix.errors import InputError
+from widemix.formats.blocks import hash_bytes
+from widemix.formats.manifest import data_hashes
 from widemix.formats.text import open_text
 from widemix.launch.stage import stage
 
@@ -189,6 +191,9 @@ def test_verify_and_stage_know_the_tokenizer(tmp_path, folder):
     out = tmp_path / "out"
     prepare("mnli", folder, out, PrepSettings(length=16))
     assert verify(out) == []
+    hashes = data_hashes(out, "train")  # by which a run knows its data again
+    assert hashes["tokenizer.json"] == hash_bytes((out / "tokenizer.json").read_bytes())
+    assert {"train.beton", "tokenizer.json"} <= hashes.keys()
     copy = stage(out, tmp_path / "local")
     assert {p.name: p.read_bytes() for p in copy.iterdir()} == {p.name: p.read_bytes() for p in out.iterdir()}
     (out / "tokenizer.json").write_text("{}")

@@ -336,6 +336,16 @@ def test_a_folder_within_the_source_is_refused(tmp_path, folder, to):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_class_folders_may_be_links(tmp_path, folder):
+    """As of a part of ImageNet's classes."""
+    (tmp_path / "part/train").mkdir(parents=True)
+    for name in ("ant", "cat"):
+        (tmp_path / "part/train" / name).symlink_to(folder / "train" / name)
+    manifest = prepare("image-folder", tmp_path / "part", tmp_path / "out", SETTINGS, processes=1)
+    assert manifest.classes == ("ant", "cat")
+    assert manifest.splits["train"].per_class == (7, 7)
+
+
 @pytest.mark.parametrize("option", ["--to", "--from"])
 def test_an_empty_path_is_not_the_working_directory(folder, tmp_path, monkeypatch, capsys, option):
     monkeypatch.chdir(tmp_path)
