@@ -17,6 +17,16 @@ def test_the_remaining_time_is_counted_from_where_a_rollback_leads(capsys):
     assert "-" not in said
 
 
+def test_the_remaining_time_is_by_the_steps_since_the_start(capsys, monkeypatch):
+    """Of the 40 steps before it this process has made none: ten take ten seconds, and fifty are left."""
+    now = [100.0]
+    monkeypatch.setattr("widemix.run.progress.time.perf_counter", lambda: now[0])
+    progress = Progress(True, first_step=40, last_step=100, verbosity=1)
+    now[0] += 10
+    progress.show(LINE | {"step": 50})
+    assert "0:00:50 left" in capsys.readouterr().err
+
+
 def test_quiet_leaves_the_warnings_and_verbose_says_every_line(capsys):
     for verbosity, steps in ((-1, []), (0, [1, 9]), (1, [1, 2, 3, 9])):
         progress = Progress(True, first_step=0, last_step=9, verbosity=verbosity)

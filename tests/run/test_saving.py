@@ -87,6 +87,15 @@ def test_a_full_disk_on_any_rank_leaves_the_last_checkpoint_and_the_next_save_su
     assert folders(tmp_path) == ["00000001", "00000003"]
 
 
+def test_a_step_that_is_saved_again_has_the_later_parts_of_all_ranks(tmp_path):
+    """As after a rollback to before it, in the same process."""
+    ranks = savers(tmp_path, 3)
+    for _ in range(2):
+        assert save(ranks, [0, 4, 9, 15], 7) is None
+    assert checkpoint.newest(tmp_path).position.step == 7
+    checkpoint.newest(tmp_path).verify()
+
+
 def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     (saver,) = savers(tmp_path, 1)
     writing, may_end = threading.Event(), threading.Event()

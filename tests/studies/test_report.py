@@ -14,7 +14,7 @@ from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.recipe import dump_recipe, load_recipe, recipe_hash
-from widemix.run.lease import Leases
+from widemix.run.lease import Holder, Leases
 from widemix.studies.page import as_page, write_report
 from widemix.studies.plan import state
 from widemix.studies.requirements import requirements
@@ -278,7 +278,7 @@ def test_runs_that_ended_elsewhere_are_noted_before_others_are_started(study, di
     assert found == {study_run.name: 50.0 + number for number, study_run in enumerate(study_runs)}
 
 
-def test_a_plan_knows_states_hours_and_disk(study, tmp_path):
+def test_a_plan_knows_states_hours_and_disk(study, tmp_path, monkeypatch):
     study_runs = study_runs_of(study, read_study(study))
     done, begun, running = study_runs[0], study_runs[1], study_runs[2]
     pretend(done, tmp_path, 50.0)
@@ -297,6 +297,13 @@ def test_a_plan_knows_states_hours_and_disk(study, tmp_path):
     kept = done.recipe.train.keep_last * (1 + done.recipe.optim.spec.states)
     assert needs[done.name].bytes == 4 * weights * kept
     assert needs[done.name].hours > 0
+    monkeypatch.setattr(leases, "holder", lambda _: Holder(1, "", "n1", 1, alive=False))
+    assert state(begun, tmp_path, leases, table) == "begun"  # by a process that is gone
+    best = read_study(study).model_copy(update={"set": {"train.keep_best": "top1"}})
+    [(_, of_one_more)] = requirements(study_runs_of(study, best)[:1], "v100").items()
+    assert of_one_more.bytes == needs[done.name].bytes // done.recipe.train.keep_last * (
+        done.recipe.train.keep_last + 1
+    )
 
 
 def test_recipes_with_no_header_have_hours_too(study, tmp_path):
