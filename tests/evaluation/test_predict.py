@@ -12,6 +12,7 @@ from torchvision.transforms import functional as F
 from tests.conftest import ROOT
 from tests.layouts import two_classes
 from widemix.cli.parser import make_parser
+from widemix.cli.predict import _csv
 from widemix.command_line.commands import run_command
 from widemix.data.loader import EvalLoader
 from widemix.data_prep.image import decode_file
@@ -229,3 +230,11 @@ def test_mistakes_are_one_line(folders, tmp_path, capsys, options, error_message
 def test_a_network_of_sentences_is_refused():
     with pytest.raises(InputError, match="reads text"):
         Predictor(load_network("recipes/mnli/mixer.yaml"))
+
+
+def test_a_table_has_as_many_columns_as_there_are_classes():
+    rows = [("a.png", [("cat", 0.75), ("dog", 0.25)]), ("b.png", [("dog", 1.0), ("cat", 0.0)])]
+    head, *lines = csv.reader(_csv(rows, 5).splitlines())
+    assert head == ["image", "class_1", "probability_1", "class_2", "probability_2"]
+    assert lines[0] == ["a.png", "cat", "0.750000", "dog", "0.250000"]
+    assert next(csv.reader(_csv([], 1).splitlines())) == ["image", "class", "probability"]

@@ -26,6 +26,12 @@ def test_its_steps_are_timms() -> None:
     assert torch.equal(network.weight, twin.weight)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_its_momentum_is_the_recipes(momentum: float) -> None:
+    optimizer = build_optimizer(OptimSection(name="timm:sgdw", lr=0.1, momentum=momentum), torch.nn.Linear(2, 2))
+    assert {group["momentum"] for group in optimizer.param_groups} == {momentum}
+
+
 @pytest.mark.parametrize("name", ["lamb", "timm:lamb"])
 def test_lamb_clips_no_gradient_by_itself(name: str) -> None:
     """optim.clip_grad does, where it is set; timm's default is a norm of 1. The second gradient is another's size."""
