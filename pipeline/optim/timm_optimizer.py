@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers
 
+from widemix.errors import InputError
 from widemix.optim.spec import Groups, OptimizerSpec
 
 # Those that compute each weight's step from its own gradients alone, so that ZeRO may cut parameters into slices.
@@ -45,7 +46,10 @@ def timm_spec(name: str) -> OptimizerSpec:
     zeros = dict.fromkeys((key for key in counters if key not in before and isinstance(after[key], int)), 0)
 
     def build(groups: Groups, section: Any) -> torch.optim.Optimizer:
-        built = _build(name, groups, _options(name, section))
+        try:
+            built = _build(name, groups, _options(name, section))
+        except ValueError as error:
+            raise InputError(f"optim.name timm:{name}: does not take the other values of optim ({error})") from None
         for group in built.param_groups:
             group.update(zeros)
         return built

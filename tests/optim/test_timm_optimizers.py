@@ -26,10 +26,16 @@ def test_its_steps_are_timms() -> None:
     assert torch.equal(network.weight, twin.weight)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("momentum", [0.25, 0.5])
 def test_its_momentum_is_the_recipes(momentum: float) -> None:
     optimizer = build_optimizer(OptimSection(name="timm:sgdw", lr=0.1, momentum=momentum), torch.nn.Linear(2, 2))
     assert {group["momentum"] for group in optimizer.param_groups} == {momentum}
+
+
+def test_values_that_it_does_not_take_are_told_in_one_line() -> None:
+    section = OptimSection(name="timm:sgdw", lr=0.1, momentum=0.0)
+    with pytest.raises(InputError, match=r"optim\.name timm:sgdw: does not take .* \(Nesterov momentum requires"):
+        build_optimizer(section, torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("name", ["lamb", "timm:lamb"])

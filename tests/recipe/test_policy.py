@@ -17,7 +17,14 @@ RAND = [
     for m, n, rest, inc in itertools.product(("m9", "m14"), ("n3", "mstd0.5"), ("mmax12", "p0.3"), ("inc1", "inc0"))
 ]
 TEXTS = [
-    *("rand", "rand-m9-mstd0.5-inc1", "rand-mstd101", "rand-m15-mmax20-mstd1.5-p1-n1-inc1", "rand-tweights-m5"),
+    *(
+        "rand",
+        "rand-m9-mstd0.5-inc1",
+        "rand-mstd101",
+        "rand-mstd100",
+        "rand-m15-mmax20-mstd1.5-p1-n1-inc1",
+        "rand-tweights-m5",
+    ),
     *("rand-t3a-inc1", "rand-m7-t3aw-n3", *RAND),
     *("v0", "v0r", "original", "originalr", "3a", "original-mstd0.5", "3a-mstd2"),
     *("augmix", "augmix-m5-w4-d2", "augmix-mstd1-a0.5-b1", "augmix-d0"),
