@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
 
 from tests.conftest import ROOT
@@ -210,6 +211,15 @@ def test_the_command(run, tmp_path, capsys):
     assert f"lowest top-1: {named}\n" in printed
     assert {path.name for path in tmp_path.glob("*.png")} == {"confusion.png", "reliability.png"}
     assert run_command(make_parser(), argv=["eval", str(run), "--to", "x"]) == 2
+
+
+def test_figures_go_to_tensorboard_alone_where_no_folder_is_named(run, tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    assert run_command(make_parser(), argv=["eval", str(run), "--details", "--tensorboard", str(tmp_path)]) == 0
+    board = EventAccumulator(str(tmp_path))
+    board.Reload()
+    assert sorted(board.Tags()["images"]) == ["analysis/confusion", "analysis/reliability"]
+    assert not list(tmp_path.glob("*.png"))
 
 
 def test_details_that_are_not_plotted_need_no_plots(run, capsys, monkeypatch):
