@@ -11,8 +11,8 @@
 # make nights  an hour of Slurm jobs that are killed, cut off, drained, preempted and cancelled; as root;
 #              ARGS='--minutes 10 --seed 3' makes it another
 # make chaos   an hour of killed, damaged, starved and hung runs; ARGS='--minutes 10 --seed 3' makes it another
-# make mutants breaks the code in 300 random places, one at a time, and lists the breaks that no test notices; first it
-#              maps which tests run which lines, once; ARGS='--seed 3 --count 500 --only studies' breaks others
+# make mutants breaks the code in 300 random places, one at a time, and lists the breaks that no test notices;
+#              ARGS='--seed 3 --count 500 --only studies' breaks others, ARGS=--map brings up to date which tests run which lines
 # make known-mutants   the same in the places where it was broken before; ARGS='schedule.py' only those of one file
 # make soak    set up, then an hour of training data under kills; ARGS='--minutes 5' for less
 # make fuzz    set up, then 100,000 damaged and intact JPEGs through the C code, built with sanitizers, and libjpeg;
