@@ -87,7 +87,7 @@ def test_a_full_disk_on_any_rank_leaves_the_last_checkpoint_and_the_next_save_su
     assert folders(tmp_path) == ["00000001", "00000003"]
 
 
-def test_a_step_that_is_saved_again_has_the_later_parts_of_all_ranks(tmp_path):
+def test_a_step_can_be_saved_again_on_several_ranks(tmp_path):
     """As after a rollback to before it, in the same process."""
     ranks = savers(tmp_path, 3)
     for _ in range(2):

@@ -300,10 +300,8 @@ def test_a_plan_knows_states_hours_and_disk(study, tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "holder", lambda _: Holder(1, "", "n1", 1, alive=False))
     assert state(begun, tmp_path, leases, table) == "begun"  # by a process that is gone
     best = read_study(study).model_copy(update={"set": {"train.keep_best": "top1"}})
-    [(_, of_one_more)] = requirements(study_runs_of(study, best)[:1], "v100").items()
-    assert of_one_more.bytes == needs[done.name].bytes // done.recipe.train.keep_last * (
-        done.recipe.train.keep_last + 1
-    )
+    [with_best] = requirements(study_runs_of(study, best)[:1], "v100").values()
+    assert with_best.bytes == 4 * weights * (kept + 1 + done.recipe.optim.spec.states)
 
 
 def test_recipes_with_no_header_have_hours_too(study, tmp_path):
