@@ -20,7 +20,8 @@ from widemix.formats.text import TOKENIZER
 from widemix.tally import print_status
 
 UNFINISHED = ".unfinished"
-OURS = ("lock", "plan", ".plan", "*.beton", "*.journal", "*.crc32c", "*.sources", TOKENIZER)  # followed by it
+# Followed by it; with a dot first what does not match a star, while it is written.
+OURS = ("lock", "plan", ".plan", "*.beton", "*.journal", "*.crc32c", "*.sources", TOKENIZER, f".{TOKENIZER}")
 FINISHED = (".beton", ".crc32c", ".sources")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 

@@ -1,15 +1,19 @@
 """Real processes: a worker killed, the parent interrupted or killed, the disk full."""
 
+import itertools
+import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -17,7 +21,7 @@ import pytest
 
 from widemix.data_prep import encode, write
 from widemix.data_prep.prepare import prepare
-from widemix.data_prep.samples import PixelArrays
+from widemix.data_prep.samples import ImageFiles, PixelArrays
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
 
@@ -177,6 +181,71 @@ def test_tasks_larger_than_a_pipe_are_sent_while_their_process_answers(monkeypat
     reading.start()
     reading.join(timeout=600)
     assert encoded == list(encode.encode_all(samples, 0, RAW, 1))
+
+
+@pytest.fixture
+def forty(tmp_path, jpeg):
+    """Samples of three tasks, of which number 20 is no image, and the settings that refuse it."""
+    for number in range(40):
+        (tmp_path / f"{number}.jpg").write_bytes(b"no image" if number == 20 else jpeg(number))
+    names = [f"{number}.jpg" for number in range(40)]
+    return ImageFiles(tmp_path, names, range(40)), PrepSettings(on_corrupt="error", restart_markers=False)
+
+
+def test_an_image_that_stops_it_comes_after_those_before_it(forty):
+    """Where several processes share the work, of which one has encoded what follows."""
+    samples, settings = forty
+    found = []
+    with pytest.raises(InputError, match=r"20\.jpg: is no image"):
+        found.extend(encode._in_order(samples, 3, settings, []))
+    assert found == [encode.encode(samples[number], settings) for number in range(3, 20)]
+
+
+def test_what_a_process_answers(forty):
+    """Its tasks one by one, by number; the bytes of files that are kept are read by the process that writes them."""
+    samples, settings = forty
+    ours, theirs = multiprocessing.Pipe()
+    worker = threading.Thread(target=encode.work, args=(os.dup(theirs.fileno()),), daemon=True)
+    worker.start()
+    theirs.close()
+    ours.send(settings)
+    for first, count in ((0, 2), (18, 4)):
+        ours.send((first, [samples[first + number] for number in range(count)]))
+    answers = [ours.recv() for _ in range(2)]
+    ours.close()
+    worker.join(60)
+    assert not worker.is_alive()
+    assert [number for number, _ in answers] == [0, 18]
+    (whole, none), (part, error) = (answer for _, answer in answers)
+    assert whole == [encode.encode(samples[number], settings)._replace(data=b"") for number in (0, 1)]
+    assert none is None
+    assert [record.name for record in part] == ["18.jpg", "19.jpg"]
+    assert str(error).startswith("20.jpg: is no image")
+
+
+@pytest.mark.parametrize(
+    ("count", "processes", "others"), [(132, 4, 3), (132, 16, 5), (52, 4, 1), (51, 4, 0), (132, 1, 0), (20, 9, 0)]
+)
+def test_as_many_processes_as_the_work_justifies(monkeypatch, count, processes, others):
+    """Of images that take 50 ms each, after 32 that are timed; a process is worth a second of work."""
+    started, clock = [], itertools.count(10.0, 0.05)
+    monkeypatch.setattr(encode, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(encode, "_workers", lambda number, _: started.append(number) or nullcontext([]))
+    samples = PixelArrays("a", np.zeros((count, 2, 2, 3), np.uint8), np.arange(count))
+    assert [record.label for record in encode.encode_all(samples, 0, RAW, processes)] == list(range(count))
+    assert started == ([others] if others else [])
+
+
+@pytest.mark.parametrize(
+    ("codes", "words"),
+    [
+        ([None, -9], r"was killed \(out of memory\?\)"),
+        ([3, None], "ended with exit code 3, by the error above"),
+        ([0, -15], "ended with exit code 0, by the error above"),
+    ],
+)
+def test_how_a_process_ended_is_told(codes, words):
+    assert re.fullmatch(words, encode._cause_of_death([SimpleNamespace(poll=lambda: 0, returncode=c) for c in codes]))
 
 
 def test_ctrl_c_leaves_nothing(tmp_path, slow_folder):

@@ -82,6 +82,7 @@ def test_quality_is_that_of_the_settings(tmp_path, image):
         ("a.png", "1", "grey to RGB"),
         ("a.png", "RGB", ""),
         ("a.tif", "CMYK", "CMYK to RGB"),
+        ("a.tif", "YCbCr", "YCbCr to RGB"),
     ],
 )
 def test_modes_are_converted_as_by_pillow(tmp_path, name, mode, rule, image):
@@ -113,6 +114,23 @@ def test_transparent_palette_entries_are_white(tmp_path, image):
     encoded = encode_file(tmp_path / "a.gif")
     assert pixels(encoded)[0, 0].tolist() == [255, 255, 255]
     assert encoded.rule == "alpha over white"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_transparent_colour_is_white(tmp_path, mode, image):
+    opened = image(3, mode=mode)
+    colour = opened.getpixel((0, 0))
+    opened.save(tmp_path / "a.png", transparency=colour)
+    expected = np.array(opened.convert("RGB"))
+    expected[(expected == expected[0, 0]).all(2)] = 255
+    encoded = encode_file(tmp_path / "a.png")
+    assert np.array_equal(pixels(encoded), expected)
+    assert encoded.rule == "alpha over white"
+
+
+def test_levels_of_floating_point_are_left_out(tmp_path, image):
+    image(0, mode="F").save(tmp_path / "a.tif")
+    assert encode_file(tmp_path / "a.tif").rule == "left out: has Pillow's mode F, which is not supported"
 
 
 def test_16_bits_keep_their_high_byte(tmp_path):
@@ -177,6 +195,23 @@ def test_rotated_images_are_stored_upright(tmp_path, turn, image):
     assert encode_file(tmp_path / "a.jpg", PrepSettings()).rule == "turned upright"
 
 
+def test_an_orientation_in_xmp_counts_too(tmp_path, image):
+    image(4).save(tmp_path / "a.jpg", xmp=b'<x tiff:Orientation="6"/>')
+    encoded = encode_file(tmp_path / "a.jpg", PLAIN())
+    assert (encoded.width, encoded.height, encoded.rule) == (30, 40, "turned upright")
+
+
+def test_a_jpeg_of_several_pictures_gives_its_first(tmp_path, image):
+    """A camera's MPO, which is named as a JPEG."""
+    image(1).save(tmp_path / "a.jpg", "MPO", save_all=True, append_images=[image(2)])
+    encoded = encode_file(tmp_path / "a.jpg", PLAIN())
+    assert encoded.rule.split(", ")[0] == "first of 2 frames"
+    assert "MPO" not in encoded.rule
+    assert b"MPF" not in encoded.data
+    with Image.open(tmp_path / "a.jpg") as opened:
+        assert np.array_equal(pixels(encode_file(tmp_path / "a.jpg")), opened)
+
+
 def test_a_png_named_jpeg_is_named(tmp_path, image):
     image(5).save(tmp_path / "a.JPEG", "PNG")
     encoded = encode_file(tmp_path / "a.JPEG")
@@ -214,6 +249,12 @@ def test_a_jpeg_with_more_after_its_end_is_re_encoded(tmp_path, image):
     [
         (lambda d: d, True),
         (lambda d: d[:2] + b"\xff\xff" + d[2:], True),  # fill bytes before a marker
+        (lambda d: d.replace(b"\xff\xc0", b"\xff\xc1", 1), True),  # extended sequential coding
+        (
+            lambda d: d.replace(b"\xff\xc0", b"\xff\xc0\x00\x11" + bytes([8]) * 15 + b"\xff\xc0", 1),
+            False,
+        ),  # two frames
+        (lambda d: d + b" ", True),
         (lambda d: d.replace(b"\xff\xc0", b"\xff\xc9", 1), False),  # arithmetic coding
         (lambda d: d.replace(b"\xff\xc0\x00\x11\x08", b"\xff\xc0\x00\x11\x0c", 1), False),  # 12 bits
         (lambda d: d.replace(b"\xff\xc4", b"\xff\xed"), False),  # no Huffman tables
@@ -277,6 +318,8 @@ def test_a_missing_file_is_never_left_out(tmp_path):
         {"quality": 0},
         {"quality": 101},
         {"max_size": -1},
+        {"max_size": 65_536},
+        {"max_pixels": 0},
         {"on_corrupt": "ignore"},
         {"side": "left"},
         {"fraction": 0.0},
@@ -284,17 +327,58 @@ def test_a_missing_file_is_never_left_out(tmp_path):
         {"holdout": 1.0},
         {"holdout": -0.1},
         {"length": 7},
+        {"length": 65_537},
         {"vocab_size": 99},
+        {"vocab_size": 1_000_001},
         {"vocab_size": 10**15},
         {"length": 10**9},
         {"per_class": -1},
         {"per_class": 5, "fraction": 0.5},
+        {"splits": "train,,val"},
+        {"part": "0/3"},
+        {"part": "4/3"},
         {"fraction": float("nan")},
     ],
 )
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         PrepSettings(**wrong)
+
+
+@pytest.mark.parametrize(
+    "least_or_most",
+    [
+        {"max_size": 65_535, "quality": 1, "length": 8, "vocab_size": 100, "max_pixels": 1, "part": "3/3"},
+        {"quality": 100, "length": 65_536, "vocab_size": 1_000_000, "fraction": 1.0, "per_class": 1, "part": "1/1"},
+    ],
+)
+def test_settings_at_their_limits_are_taken(least_or_most):
+    assert least_or_most.items() <= PrepSettings(**least_or_most).as_json().items()
+
+
+def test_the_settings_that_a_manifest_does_not_state():
+    """Of an older version: data that were prepared by it are compared with these."""
+    assert PrepSettings().as_json() == {
+        "max_size": 512,
+        "side": "longest",
+        "quality": 90,
+        "raw": False,
+        "encoding": "jpeg",
+        "restart_markers": True,
+        "max_pixels": Image.MAX_IMAGE_PIXELS * 2,
+        "on_corrupt": "skip",
+        "splits": "",
+        "targets": "",
+        "part": "",
+        "fraction": 1.0,
+        "per_class": 0,
+        "holdout": 0.0,
+        "length": 128,
+        "vocab": "",
+        "vocab_size": 30_522,
+        "shuffle": False,
+        "seed": 0,
+    }
 
 
 def with_exif(jpeg: bytes, body: bytes) -> bytes:
@@ -344,6 +428,19 @@ def test_a_image_larger_than_a_page_is_left_out(tmp_path, image, monkeypatch):
     assert encoded.rule.startswith("left out: takes 0.0 MiB, more than 0 MiB, the largest sample of a file; shrink")
     with pytest.raises(InputError, match=r"a\.png: takes .*shrink images with a max_size"):
         encode_file(tmp_path / "a.png", PrepSettings(raw=True, on_corrupt="error"))
+
+
+@pytest.mark.parametrize("targets", [b"", bytes(8)], ids=["classes", "targets"])
+@pytest.mark.parametrize("settings", [{"raw": True}, {"restart_markers": True}])
+def test_the_largest_sample_of_a_page_has_room_for_its_tables(tmp_path, image, monkeypatch, settings, targets):
+    """Each part but the first begins at a multiple of 4 bytes."""
+    image(0).save(tmp_path / "a.png")
+    sample = Sample("a.png", 3, FileSlice(str(tmp_path / "a.png")), targets)
+    whole = encode(sample, PrepSettings(**settings))
+    needed = len(whole.data) + 4 + len(whole.segments) + (4 + len(targets) if targets else 0)
+    for page, taken in ((needed, True), (needed - 1, False)):
+        monkeypatch.setattr("widemix.data_prep.image.PAGE", page)
+        assert bool(encode(sample, PrepSettings(**settings)).data) is taken
 
 
 def test_pages_are_as_large_as_the_settings_let_images_be():

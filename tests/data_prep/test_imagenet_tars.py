@@ -87,8 +87,27 @@ def test_tars_give_the_bytes_of_folders(tmp_path, folders, tars, wnids):
 
 
 def test_one_tar_alone(tars):
+    """Only what it needs is read and checked: train needs no devkit."""
+    assert [found["file"] for found in imagenet.read(tars).check_files()] == [TRAIN, VAL, DEVKIT]
+    for name in (TRAIN, VAL):
+        (tars / name).rename(tars / "away")
+        (other,) = {TRAIN, VAL} - {name}
+        dataset = imagenet.read(tars)
+        assert list(dataset.splits) == ["train" if other == TRAIN else "val"]
+        assert [found["file"] for found in dataset.check_files()] == [other, *([DEVKIT] if other == VAL else [])]
+        (tars / "away").rename(tars / name)
     (tars / VAL).unlink()
-    assert list(imagenet.read(tars).splits) == ["train"]
+    (tars / DEVKIT).unlink()
+    assert [found["file"] for found in imagenet.read(tars).check_files()] == [TRAIN]
+
+
+def test_other_members_of_the_train_tar_are_no_classes(tars):
+    before = {sample.name for sample in imagenet.read(tars).splits["train"]}
+    assert len(before) == 6
+    with tarfile.open(tars / TRAIN, "a") as tar:
+        add(tar, "README.txt", b"x")
+        add(tar, "._n01440764.tar", b"x")
+    assert {sample.name for sample in imagenet.read(tars).splits["train"]} == before
 
 
 @pytest.mark.parametrize("name", [TRAIN, VAL, DEVKIT])
@@ -145,8 +164,9 @@ def test_val_and_devkit_must_agree(tars):
         add(tar, "ILSVRC2012_val_00000006.JPEG", b"x")
     with pytest.raises(InputError, match=f"holds 6 images, and {DEVKIT} labels 5"):
         imagenet.read(tars)
-    with tarfile.open(tars / VAL, "w") as tar:
-        for number in (1, 2, 3, 4, 6):
-            add(tar, f"ILSVRC2012_val_0000000{number}.JPEG", b"x")
-    with pytest.raises(InputError, match=r"has no label for ILSVRC2012_val_00000006\.JPEG"):
-        imagenet.read(tars)
+    for wrong in (6, 0, "x"):
+        with tarfile.open(tars / VAL, "w") as tar:
+            for number in (1, 2, 3, 4, wrong):
+                add(tar, f"ILSVRC2012_val_0000000{number}.JPEG", b"x")
+        with pytest.raises(InputError, match=rf"has no label for ILSVRC2012_val_0000000{wrong}\.JPEG"):
+            imagenet.read(tars)

@@ -1,4 +1,4 @@
-"""MNIST, SVHN and STL-10 from files in their official layouts, and the real ones where they are at hand."""
+"""MNIST, SVHN, STL-10 from files in their official layouts, the real ones where they are at hand; and the digits."""
 
 import gzip
 import struct
@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.io import savemat
+from sklearn.datasets import load_digits
 
-from widemix.data_prep import mnist, stl10, svhn
+from widemix.data_prep import digits, mnist, stl10, svhn
+from widemix.data_prep.official import check_md5
 from widemix.data_prep.svhn import read_arrays
 from widemix.errors import InputError
 
@@ -66,6 +68,39 @@ def test_cut_mnist_files_are_named(tmp_path, mnist_data):
             mnist.read(tmp_path / "m")
 
 
+def test_mnist_files_that_do_not_fit_together_are_refused(tmp_path):
+    """As many images as labels, of 28 x 28 pixels."""
+    for train, test in (((5, 28, 28), (4, 28, 28)), ((4, 28, 28), (3, 28, 27)), ((4, 27, 28), (3, 28, 28))):
+        parts = [(np.zeros(shape, np.uint8), np.zeros(n, np.uint8)) for shape, n in ((train, 4), (test, 3))]
+        write_mnist(tmp_path / f"{train}{test}", *parts)
+        split = "test" if train == (4, 28, 28) else "train"
+        with pytest.raises(InputError, match=rf"the {split} files have shapes"):
+            mnist.read(tmp_path / f"{train}{test}")
+    parts = [(np.zeros((n, 28, 28), np.uint8), np.full(n, label, np.uint8)) for n, label in ((4, 9), (3, 10))]
+    write_mnist(tmp_path / "labels", *parts)
+    with pytest.raises(InputError, match="the test file: has labels that are not whole numbers of 0 to 9"):
+        mnist.read(tmp_path / "labels")
+
+
+def test_a_file_with_the_official_sum_is_no_exception(tmp_path):
+    (tmp_path / "abc").write_bytes(b"abc")
+    assert check_md5(tmp_path / "abc", "900150983cd24fb0d6963f7d28e17f72") == ()
+    rule = f"not the official file: MD5 900150983cd24fb0d6963f7d28e17f72 instead of {'0' * 32}"
+    assert check_md5(tmp_path / "abc", "0" * 32) == ({"file": "abc", "rule": rule},)
+
+
+def test_the_digits_are_scikit_learns_and_each_fifth_of_a_class_is_for_the_test():
+    scans, splits = load_digits(), digits.read(None).splits
+    grey = (scans.images * 255 / 16).round().astype(np.uint8)
+    order = [number for digit in range(10) for number in np.flatnonzero(scans.target == digit).tolist()]
+    for split, numbers in (("test", set(order[::5])), ("train", set(order) - set(order[::5]))):
+        found, labels = listed(splits[split])
+        chosen = sorted(numbers)
+        assert np.array_equal(found, np.stack([grey[chosen]] * 3, 3))
+        assert labels == scans.target[chosen].tolist()
+        assert splits[split][3].name == f"{split}[3]"
+
+
 def test_mnist_is_the_official_one(tmp_path):
     if not (REAL / "mnist").is_dir():
         pytest.skip("needs the real MNIST files in ../shared/data/mnist")
@@ -93,10 +128,31 @@ def test_svhn_is_what_scipy_writes(tmp_path, compress, label_type):
         data[split] = images, labels
     dataset = svhn.read(tmp_path)
     assert list(dataset.splits) == ["train", "test"]
+    assert [found["file"] for found in dataset.exceptions] == ["train_32x32.mat", "test_32x32.mat"]
     for split, (images, labels) in data.items():
         found, found_labels = listed(dataset.splits[split])
         assert np.array_equal(found, images)
         assert found_labels == [0 if label == 10 else label for label in labels]
+
+
+def test_svhn_and_stl10_in_their_own_folders(tmp_path, stl_data):
+    """Any of SVHN's splits alone; a file above the folder comes first."""
+    for name in ("svhn", "stl10_binary"):
+        (tmp_path / name).mkdir()
+    pixels = random_images(3, 32, 32)
+    savemat(tmp_path / "svhn/extra_32x32.mat", {"X": pixels.transpose(1, 2, 3, 0), "y": [[1], [10], [9]]})
+    (found,) = svhn.read(tmp_path).splits.items()
+    assert found[0] == "extra"
+    assert np.array_equal(listed(found[1])[0], pixels)
+    assert listed(found[1])[1] == [1, 0, 9]
+    savemat(tmp_path / "extra_32x32.mat", {"X": pixels.transpose(1, 2, 3, 0)[..., :1], "y": [[5]]})
+    assert listed(svhn.read(tmp_path).splits["extra"])[1] == [5]
+    before = {split: listed(found)[1] for split, found in stl10.read(tmp_path).splits.items()}
+    for path in tmp_path.glob("t*_?.bin"):
+        path.rename(tmp_path / "stl10_binary" / path.name)
+    assert {split: listed(found)[1] for split, found in stl10.read(tmp_path).splits.items()} == before
+    with pytest.raises(InputError, match=r"holds none of train_32x32\.mat, test_32x32\.mat, extra_32x32\.mat"):
+        svhn.read(tmp_path / "stl10_binary")
 
 
 def test_matlab_arrays_are_what_scipy_writes(tmp_path):
@@ -153,6 +209,9 @@ def stl_data(tmp_path):
 def test_stl10(tmp_path, stl_data):
     dataset = stl10.read(tmp_path)
     assert list(dataset.splits) == ["train", "test"]
+    names = ["train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin"]
+    assert [found["file"] for found in dataset.exceptions] == names
+    assert " ".join(dataset.classes) == "airplane bird car cat deer dog horse monkey ship truck"
     for split, (images, labels) in stl_data.items():
         found, found_labels = listed(dataset.splits[split])
         assert np.array_equal(found, images)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 
 import pytest
@@ -94,6 +95,11 @@ def test_webdataset(tmp_path, jpeg, monkeypatch):
         assert found(webdataset.read(tmp_path / "wds"), "val") == {"validation/00.tar/v.jpg": ("dog", jpeg(3))}
     shard(val, {"v.cls": b"0", "v.jpg": jpeg(4), "w.cls": b"1", "w.jpg": jpeg(5)})
     assert len(webdataset.read(tmp_path / "wds").splits["val"]) == 2
+    (tmp_path / "wds" / "classes.txt").write_text("cat\ndog\nowl\nyak\n")  # which no image here shows
+    assert webdataset.read(tmp_path / "wds").classes == ("cat", "dog", "owl", "yak")
+    (tmp_path / "wds" / "classes.txt").write_text("cat\ndog\n")
+    with pytest.raises(InputError, match=r"classes\.txt: names 2 classes, and the shards have labels up to 2"):
+        webdataset.read(tmp_path / "wds")
 
 
 @pytest.mark.parametrize(
@@ -105,6 +111,9 @@ def test_webdataset(tmp_path, jpeg, monkeypatch):
         ({"a.cls": b"-1", "a.jpg": b"."}, "a.cls: label -1 is negative"),
         ({"a.cls": b"1.5", "a.jpg": b"."}, "a.cls: label 1.5 is not a whole number"),
         ({"a.cls": b"NaN", "a.jpg": b"."}, "a.cls: label nan is not a whole number"),
+        ({"a.cls": b"true", "a.jpg": b"."}, "a.cls holds no label such as 3"),
+        ({"a.json": b'{"label": "3"}', "a.jpg": b"."}, "a.json holds no label"),
+        ({"a.json": b'{"width": 3}', "a.jpg": b"."}, "a.json holds no label"),
         ({"a.cls": b"900000000", "a.jpg": b"."}, "a.cls: label 900000000 is above 999999"),
         ({"a.json": b'{"label": 1000000}', "a.jpg": b"."}, "a.json: label 1000000 is above 999999"),
         ({"a.JPG": b".", "a.cls": b"1", "a.jpg": b"."}, "a has a.JPG and then a.jpg again; remove one"),
@@ -193,6 +202,24 @@ def test_wrong_tables_are_refused(tmp_path, text, words):
 
 def test_they_are_sources():
     assert {"webdataset", "csv"} <= SOURCES.keys()
+
+
+def test_a_kept_list_is_of_the_same_file_and_kind_only(tmp_path):
+    """It is made again for a tar of the same size that is newer, and where its inner tars are to be listed too."""
+    inner = shard(tmp_path / "inner.tar", {"b.jpg": b"123"}).read_bytes()
+    path = shard(tmp_path / "a.tar", {"x/y.tar": inner, "x/README.md": b"", "x/._y.tar": b"", "d.tar/z.txt": b""})
+    flat = tar_listing.list_tar(path)
+    assert [flat.name(number) for number in range(len(flat.names))] == ["x/y.tar", "x/README.md", "d.tar/z.txt"]
+    nested = tar_listing.list_tar(path, nested=True)
+    assert nested.name(0) == "x/y.tar/b.jpg"
+    assert len(nested.names) == 1
+    assert path.read_bytes()[nested.offsets[0] :][: nested.sizes[0]] == b"123"
+    status = path.stat()
+    shard(path, {"x/y.tar": shard(tmp_path / "inner.tar", {"c.jpg": b"123"}).read_bytes(), "x/README.md": b""})
+    path.write_bytes(path.read_bytes().ljust(status.st_size, b"\0"))
+    assert path.stat().st_size == status.st_size
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert tar_listing.list_tar(path, nested=True).name(0) == "x/y.tar/c.jpg"
 
 
 @pytest.mark.parametrize(

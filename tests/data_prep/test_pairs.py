@@ -3,19 +3,22 @@
 import gzip
 import json
 import os
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from widemix.data_prep import pairs
+from widemix.data_prep import pairs, wordpiece
 from widemix.data_prep.dry_run import dry_run
+from widemix.data_prep.encoding import encoding_for
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
 from widemix.errors import InputError
 from widemix.formats.blocks import hash_bytes
+from widemix.formats.checksums import crc32c
 from widemix.formats.manifest import data_hashes
 from widemix.formats.text import open_text
 from widemix.launch.stage import stage
@@ -63,6 +66,8 @@ def listed(split):
         (pairs.snli, "snli_dev.tsv.gz", plain, "dev"),
         (pairs.snli, "snli_1.0_train.txt", glue, "train"),
         (pairs.snli, "train.tsv", plain, "train"),
+        (pairs.mnli, "dev_matched_small.txt", plain, "dev_matched_small"),
+        (pairs.mnli, "multinli_1.0_dev_mismatched_1.TSV", glue, "dev_mismatched_1"),
     ],
 )
 def test_every_form(tmp_path, read, name, write, split):
@@ -79,6 +84,29 @@ def test_snli_and_mnli_in_one_folder_are_distinguished(tmp_path):
     (tmp_path / "snli_dev.tsv").write_text(plain(ROWS[2:]))
     assert list(pairs.mnli(tmp_path).splits) == ["train"]
     assert list(pairs.snli(tmp_path).splits) == ["dev"]
+
+
+def test_of_two_forms_of_a_split_the_first_by_name_is_read(tmp_path):
+    (tmp_path / "train.tsv").write_text(plain(ROWS[:1]))
+    (tmp_path / "multinli_1.0_train.txt").write_text(glue(ROWS[2:3]))
+    (tmp_path / "dev_matched.tsv").write_text(plain(ROWS))
+    dataset = pairs.mnli(tmp_path)
+    assert list(dataset.splits) == ["dev_matched", "train"]
+    assert listed(dataset.splits["train"]) == LABELLED[1:2]
+    assert [found["file"] for found in dataset.exceptions] == ["dev_matched.tsv"]
+
+
+def test_the_gold_label_counts_where_there_is_another(tmp_path):
+    (tmp_path / "train.tsv").write_text("label\tsentence1\tsentence2\tgold_label\nneutral\ta\tb\tentailment\n")
+    assert listed(pairs.mnli(tmp_path).splits["train"]) == [("entailment", "a", "b")]
+
+
+def test_the_content_of_a_pair_is_both_sentences(tmp_path):
+    """By which a later process tells that one has changed."""
+    one = pairs.Pair("x", 0, "a b", "c")
+    assert len({pair.content() for pair in (one, one._replace(first="a"), one._replace(second="d"))}) == 3
+    assert one.content() != pairs.Pair("x", 0, "a", "b c").content()
+    assert one.content() == pairs.Pair("y", 1, "a b", "c").content()
 
 
 SNLI = ["index", "captionID", "pairID", "binary1", "binary2", "parse1", "parse2", "sentence1", "sentence2", "label1"]
@@ -101,6 +129,11 @@ def test_glues_snli_has_rows_of_one_label_and_of_five(tmp_path):
     )
     with pytest.raises(InputError, match="line 5 has 14 columns, the first has 11"):
         pairs.snli(tmp_path)
+    for labels in (1, 7):
+        more = [*values, "A", "b", *["neutral"] * labels]
+        (tmp_path / "train.tsv").write_text("\n".join("\t".join(row) for row in [*rows, more]))
+        with pytest.raises(InputError, match=f"line 5 has {9 + labels} columns, the first has 11"):
+            pairs.snli(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["train.TSV", "Train.tsv.GZ", "train.tsv"])
@@ -184,6 +217,46 @@ def test_a_learnt_vocabulary_is_kept_and_the_same_every_time(tmp_path, folder):
     kept = Tokenizer.from_file(str(tmp_path / "one" / "tokenizer.json"))
     beton = open_text(tmp_path / "one" / "train.beton")
     assert kept.encode(*ROWS[0][1:]).ids == beton[0][: beton.length[0]].tolist()
+
+
+@tokenizers
+def test_a_vocabulary_is_learnt_from_train_of_the_size_that_is_asked_for(tmp_path, folder):
+    """In lower case; of the first split where there is no train."""
+    (folder / "vocab.txt").unlink()
+    numbers = np.random.RandomState(0)
+    for split, letters in (("dev_matched", "UVWXYZ"), ("train", "ABCDEF")):
+        words = ["".join(numbers.choice([*letters], 5)) for _ in range(200)]
+        (folder / f"{split}.tsv").write_text(plain([("neutral", " ".join(words), "A U")]))
+
+    def learnt(**settings):
+        dataset = pairs.mnli(folder)
+        if "splits" in settings:
+            dataset = replace(dataset, splits={"dev_matched": dataset.splits["dev_matched"]})
+        encoding = encoding_for(dataset, folder, PrepSettings(length=16, **settings), None)
+        return json.loads(encoding.files["tokenizer.json"])["model"]["vocab"]
+
+    small, large, other = learnt(vocab_size=100), learnt(vocab_size=120), learnt(vocab_size=120, splits="dev_matched")
+    assert (len(small), len(large)) == (100, 120)
+    assert "a" in large
+    assert "w" not in large
+    assert "w" in other
+    assert "b" not in other
+    assert not any(set(word) & set("ABCDEFU") for word in set(large) - {*WORDS[:4], "[MASK]"})
+
+
+@tokenizers
+def test_padding_is_that_of_the_vocabulary_and_batches_do_not_matter(tmp_path, folder, monkeypatch):
+    """Nor where an earlier process has stopped."""
+    words = [*WORDS[1:], "[PAD]"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    tokenizer, listed_pairs = wordpiece.load_tokenizer(folder / "vocab.txt", 20), pairs.mnli(folder).splits["train"]
+    whole = list(wordpiece.encode_pairs(listed_pairs, 0, tokenizer, 20))
+    tokens = np.frombuffer(whole[0].data, np.int32)
+    assert [words[token] for token in tokens[-8:]] == ["[SEP]", *["[PAD]"] * 7]
+    assert [record.origin.checksum for record in whole] == [crc32c(pair.content()) for pair in listed_pairs]
+    monkeypatch.setattr(wordpiece, "BATCH", 2)
+    for start in range(4):
+        assert list(wordpiece.encode_pairs(listed_pairs, start, tokenizer, 20)) == whole[start:]
 
 
 @tokenizers

@@ -1,5 +1,6 @@
 """A whole preparation: the files that it writes, and what is refused before anything is created."""
 
+import errno
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -14,13 +16,19 @@ from widemix.cli import main
 from widemix.cli.prep import print_summary
 from widemix.data_prep import left_out
 from widemix.data_prep.dry_run import dry_run
-from widemix.data_prep.prepare import prepare
+from widemix.data_prep.encoding import encoding_for
+from widemix.data_prep.prep_dir import lock_folder, lock_path, prep_dir
+from widemix.data_prep.prepare import plan_of, prepare, select
+from widemix.data_prep.samples import Dataset, FileSlice, ImageFiles, Origin
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.sources import SOURCES, register_source
+from widemix.data_prep.sources import SOURCES, register_source, wanted_files
+from widemix.data_prep.written import Written
 from widemix.errors import InputError, RunError
-from widemix.formats.beton import open_beton
+from widemix.formats.beton import SAMPLE, open_beton
 from widemix.formats.blocks import hash_blocks
+from widemix.formats.checksums import crc32c
 from widemix.formats.manifest import read_manifest
+from widemix.formats.sources import read_sources
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = PrepSettings()
@@ -41,6 +49,7 @@ def contents(folder):
 def test_the_contents_of_a_prepared_folder(tmp_path, folder, image, capsys):
     image(0, mode="L").save(folder / "train/ant/grey.png")
     (folder / "val/bee/empty.jpg").touch()
+    (folder / "val/bee/1.JPEG").rename(folder / "val/bee/last.JPEG")  # after the one that is left out
     out = tmp_path / "a" / "b"
     manifest = prepare("image-folder", folder, out, SETTINGS, processes=1, max_bad=0.2)
     assert manifest == read_manifest(out)
@@ -61,6 +70,12 @@ def test_the_contents_of_a_prepared_folder(tmp_path, folder, image, capsys):
         assert (split.bytes, split.blocks) == (path.stat().st_size, hash_blocks(path))
         assert len(open_beton(path)) == split.samples
         assert split.fields == {"image": "RGBImageField", "label": "IntField", "segments": "BytesField"}
+        stored = sorted(
+            str(image.relative_to(folder)) for image in (folder / name).rglob("*.*") if image.stat().st_size
+        )
+        assert read_sources(path) == {
+            image: (number, crc32c((folder / image).read_bytes())) for number, image in enumerate(stored)
+        }
     assert [manifest.splits[name].per_class for name in ("train", "val")] == [(8, 7, 7), (2, 2, 2)]
 
 
@@ -120,6 +135,25 @@ def test_a_complete_folder_is_left_alone(tmp_path, folder, capsys):
     assert prepare("image-folder", folder, out, SETTINGS, processes=1) == first
     assert times == {path: path.stat().st_mtime_ns for path in out.iterdir()}
     assert "already prepared" in capsys.readouterr().err
+
+
+def test_what_a_kill_left_beside_the_manifest_is_removed_where_the_folder_may_be_written_to(
+    tmp_path, folder, monkeypatch
+):
+    out = tmp_path / "out"
+    prepare("image-folder", folder, out, SETTINGS, processes=1)
+    before = contents(out)
+    (out / "plan.unfinished").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("widemix.data_prep.prep_dir.os.access", lambda *_: False)
+        prepare("image-folder", folder, out, SETTINGS, processes=1)
+    assert contents(out) == before | {"plan.unfinished": b""}
+    with lock_path(out).open("a") as lock:
+        lock_folder(out, lock.fileno())
+        with pytest.raises(InputError, match="another process is writing to it"):
+            prepare("image-folder", folder, out, SETTINGS, processes=1)
+    prepare("image-folder", folder, out, SETTINGS, processes=1)
+    assert contents(out) == before
 
 
 def test_other_content_is_replaced_only_by_force(tmp_path, folder):
@@ -199,6 +233,34 @@ def test_more_bad_images_than_allowed_end_it_with_a_list(tmp_path, folder, monke
     assert manifest.splits["train"].per_class == (7, 5, 6)
 
 
+def taken(rules, stored):
+    """What a writer knows of samples with these rules, of which some were stored."""
+    written = Written(len(rules), SAMPLE, 1, 0)
+    for number, rule in enumerate(rules):
+        written.take(str(number), rule, Origin())
+        if number in stored:
+            written.add((0, 0), [], 0, b"")
+    return written
+
+
+def test_as_many_bad_images_as_are_allowed_do_not_end_it(monkeypatch, capsys):
+    """And the list names those that are left out, not all that are unusual."""
+    rules = ["left out: is empty", "grey to RGB", "left out: is text", "left out: is cut", ""]
+    written = taken(rules, stored=(1, 4))
+    left_out.check_fraction("train", written, 5, 0.6, finished=True)
+    left_out.check_fraction("train", written, 10, 0.1, finished=False)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(left_out, "LISTED", 3)
+    with pytest.raises(RunError, match="train: 3 images of the first 5 cannot be decoded, more than 10 % of 10;"):
+        left_out.check_fraction("train", written, 10, 0.1, finished=False)
+    listed = ["0: left out: is empty", "2: left out: is text", "3: left out: is cut"]
+    assert capsys.readouterr().err.splitlines() == listed
+    monkeypatch.setattr(left_out, "LISTED", 2)
+    with pytest.raises(RunError, match="train: 3 images cannot be decoded"):
+        left_out.check_fraction("train", written, 5, 0.59, finished=True)
+    assert capsys.readouterr().err.splitlines() == [*listed[:2], "... and 1 more"]
+
+
 def test_a_class_without_a_good_image_ends_it_with_a_list(tmp_path, folder, capsys):
     for path in (folder / "val/bee").iterdir():
         path.write_bytes(b"no image")
@@ -275,17 +337,147 @@ def test_a_source_from_outside_is_registered_in_one_line(tmp_path, monkeypatch, 
 
 
 def test_folders_of_older_versions_are_recognised(tmp_path, folder):
-    """Their manifests say `on_bad` for `on_corrupt`."""
+    """Their manifests say `on_bad` for `on_corrupt`, and nothing of settings that came later."""
     out = tmp_path / "out"
     prepare("image-folder", folder, out, SETTINGS, processes=1)
     manifest = (out / "manifest.json").read_text()
     assert manifest.count('"on_corrupt"') == 1
-    (out / "manifest.json").write_text(as_before_checksums(manifest).replace('"on_corrupt"', '"on_bad"'))
+    older = json.loads(as_before_checksums(manifest).replace('"on_corrupt"', '"on_bad"'))
+    for name in ("targets", "part", "encoding", "side", "shuffle", "max_pixels"):
+        older["settings"].pop(name)
+    (out / "manifest.json").write_text(json.dumps(older))
     before = contents(out)
     prepare("image-folder", folder, out, SETTINGS, processes=1)
     assert contents(out) == before
     with pytest.raises(InputError, match="on_corrupt skip, not error"):
         prepare("image-folder", folder, out, PrepSettings(on_corrupt="error"), processes=1)
+    with pytest.raises(InputError, match="encoding jpeg, not coefficients"):
+        prepare("image-folder", folder, out, PrepSettings(encoding="coefficients"), processes=1)
+
+
+def test_a_plan_tells_of_all_that_the_files_depend_on(tmp_path, monkeypatch):
+    """Else a preparation would go on with what another one has written."""
+
+    def plan(
+        names=("a", "b"), labels=(0, 1), split="train", settings=SETTINGS, where=tmp_path, version="1", **changes
+    ):
+        monkeypatch.setattr("widemix.data_prep.prepare.version", lambda name: version if name == "pillow" else "2")
+        dataset = Dataset(("x", "y"), {split: ImageFiles(where, names, labels)})
+        encoding = encoding_for(dataset, where, settings, 1)._replace(**changes)
+        return plan_of("image-folder", where, settings, dataset, encoding)
+
+    assert plan() == plan()
+    others = [
+        plan(names=("b", "a")),
+        plan(names=("a", "c")),
+        plan(labels=(1, 0)),
+        plan(names=("a",), labels=(0,)),
+        plan(split="val"),
+        plan(settings=PrepSettings(seed=1)),
+        plan(where=tmp_path / "else"),
+        plan(version="1.1"),
+        plan(versions={"jpeg": "other"}),
+        plan(files={"tokenizer.json": b"1"}),
+        plan(files={"tokenizer.json": b"2"}),
+    ]
+    texts = {json.dumps(other) for other in [plan(), *others]}
+    assert len(texts) == 1 + len(others)
+    rows = [np.array([number], "<f4") for number in (1, 2, 3)]
+    plans = []
+    for targets in (rows[:2], rows[1:]):
+        dataset = Dataset(("age",), {"train": ImageFiles(tmp_path, ("a", "b"), (-1, -1), targets)}, targets=True)
+        plans.append(plan_of("csv", tmp_path, SETTINGS, dataset, encoding_for(dataset, tmp_path, SETTINGS, 1)))
+    assert plans[0] != plans[1]
+
+
+def test_parts_have_as_many_samples_as_there_are_parts_at_least(tmp_path):
+    files = ImageFiles(tmp_path, ("a", "b", "c"), (0, 0, 0))
+    dataset = Dataset(("x",), {"train": files}, check_files=lambda: ({"file": "a", "rule": "b"},))
+    part = select(dataset, PrepSettings(part="2/3"))
+    assert [sample.name for sample in part.splits["train"]] == ["b"]
+    assert part.check_files() == ()  # which reads all of the source, where each machine prepares a part
+    assert select(dataset, SETTINGS).check_files() != ()
+    with pytest.raises(InputError, match="part 2/4: train has 3 samples; use fewer parts"):
+        select(dataset, PrepSettings(part="2/4"))
+    with pytest.raises(InputError, match="part: sentence pairs are prepared by one machine"):
+        select(Dataset(("x",), {"train": files}, text=True), PrepSettings(part="2/3"))
+
+
+def test_only_shards_of_the_chosen_splits_are_wanted():
+    paths = ("data/train-0.parquet", "data/validation-0.parquet", "README.md", "test/0.parquet")
+    for source, splits, count in (
+        ("parquet", "val", [1, 2]),
+        ("webdataset", "train,test", [0, 2, 3]),
+        ("parquet", "", [0, 1, 2, 3]),
+        ("image-folder", "val", [0, 1, 2, 3]),
+    ):
+        wanted = wanted_files(source, splits)
+        assert [number for number, path in enumerate(paths) if wanted(path)] == count
+
+
+def test_a_file_is_read_in_pieces(tmp_path, monkeypatch):
+    """Of a size that one call of the system reads."""
+    monkeypatch.setattr("widemix.data_prep.samples.PIECE", 7)
+    path, data = tmp_path / "file", bytes(range(100))
+    path.write_bytes(data)
+    for offset, size, expected in ((3, 20, data[3:23]), (3, 21, data[3:24]), (90, -1, data[90:]), (120, -1, b"")):
+        assert FileSlice(str(path), offset, size).read() == expected
+    assert FileSlice(str(path), 0, 0).read() == b""
+    with pytest.raises(InputError, match="file: ends at 100 bytes, within a sample"):
+        FileSlice(str(path), 95, 6).read()
+
+
+@pytest.mark.parametrize(("number", "raised"), [(errno.EDQUOT, InputError), (errno.EIO, OSError)])
+def test_a_quota_that_is_used_up_is_a_full_disk_and_other_errors_are_not(tmp_path, number, raised):
+    with pytest.raises(raised) as caught, prep_dir(tmp_path / "a" / "out", {}, force=False):
+        raise OSError(number, "")
+    assert ("the disk is full; free some space" in str(caught.value)) is (raised is InputError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_on_a_file_that_is_no_longer_there_is_none(tmp_path, monkeypatch):
+    """Its holder has removed it, and another process may have made a new one meanwhile."""
+    for meanwhile in (lambda path: None, lambda path: path.touch()):
+        with lock_path(tmp_path).open("a") as lock:
+            lock_path(tmp_path).unlink()
+            meanwhile(lock_path(tmp_path))
+            with pytest.raises(InputError, match="another process is writing to it"):
+                lock_folder(tmp_path, lock.fileno())
+    with lock_path(tmp_path).open("a") as lock:
+        monkeypatch.setattr("widemix.data_prep.prep_dir.try_lock", lambda _: None)  # a file system without locks
+        lock_folder(tmp_path, lock.fileno())
+
+
+def test_a_folder_is_not_prepared_while_its_files_are_replaced(tmp_path, folder, monkeypatch):
+    out = tmp_path / "out"
+    prepare("image-folder", folder, out, SETTINGS, processes=1)
+    rename = os.replace
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda old, new: 1 / 0 if Path(new).suffix == ".beton" else rename(old, new))
+        with pytest.raises(ZeroDivisionError):
+            prepare("image-folder", folder, out, PrepSettings(max_size=20), processes=1, force=True)
+    assert not (out / "manifest.json").exists()
+    prepare("image-folder", folder, out, PrepSettings(max_size=20), processes=1, force=True)
+    assert read_manifest(out).settings["max_size"] == 20
+
+
+def test_a_page_has_the_size_that_the_settings_ask_for(tmp_path, folder):
+    settings = PrepSettings(raw=True, max_size=1700, splits="val")
+    prepare("image-folder", folder, tmp_path / "out", settings, processes=1)
+    assert open_beton(tmp_path / "out/val.beton").offset[0] == 16 << 20
+
+
+def test_what_any_kill_leaves_is_no_strangers_file(tmp_path, folder):
+    """Of each file that a preparation writes, also in the moment before it has its name."""
+    out = tmp_path / "out"
+    out.mkdir()
+    names = ("lock", "plan", "train.beton", "train.crc32c", "train.sources", "tokenizer.json")
+    for name in (*(f"{dot}{name}.unfinished" for name in names for dot in ("", ".")), ".manifest.json"):
+        if name not in (".lock.unfinished", ".train.beton.unfinished"):  # which are opened as they are
+            (out / name).write_text("{}")
+    prepare("image-folder", folder, out, SETTINGS, processes=1)
+    tables = [f"{split}.{suffix}" for split in ("train", "val") for suffix in ("beton", "crc32c", "sources")]
+    assert sorted(contents(out)) == ["manifest.json", *tables]
 
 
 def test_a_folder_without_manifest_may_be_anybodys(tmp_path, folder):
@@ -304,7 +496,10 @@ def test_a_folder_without_manifest_may_be_anybodys(tmp_path, folder):
     assert contents(out) == before
 
 
-@pytest.mark.parametrize("name", ["train.beton", "val.beton.unfinished", "x.journal.unfinished", "train.crc32c"])
+@pytest.mark.parametrize(
+    "name",
+    ["train.beton", "val.beton.unfinished", "x.journal.unfinished", "train.crc32c", "x.sources", "tokenizer.json"],
+)
 def test_a_strangers_file_is_replaced_only_by_force(tmp_path, folder, name):
     out = tmp_path / "out"
     out.mkdir()

@@ -9,14 +9,20 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import layouts
 from tests.data_prep import kills
 from widemix.data_prep import disk, encode, write
+from widemix.data_prep.changes import check_unchanged
+from widemix.data_prep.journal import Journal
 from widemix.data_prep.prepare import prepare
+from widemix.data_prep.samples import ImageFiles
 from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.written import ORIGIN
 from widemix.errors import InputError
+from widemix.formats.checksums import crc32c
 
 ROOT = Path(__file__).parents[2]
 RAW = PrepSettings(raw=True, on_corrupt="error")
@@ -271,6 +277,79 @@ def test_a_source_that_changed_meanwhile_is_refused(tmp_path, images, uninterrup
     path.write_bytes(data)
     prepare("image-folder", images, out, RAW, processes=1)
     assert contents(out) == uninterrupted
+
+
+def test_a_change_is_noticed_by_size_by_either_time_and_by_content(tmp_path):
+    """A file that was only touched is the same."""
+    samples = ImageFiles(tmp_path, ["a", "b"], [0, 0])
+    for sample in samples:
+        (tmp_path / sample.name).write_bytes(b"12345")
+    origins = np.array([(crc32c(b"12345"), *sample.status()) for sample in samples], ORIGIN)
+    path, before = tmp_path / "b", (tmp_path / "b").stat()
+    check_unchanged(samples, origins, tmp_path)
+    os.utime(path, ns=(1, 1))
+    check_unchanged(samples, origins, tmp_path)
+    path.write_bytes(b"12346")
+    for times in ((before.st_atime_ns, before.st_mtime_ns), (1, 1)):  # as `rsync -t` and `cp -p` leave them
+        os.utime(path, ns=times)
+        with pytest.raises(InputError, match=r"^b: changed since the interrupted preparation"):
+            check_unchanged(samples, origins, tmp_path)
+        check_unchanged(samples, origins[:1], tmp_path)  # which was not taken yet
+
+
+def test_what_was_left_out_or_changed_before_a_kill_is_not_encoded_again(tmp_path, image, encoded, monkeypatch):
+    """And is in the list of unusual files, as if nothing had happened."""
+    monkeypatch.setattr(write, "SHARD", 1_000)
+    for i in range(6):
+        path = tmp_path / f"images/train/a/{i}.bmp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image(i, mode="L" if i == 2 else "RGB").save(path)
+    (tmp_path / "images/train/a/1.bmp").write_bytes(b"no image")
+    words = {"settings": PrepSettings(raw=True), "processes": 1, "max_bad": 0.2}
+    prepare("image-folder", tmp_path / "images", tmp_path / "uninterrupted", **words)
+    with monkeypatch.context() as patch:
+        patch.setattr(write.BetonWriter, "finish", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare("image-folder", tmp_path / "images", tmp_path / "out", **words)
+    encoded.clear()
+    prepare("image-folder", tmp_path / "images", tmp_path / "out", **words)
+    assert encoded == []
+    assert contents(tmp_path / "out") == contents(tmp_path / "uninterrupted")
+
+
+def test_a_journal_of_another_seed_has_no_entries(tmp_path):
+    for seed, found in (("a", []), ("a", [{"x": 1}]), ("b", []), ("b", [{"x": 1}])):
+        journal = Journal(tmp_path / "journal", seed)
+        assert list(journal.entries()) == found
+        if not found:
+            journal.append({"x": 1})
+
+
+def test_a_damaged_plan_is_replaced_only_by_force(tmp_path, images, uninterrupted, small_shards):
+    out = tmp_path / "out"
+    interrupted(images, out)
+    (out / "plan.unfinished").write_text("[]")
+    with pytest.raises(InputError, match=r"plan\.unfinished: is damaged; add --force to start again"):
+        prepare("image-folder", images, out, RAW, processes=1)
+    prepare("image-folder", images, out, RAW, processes=1, force=True)
+    assert contents(out) == uninterrupted
+
+
+def test_an_image_that_changes_between_its_encoding_and_its_writing_is_refused(tmp_path, folder, monkeypatch):
+    """JPEGs that are kept as they are, are read again when they are written."""
+    path, encode_image = folder / "val/bee/1.JPEG", encode.encode
+
+    def encode_and_change(sample, settings):
+        record = encode_image(sample, settings).for_transfer()
+        if sample.name == "val/bee/1.JPEG":
+            data = path.read_bytes()
+            path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+        return record
+
+    monkeypatch.setattr(encode, "encode", encode_and_change)
+    settings = PrepSettings(restart_markers=False)
+    with pytest.raises(InputError, match=r"val/bee/1\.JPEG: was changed while it was prepared; run the same command"):
+        prepare("image-folder", folder, tmp_path / "out", settings, processes=1)
 
 
 def test_numbers_of_a_table_that_changed_meanwhile_are_refused(tmp_path, image, monkeypatch):

@@ -11,7 +11,7 @@ from PIL import Image
 from tests.data_prep.test_more_sources import found, put, shard
 from widemix.data_prep import image_folder, imagenet, parquet, webdataset
 from widemix.data_prep.imagenet_val import SOLUTION
-from widemix.data_prep.listing import HEAD, begins_as_image
+from widemix.data_prep.listing import HEAD, Images, begins_as_image, is_hidden_path, walk
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.shards import find_shards, split_of
@@ -61,6 +61,48 @@ def test_what_pillow_writes_begins_as_an_image(of_format, kind, mode):
 )
 def test_other_files_do_not(text):
     assert not begins_as_image(text[:HEAD])
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"MM\0*",
+        b"MM\0+",  # a TIFF of more than 4 GiB
+        b"II+\0",
+        b"GIF87a",
+        b"\xff\x4f\xff\x51",  # JPEG 2000 without a container
+        b"\0\0\0\x20ftypavis",  # a sequence
+        b"P3\n# by hand\n2 2 255",
+        b"P4 8 1\n",
+        *(b"BM" + bytes(8) + b"\x36\0\0\0" + bytes([size]) + bytes(3) for size in (12, 40, 52, 56, 64, 108, 124)),
+    ],
+)
+def test_rarer_forms_begin_as_images_too(head):
+    assert begins_as_image(head.ljust(HEAD, b"x"))
+    assert not begins_as_image(b"x" + head.ljust(HEAD, b"x"))
+
+
+def test_a_suffix_tells_an_image_whatever_is_in_it(tmp_path):
+    """So that one that is damaged is told, and not left out as no image."""
+    images = ("jpg", "jpeg", "jfif", "jpe", "png", "bmp", "gif", "webp", "avif", "tif", "tiff", "ppm", "pgm")
+    raw_photos = ("dng", "nef", "nrw", "arw", "cr2", "pef", "srw")
+    put(tmp_path, {f"{i}.{suffix}": b"" for i, suffix in enumerate((*images, *map(str.upper, images), "heic"))})
+    put(tmp_path, {f"raw.{suffix}": b"II*\0" + bytes(40) for suffix in (*raw_photos, "fax")})
+    found = Images()
+    names = found.find(str(tmp_path))
+    assert sorted(name.rpartition(".")[2] for name in names) == sorted([*images, *map(str.upper, images), "fax"])
+    assert found.others == {f".{suffix}": 1 for suffix in (*raw_photos, "heic")}
+
+
+@pytest.mark.parametrize(
+    "name", ["#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found", "@eaDir", "__MACOSX", ".a"]
+)
+def test_folders_of_systems_are_none_of_a_source(tmp_path, name):
+    put(tmp_path, {f"a/{name}/1.jpg": b"", "a/2.jpg": b"", f"a/x{name}/3.jpg": b""})
+    assert list(walk(str(tmp_path))) != []
+    assert sorted(walk(str(tmp_path))) == sorted(["a/2.jpg", f"a/x{name}/3.jpg"])
+    assert is_hidden_path(f"./a/{name}/1.jpg")
+    assert not is_hidden_path("../a/./x.jpg")
 
 
 def test_images_are_read_whatever_their_names(tmp_path, of_format, capsys):
@@ -154,6 +196,18 @@ def test_compressed_shards_are_named(tmp_path, jpeg, capsys):
     assert list(webdataset.read(tmp_path).splits) == ["train"]
     warned = f"{tmp_path}: left out 2 compressed shards such as"
     assert warned in capsys.readouterr().err
+    others = [f"{kind}.{kind}" for kind in ("tbz", "TBZ2", "txz", "tar.bz2", "tar.xz", "tar.zst", "tar.lz4")]
+    put(tmp_path, dict.fromkeys([*others, "x.zip", "tar.gz.txt"], b""))
+    find_shards(tmp_path, ".tar")
+    assert f"{tmp_path}: left out 9 compressed shards such as" in capsys.readouterr().err
+    for name in others:
+        (tmp_path / name).unlink()
+    whole = (tmp_path / "train.tar").read_bytes()
+    for head in (b"BZh9", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"):
+        (tmp_path / "train.tar").write_bytes(head + whole[len(head) :])
+        with pytest.raises(InputError, match=r"train\.tar: is compressed; decompress it"):
+            webdataset.read(tmp_path)
+    (tmp_path / "train.tar").write_bytes(whole)
     (tmp_path / "train.tar").write_bytes(gzip.compress((tmp_path / "train.tar").read_bytes()))
     with pytest.raises(InputError, match=r"train\.tar: is compressed; decompress it"):
         webdataset.read(tmp_path)
@@ -191,6 +245,9 @@ def test_other_links_in_shards_are_refused(tmp_path, jpeg, kind, target):
 @pytest.mark.parametrize(
     ("path", "split"),
     [
+        ("Valid/Train_0.tar", "train"),
+        ("VALID/0.tar", "val"),
+        ("train-test.tar", "train"),
         ("test-bench/train-000.tar", "train"),
         ("test/val/000.tar", "val"),
         ("train/000.tar", "train"),
