@@ -31,9 +31,10 @@ def join(parts: Sequence[Path], to: Path, *, max_bad: float = 0.01, force: bool 
     first = next(iter(manifests.values()))
     origin = check_origin(first.source, None if first.origin == first.source else Path(first.origin))
     check_outside(to, origin)
-    if (to / NAME).exists() and not force:
+    if not (to / NAME).exists():
+        check_target(to, force)
+    elif not force:
         raise InputError(f"{to}: is already prepared; name another folder, or add --force to replace it")
-    check_target(to, force)
     dataset = select(read_source(first.source, origin, settings), settings)
     encoding = encoding_for(dataset, origin, settings, processes=1)
     plan = plan_of(first.source, origin, settings, dataset, encoding)

@@ -140,7 +140,8 @@ def _download(remote: Remote, listed: dict[str, Any], to: Path, stopped: Event) 
     print_status(f"{remote.url}: downloading {'' if size is None else f'{size / 2**20:,.1f} MiB '}to {to}")
     with partial.open("ab") as file:
         if size is None or file.tell() > size:
-            file.truncate(0)
+            file.seek(0)
+            file.truncate()
         if size is None:
             file.write(remote.read(""))
         else:

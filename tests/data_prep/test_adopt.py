@@ -26,13 +26,13 @@ def main(words):
 
 @pytest.fixture
 def beton(tmp_path, image, write_beton):
-    """Five JPEGs with the labels 3 to 7, in train_256.beton."""
+    """Five JPEGs with the labels 3 to 7, of which one is wide, in train_256.beton."""
     names = [f"{i}.jpg" for i in range(5)]
     for i, name in enumerate(names):
-        image(i).save(tmp_path / name)
+        image(i, width=700 if i == 1 else 40).save(tmp_path / name)
     path = tmp_path / "train_256.beton"
     samples = ImageFiles(tmp_path, names, range(3, 8))
-    write_beton(path, encode_all(samples, 0, PrepSettings(restart_markers=False), 1))
+    write_beton(path, encode_all(samples, 0, PrepSettings(restart_markers=False, max_size=0), 1))
     return path
 
 
@@ -109,7 +109,40 @@ def test_fields_are_found_by_their_types(tmp_path, beton):
     rename(beton, 1, b"target")
     manifest = adopt({"train": beton}, tmp_path / "out", processes=1)
     assert manifest.splits["train"].fields == {"image": "RGBImageField", "target": "IntField"}
+    assert (manifest.classes, manifest.origin, manifest.exceptions) == (tuple("01234567"), str(beton), ())
     assert open_beton(tmp_path / "out" / "train.beton").label.tolist() == [3, 4, 5, 6, 7]
+
+
+def test_labels_and_unusual_images_of_several_files(tmp_path, image, write_beton):
+    """-1 is no label; the classes are those of all files."""
+    for name, options in (("a.jpg", {}), ("b.jpg", {"progressive": True}), ("c.jpg", {})):
+        image(0).save(tmp_path / name, **options)
+    settings = PrepSettings(restart_markers=False)
+
+    def write(name, labels):
+        samples = ImageFiles(tmp_path, ["a.jpg", "b.jpg", "c.jpg"][: len(labels)], labels)
+        write_beton(tmp_path / name, encode_all(samples, 0, settings, 1))
+        return tmp_path / name
+
+    first, second = write("first.beton", [-1, 2, -1]), write("second.beton", [4])
+    manifest = adopt({"train": first, "val": second}, tmp_path / "out", processes=1)
+    assert manifest.classes == tuple("01234")
+    assert manifest.origin == f"{first}, {second}"
+    assert [split.per_class for split in manifest.splits.values()] == [(0, 0, 1, 0, 0), (0, 0, 0, 0, 1)]
+    assert manifest.exceptions == ({"file": "first.beton[1]", "rule": "kept as it is: progressive"},)
+    assert adopt({"train": first}, tmp_path / "names", "xyz", processes=1).classes == ("x", "y", "z")
+    for labels, words in (([-2], "has labels from -2 to -2"), ([1_000_000], "label 1000000 is above 999999")):
+        with pytest.raises(InputError, match=rf"third\.beton: {words}"):
+            adopt({"train": write("third.beton", labels)}, tmp_path / "third")
+    with pytest.raises(InputError, match=r"second\.beton: has labels from 4 to 4, and there are 4 classes"):
+        adopt({"train": second}, tmp_path / "third", "wxyz")
+    assert not (tmp_path / "third").exists()
+
+
+def test_coefficients_are_refused(tmp_path, folder):
+    prepare("image-folder", folder, tmp_path / "prepared", PrepSettings(encoding="coefficients"), processes=1)
+    with pytest.raises(InputError, match=r"train\.beton: holds coefficients, not FFCV's images"):
+        adopt({"train": tmp_path / "prepared/train.beton"}, tmp_path / "out")
 
 
 def test_wrong_arguments_are_one_line(tmp_path, beton, capsys):

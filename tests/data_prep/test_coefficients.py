@@ -19,7 +19,7 @@ from widemix.data_prep.coefficients import count_bytes, pack, unpack
 from widemix.data_prep.encode import encode_all
 from widemix.data_prep.image import encode
 from widemix.data_prep.prepare import prepare
-from widemix.data_prep.restore import restore
+from widemix.data_prep.restore import _jpeg_place, restore
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
@@ -294,6 +294,18 @@ def test_restored_files_stay_within_the_folder(tmp_path, monkeypatch):
         sources.write_bytes(b"\n".join([lines[0][:9] + name.encode(), *lines[1:]]))
         with pytest.raises(InputError, match=r"train\.sources: is damaged; prepare the folder again$"):
             restore(tmp_path / "out", tmp_path / "other")
+    for changed in (lines[1:-2], [*lines[1:-1], lines[1], lines[2]]):
+        sources.write_bytes(b"\n".join([*changed, b""]))
+        with pytest.raises(InputError, match=r"train\.sources: is of another file; prepare the folder again$"):
+            restore(tmp_path / "out", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_names_of_jpegs_are_kept_where_their_images_have_changed():
+    for name in ("a.jpg", "a.JPEG", "b/a.jpe", "a.JFIF"):
+        assert _jpeg_place(name, {name: (0, 0)}) == name
+    for name, place in (("a.png", "a.png.jpg"), ("a.webp", "a.webp.jpg.jpg"), ("ajpg", "ajpg.jpg")):
+        assert _jpeg_place(name, {name: (0, 0), "a.webp.jpg": (1, 0)}) == place
 
 
 def test_changed_images_have_names_of_their_own(tmp_path):
@@ -399,7 +411,7 @@ def test_real_images_are_restored(tmp_path):
     assert packed < 1.25 * restored
 
 
-def test_settings_and_sizes(images, tmp_path):
+def test_settings_and_sizes(images, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"^raw and encoding coefficients: "):
         PrepSettings(raw=True, encoding="coefficients")
     out = tmp_path / "out"
@@ -410,6 +422,12 @@ def test_settings_and_sizes(images, tmp_path):
     sizes = [len(unpack(beton.bytes[beton.offset[n] :][: beton.size[n]].tobytes())) for n in packed]
     assert (count, stored, before) == (len(sizes), beton.size[packed].sum(), sum(sizes))
     assert jpegs == len(KINDS) - count > 0
+    monkeypatch.setattr("widemix.data_prep.coefficients.SAMPLED", 2)
+    chosen = slice(None, None, -(-len(sizes) // 2))
+    estimated = sum(sizes[chosen]) * stored / beton.size[packed][chosen].sum()
+    assert count_bytes(out / "val.beton") == (count, jpegs, stored, round(estimated))
+    prepare("image-folder", images, tmp_path / "raw", PrepSettings(raw=True, splits="val"), processes=1)
+    assert count_bytes(tmp_path / "raw/val.beton") == (0, 0, 0, 0)
     assert read_manifest(out).settings["encoding"] == "coefficients"
 
 

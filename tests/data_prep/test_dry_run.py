@@ -10,9 +10,13 @@ from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.data_prep import dry_run as dry_run_module
 from widemix.data_prep.dry_run import Estimate, dry_run
+from widemix.data_prep.image import Encoded
+from widemix.data_prep.layout import IMAGES, SEGMENTED_IMAGES
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.write import expected_bytes
 from widemix.errors import InputError
+from widemix.formats.beton import JPEG
 
 
 @pytest.mark.parametrize("settings", [PrepSettings(raw=True), PrepSettings(fraction=0.5), PrepSettings(max_size=20)])
@@ -46,6 +50,41 @@ def test_seconds_are_those_of_the_sampled_images_for_all_by_all_processes_and_of
         scale = estimate.samples / min(64, estimate.samples)
         assert estimate.seconds == pytest.approx(3 * scale / 4 + estimate.bytes / 500e6)
     assert max(estimate.samples for estimate in estimates) > 64
+    settings = PrepSettings(fraction=0.05)
+    for estimate in dry_run("digits", None, tmp_path / "out", settings, processes=4)[0]:  # arrays, by one process
+        scale = estimate.samples / min(64, estimate.samples)
+        assert estimate.seconds == pytest.approx(3 * scale + estimate.bytes / 500e6)
+
+
+def test_the_room_is_that_which_is_free_on_the_disk_of_the_folder(tmp_path, folder, monkeypatch):
+    asked = []
+
+    def usage(path):
+        asked.append(path)
+        return SimpleNamespace(total=1000, used=600, free=300)
+
+    monkeypatch.setattr(dry_run_module, "shutil", SimpleNamespace(disk_usage=usage))
+    assert dry_run("image-folder", folder, tmp_path / "a/b", PrepSettings())[1] == 300
+    assert asked == [tmp_path]
+
+
+def test_a_prepared_folder_is_estimated_again_with_force(tmp_path, folder):
+    out = tmp_path / "out"
+    prepare("image-folder", folder, out, PrepSettings(), processes=1)
+    assert dry_run("image-folder", folder, out, PrepSettings())[0] == []
+    assert dry_run("image-folder", folder, out, PrepSettings(), force=True)[0] != []
+    with pytest.raises(InputError, match="was prepared with quality 90, not 50"):
+        dry_run("image-folder", folder, out, PrepSettings(quality=50))
+    with pytest.raises(InputError, match="lies within the source"):
+        dry_run("image-folder", folder, folder / "out", PrepSettings())
+
+
+@pytest.mark.parametrize("segments", [b"", bytes(8)])
+def test_tables_are_estimated_to_the_byte(tmp_path, write_beton, segments):
+    """Of images whose data leave nothing of a page unused."""
+    layout = SEGMENTED_IMAGES if segments else IMAGES
+    write_beton(tmp_path / "a.beton", [Encoded(str(i), i, JPEG, 5, 6, bytes(100), "", segments) for i in range(7)])
+    assert expected_bytes(7, 7 * (100 + len(segments)), layout) == (tmp_path / "a.beton").stat().st_size
 
 
 def test_the_command_prints_the_estimates_and_the_room(tmp_path, folder, monkeypatch, capsys):

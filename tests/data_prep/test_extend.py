@@ -8,9 +8,13 @@ import pytest
 from tests import layouts
 from widemix.data_prep import encode
 from widemix.data_prep.dry_run import dry_run
+from widemix.data_prep.encoding import encoding_for
+from widemix.data_prep.extend import Prepared
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.sources import read_source
 from widemix.errors import InputError
+from widemix.formats.manifest import manifest_json
 
 
 def contents(folder):
@@ -55,6 +59,39 @@ def test_what_is_new_is_told_and_added(tmp_path, folder, image, settings, monkey
     prepare("image-folder", folder, fresh, settings, processes=1)
     assert contents(out) == contents(fresh)
     assert prepare("image-folder", folder, out, settings, processes=1, extend=True).classes[0] == "aardvark"
+
+
+def test_images_that_other_versions_encoded_are_encoded_again(tmp_path, folder, image, monkeypatch):
+    """Else the bytes of one file would be those of two versions, and its manifest would state one."""
+    out, encoded, encode_image = tmp_path / "out", [], encode.encode
+    manifest = prepare("image-folder", folder, out, PrepSettings(), processes=1)
+    older = manifest.model_copy(update={"versions": manifest.versions | {"pillow": "1.0"}})
+    (out / "manifest.json").write_text(manifest_json(older))
+    grow(folder, image)
+    monkeypatch.setattr(encode, "encode", lambda *words: encoded.append(words[0].name) or encode_image(*words))
+    assert (
+        prepare("image-folder", folder, out, PrepSettings(), processes=1, extend=True).versions == manifest.versions
+    )
+    assert len(encoded) == 21 + 6 + 4
+
+
+def test_an_extension_that_was_killed_goes_on(tmp_path, folder, image):
+    """From any sample on; also where the manifest is gone already, since the files are being replaced."""
+    manifest = prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
+    grow(folder, image)
+    dataset = read_source("image-folder", folder, PrepSettings())
+    train, encoding = dataset.splits["train"], encoding_for(dataset, folder, PrepSettings(), 1)
+    prepared = Prepared({tmp_path / "out": manifest})
+    whole = list(prepared.records(train, 0, encoding))
+    assert [record.name for record in whole] == [sample.name for sample in train]
+    assert [record.label for record in whole] == [sample.label for sample in train]
+    for start in (1, 2, len(train) - 1, len(train)):
+        assert list(prepared.records(train, start, encoding)) == whole[start:]
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed/plan.unfinished").write_text("{}")
+    prepare("image-folder", folder, tmp_path / "killed", PrepSettings(), processes=1, extend=True)
+    prepare("image-folder", folder, tmp_path / "fresh", PrepSettings(), processes=1)
+    assert contents(tmp_path / "killed") == contents(tmp_path / "fresh")
 
 
 def test_what_is_gone_or_changed_is_told(tmp_path, folder, image):

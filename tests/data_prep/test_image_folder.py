@@ -70,6 +70,33 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, fill):
         imagenet.read(tmp_path)
 
 
+def test_what_a_folder_in_another_layout_needs(tmp_path, fill):
+    fill("a/1.JPG", "b/1.png")
+    with pytest.raises(InputError, match=r"; move its class folders into .*/train, and --holdout 10%"):
+        image_folder.read(tmp_path)
+    with pytest.raises(InputError, match=r", but images without classes; put them into folders .*/train/CLASS"):
+        image_folder.read(tmp_path / "a")
+    fill("test/c/1.jpg")
+    assert list(image_folder.read(tmp_path).splits) == ["test"]
+
+
+def test_images_beside_the_class_folders_are_told(tmp_path, fill, capsys):
+    """By their suffix, whatever its case; a split of one class with images and folders is one."""
+    fill("val/x/1.jpg", "val/x/deep/2.jpg", "val/1.JPG", "val/2.png")
+    (tmp_path / "val/notes.txt").touch()
+    (tmp_path / "val/.hidden.jpg").touch()
+    assert listed(image_folder.read(tmp_path), "val") == [("val/x/1.jpg", 0), ("val/x/deep/2.jpg", 0)]
+    told = f"{tmp_path}/val: left out 2 images that are in no class folder\n"
+    assert capsys.readouterr().err == told
+
+
+def test_imagenet_of_one_flat_split(tmp_path, fill, capsys):
+    """Its test images have no labels, and no class is made of them."""
+    fill("train/n00000001/a.JPEG", "test/ILSVRC2012_test_00000001.JPEG")
+    assert list(imagenet.read(tmp_path).splits) == ["train"]
+    assert f"{tmp_path}/test: left out, since nobody has published its labels" in capsys.readouterr().err
+
+
 def test_imagenet_follows_wnids_txt(tmp_path, fill):
     fill("train/n00000002/a.JPEG", "train/n00000001/b.JPEG", "val/n00000002/c.JPEG")
     sorted_labels = [("train/n00000001/b.JPEG", 0), ("train/n00000002/a.JPEG", 1)]

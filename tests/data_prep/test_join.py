@@ -65,6 +65,26 @@ def test_arrays_are_joined_too(tmp_path):
     assert contents(tmp_path / "joined") == contents(tmp_path / "one")
 
 
+def test_parts_of_a_source_without_a_folder_are_joined(tmp_path):
+    """And what was joined before is replaced only by force."""
+    for part in ("1/2", "2/2", "13/13"):
+        prepare("digits", None, tmp_path / part.replace("/", "of"), PrepSettings(splits="test", part=part))
+    prepare("digits", None, tmp_path / "one", PrepSettings(splits="test"))
+    halves, out = [tmp_path / "1of2", tmp_path / "2of2"], tmp_path / "joined"
+    join(halves, out)
+    assert contents(out) == contents(tmp_path / "one")
+    (out / "test.beton").write_bytes(b"")
+    with pytest.raises(InputError, match="joined: is already prepared; name another folder, or add --force"):
+        join(halves, out)
+    join(halves, out, force=True)
+    assert contents(out) == contents(tmp_path / "one")
+    with pytest.raises(InputError, match=r"^parts 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more of 13 are missing"):
+        join([tmp_path / "13of13"], out, force=True)
+    with pytest.raises(InputError, match=r"13of13: is a part of another preparation than .*/1of2"):
+        join([halves[0], tmp_path / "13of13"], out, force=True)
+    assert contents(out) == contents(tmp_path / "one")
+
+
 def test_parts_that_do_not_belong_together_are_refused(tmp_path, folder):
     parts = prepare_parts("image-folder", folder, tmp_path, {})
     out = tmp_path / "out"

@@ -8,7 +8,7 @@ import pytest
 
 from widemix.api.prep import prepare as prepare_pairs
 from widemix.data_prep import csv_list, from_python, image_folder
-from widemix.data_prep.labels import MAX_CLASSES, check_names, number_classes
+from widemix.data_prep.labels import MAX_CLASSES, check_label, check_names, check_split, number_classes
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.shards import read_names
@@ -150,6 +150,47 @@ def test_ids_in_place_of_labels_take_no_memory_of_rows_by_classes(tmp_path):
     assert np.flatnonzero(np.frombuffer(samples[70].targets, np.float32)).tolist() == [classes.index("id70")]
 
 
+def test_lines_of_a_table_are_counted_as_editors_do(tmp_path):
+    """With empty lines, and line breaks in a name."""
+    for name, text, line in (
+        ("list.csv", 'path,label\n\n"a\nb.jpg",1\n\nc.jpg,-1\n', 6),
+        ("list.JSONL", '\n{"path": "a", "label": 1}\n\n{"label": -1, "path": "b"}\n', 4),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(InputError, match=rf"{name}: line {line}: label -1 is negative"):
+            csv_list.read(tmp_path / name)
+
+
+def test_numbers_of_a_jsonl_are_numbers_or_their_texts(tmp_path):
+    table = tmp_path / "list.jsonl"
+    rows = [[1, "2.5"], [-3.25, " \u0664 "], [3.4e38, "1e-3"]]
+    lines = [{"split": "val", "path": "a.jpg", "age": age, "height": height} for age, height in rows]
+    table.write_text("\n".join(map(json.dumps, lines)))
+    for targets, columns in (("height,age", (1, 0)), ("*", (0, 1)), (" age ", (0,))):
+        dataset = csv_list.read(table, targets)
+        assert dataset.classes == tuple(("age", "height")[column] for column in columns)
+        assert list(dataset.splits) == ["val"]
+        wanted = np.array([[1, 2.5], [-3.25, 4], [3.4e38, 1e-3]], np.float32)[:, columns]
+        found = [np.frombuffer(sample.targets, np.float32) for sample in dataset.splits["val"]]
+        assert np.array_equal(found, wanted)
+    for wrong in (True, None, [1], 1e39, float("nan"), 10**400):
+        table.write_text(json.dumps({"path": "a.jpg", "age": wrong}))
+        with pytest.raises(InputError, match=r"line 1: age is .*, not a finite number"):
+            csv_list.read(table, "age")
+
+
+def test_the_rows_of_each_split_have_their_own_labels_and_targets(tmp_path):
+    (tmp_path / "list.csv").write_text(
+        "split,label,age,path\nval,b,1,1.jpg\ntrain,a,2,2.jpg\nval,c,3,3.jpg\ntrain,b,4,4.jpg\n"
+    )
+    dataset = csv_list.read(tmp_path / "list.csv")
+    found = {name: [(sample.name, sample.label) for sample in split] for name, split in dataset.splits.items()}
+    assert found == {"val": [("1.jpg", 1), ("3.jpg", 2)], "train": [("2.jpg", 0), ("4.jpg", 1)]}
+    splits = csv_list.read(tmp_path / "list.csv", "age").splits
+    ages = {name: [np.frombuffer(sample.targets, "<f4").item() for sample in split] for name, split in splits.items()}
+    assert ages == {"val": [1, 3], "train": [2, 4]}
+
+
 def test_names_of_columns_have_no_blanks_around(tmp_path):
     (tmp_path / "list.csv").write_bytes(b"\xef\xbb\xbfpath, label, split\r\na.jpg, 3,train\r\n")
     assert csv_list.read(tmp_path / "list.csv").splits["train"][0].label == 3
@@ -193,6 +234,46 @@ def test_pairs_that_are_none(tmp_path, pair, words):
         prepare_pairs([pair], tmp_path / "out")
 
 
+def test_labels_of_splits_from_python_are_numbered_together(tmp_path):
+    """The greatest number, and the first place of a name, may be in any of them."""
+
+    def collected(splits, targets=""):
+        with from_python.collect(splits, tmp_path / "out", targets) as dataset:
+            return dataset.classes, {name: [s.label for s in split] for name, split in dataset.splits.items()}
+
+    numbers = {"train": [(b".", 1)], "val": [(b".", np.int32(3)), (b"x", True)]}
+    assert collected(numbers) == (tuple("0123"), {"train": [1], "val": [3, 1]})
+    names = {"train": [(b".", "cow")], "val": [(b".", "bee"), (b"x", "cow")]}
+    assert collected(names) == (("bee", "cow"), {"train": [1], "val": [0, 1]})
+    with pytest.raises(InputError, match="val: pair 1: label -1 is negative"):
+        collected({"train": [(b".", "1")], "val": [(b".", "2"), (b".", "-1")]})
+    with pytest.raises(InputError, match="labels are both numbers and names"):
+        collected({"train": [(b".", 1)], "val": [(b".", "1")]})
+    with pytest.raises(InputError, match="targets 'age': the labels are classes; give each sample one float"):
+        collected(numbers, "age")
+    with pytest.raises(InputError, match="the samples of one split have 0 targets, those of another 2"):
+        collected({"train": [(b".", [1, 2])], "val": [(b".", 1)]})
+    assert collect(tmp_path, ["12", "10"]) == (tuple(map(str, range(13))), [12, 10])  # of one width, and no codes
+
+
+def test_targets_from_python_are_each_samples_own(tmp_path):
+    """Floats of any type, several numbers, or whether there is a class."""
+    for labels, rows in (
+        ([1.5, np.float32(-2)], [[1.5], [-2]]),
+        ([[1, 2.5], np.array([3, 4], np.int8)], [[1, 2.5], [3, 4]]),
+        ([[True, False], (False, True)], [[1, 0], [0, 1]]),
+        ([np.float64(3.4e38), 0.0], [[np.float32(3.4e38)], [0]]),
+    ):
+        with from_python.collect({"val": [(b"", label) for label in labels]}, tmp_path / "out") as dataset:
+            assert dataset.classes == tuple(map(str, range(len(rows[0]))))
+            assert [np.frombuffer(s.targets, "<f4").tolist() for s in dataset.splits["val"]] == rows
+            assert [sample.label for sample in dataset.splits["val"]] == [-1, -1]
+            assert dataset.targets
+    for right, wrong in (([1.0], [1e39]), ([1, 2], [0.0, float("-inf")])):
+        with pytest.raises(InputError, match=r"train: pair 1 has the targets .* not finite numbers"):
+            collect(tmp_path, [right, wrong])
+
+
 def test_names_of_targets_from_python(tmp_path):
     def names(given):
         with from_python.collect({"train": [(b".", [1, 2])]}, tmp_path / "out", given) as dataset:
@@ -209,9 +290,21 @@ def test_splits_from_python(tmp_path):
         (("train", "Train"), "split 'train' differs from 'Train' in case alone"),
         (("x" * 101,), "split 'xxx.* is no name such as train"),
         (("a\nb",), r"split 'a\\nb' is no name"),
+        (("\u00e9" * 51,), r"split '\u00e9.* is no name"),  # 102 bytes
     ):
         with pytest.raises(InputError, match=words):
             prepare_pairs({split: [(b"", 0)] for split in splits}, tmp_path / "out")
+    for split in ("x" * 100, "\u00e9" * 50, "_1"):
+        check_split("", split, [split, "train"])
+
+
+def test_the_largest_label_is_one_less_than_the_number_of_classes(tmp_path):
+    assert [check_label("x", label) for label in (0, 999_999, 7.0)] == [0, 999_999, 7]
+    assert isinstance(check_label("x", 7.0), int)
+    with pytest.raises(InputError, match="x: label 1000000 is above 999999"):
+        check_label("x", 1_000_000)
+    with pytest.raises(InputError, match="x: label 0x3 is not a whole number"):
+        check_label("x", 3.5, "0x3")
 
 
 def test_classes_of_one_name(tmp_path, capsys):

@@ -251,6 +251,7 @@ def test_as_many_bad_images_as_are_allowed_do_not_end_it(monkeypatch, capsys):
     left_out.check_fraction("train", written, 10, 0.1, finished=False)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(left_out, "LISTED", 3)
+    left_out.check_fraction("train", written, 30, 0.1, finished=False)
     with pytest.raises(RunError, match="train: 3 images of the first 5 cannot be decoded, more than 10 % of 10;"):
         left_out.check_fraction("train", written, 10, 0.1, finished=False)
     listed = ["0: left out: is empty", "2: left out: is text", "3: left out: is cut"]

@@ -227,6 +227,79 @@ def test_why_a_file_cannot_be_read_is_the_first_line_of_the_last_try(memory, mon
     assert answers == []
 
 
+def test_a_file_is_tried_again_after_longer_and_longer_waits(memory, monkeypatch):
+    """Until it comes; what no further try cures is told at once."""
+    answers, waits, asked = [b"123", OSError("cut"), b"12", OSError("cut"), OSError("cut")], [], []
+
+    def answer(_, path, start=None, end=None):
+        asked.append((path, start, end))
+        if isinstance(given := answers.pop(), Exception):
+            raise given
+        return given
+
+    monkeypatch.setattr(type(memory), "cat_file", answer)
+    monkeypatch.setattr(remote, "WAIT_S", 1.0)
+    monkeypatch.setattr(remote.time, "sleep", waits.append)
+    folder = remote.open_remote("memory://bucket")
+    assert folder.read("a", 5, 8) == b"123"
+    assert waits == [1, 2, 4, 8]
+    assert set(asked) == {("/bucket/a", 5, 8)}
+    for error in (
+        PermissionError("no"),
+        FileNotFoundError(),
+        IsADirectoryError(),
+        type("NoCredentialsError", (OSError,), {})(),
+    ):
+        answers[:] = [error]
+        with pytest.raises(
+            InputError, match=r"^memory://bucket/a: (cannot be read .no|no such file|needs credentials)"
+        ):
+            folder.read("a", 5, 8)
+    answers[:] = [b"whole"]
+    assert folder.read("a") == b"whole"
+    assert asked[-1] == ("/bucket/a", None, None)
+    assert len(waits) == 4
+
+
+@pytest.mark.parametrize(
+    ("info", "stated"),
+    [
+        ({"lfs": {"sha256": "ab"}, "md5Hash": "q80="}, ("sha256", "ab")),
+        ({"md5Hash": "q80="}, ("md5", "abcd")),
+        ({"ETag": f'"{"a" * 32}"', "StorageClass": "STANDARD"}, ("md5", "a" * 32)),
+        ({"ETag": f'"{"a" * 30}-2"', "StorageClass": "STANDARD"}, ("", "")),  # uploaded in parts
+        ({"ETag": f'"{"a" * 64}"', "StorageClass": "STANDARD"}, ("", "")),
+        ({"ETag": f'"{"a" * 32}"'}, ("", "")),  # of any server
+        ({"lfs": None}, ("", "")),
+    ],
+)
+def test_the_hash_that_a_store_states(info, stated):
+    assert remote._stated_hash(info) == stated
+
+
+def test_what_is_complete_is_kept_and_what_is_longer_is_not(tmp_path, memory, monkeypatch):
+    """Folders within; a list without a type; and no file outside of the one to write to."""
+    memory.pipe({"/bucket/set/a/b.bin": b"123", "/bucket/set/c.bin": b"4567", "/bucket/set/d.txt": b"89"})
+    (tmp_path / "out/a").mkdir(parents=True)
+    (tmp_path / "out/a/b.bin").write_bytes(b"abc")  # of the right size
+    (tmp_path / "out/c.bin").write_bytes(b"abcde")  # a byte too long
+    version = hashlib.sha256(memory.ukey("/bucket/set/c.bin").encode()).hexdigest()[:8]
+    (tmp_path / f"out/c.bin.{version}.partial").write_bytes(b"12345")
+    assert download("memory://bucket/set/", tmp_path / "out", lambda name: name != "d.txt") == tmp_path / "out"
+    assert contents(tmp_path / "out") == {"a/b.bin": b"abc", "c.bin": b"4567"}
+    one = download("memory://bucket/set/d.txt", tmp_path / "one", lambda name: False)  # which was asked for
+    assert (one, one.read_bytes()) == (tmp_path / "one/d.txt", b"89")
+    for path in ("/bucket/x.bin", "/bucket/set/../x.bin"):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(memory), "find", lambda *_, path=path, **__: {path: {"size": 1}})
+            with pytest.raises(InputError, match=rf"^memory://bucket/set: lists {path}, which lies outside of it"):
+                download("memory://bucket/set", tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "find", lambda *_, **__: {"/bucket/set/a": {"size": 0, "type": "directory"}})
+        with pytest.raises(InputError, match=r"^memory://bucket/set: holds no files"):
+            download("memory://bucket/set", tmp_path / "out")
+
+
 def test_files_are_downloaded_at_once_and_all_stop_with_one(tmp_path, memory, monkeypatch):
     together, read, asked, stopped = threading.Barrier(4), type(memory).cat_file, [], threading.Event()
 

@@ -1,6 +1,7 @@
 """Parts of train: nested, stratified, apart from what is held out."""
 
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,6 +69,28 @@ def test_a_new_file_hardly_disturbs_the_choice():
     before = names(take_subset(dataset([500]), PrepSettings(fraction=0.2)))
     after = names(take_subset(dataset([501]), PrepSettings(fraction=0.2)))
     assert len(set(before) & set(after)) >= 99
+
+
+def test_the_choice_and_the_order_of_a_seed_are_always_the_same():
+    """Whatever the versions of libraries: a folder that is prepared again, or extended, is the same."""
+    whole = dataset([5, 3])
+    shuffled = names(shuffle_train(whole, PrepSettings(shuffle=True, seed=3)))
+    assert shuffled == [f"train/{n}" for n in ("1/6", "1/7", "0/0", "0/1", "0/3", "0/4", "1/5", "0/2")]
+    half = take_subset(whole, PrepSettings(fraction=0.5, holdout=0.25, seed=3))
+    assert names(half) == ["train/0/2", "train/0/3", "train/1/5"]
+    assert names(half, "holdout") == ["train/0/1", "train/1/7"]
+    assert names(take_subset(whole, PrepSettings(per_class=1, seed=3))) == ["train/0/2", "train/1/5"]
+
+
+def test_what_has_no_classes_one_after_the_other_is_not_shuffled():
+    """One class, numbers to predict, sentence pairs, and a source without train."""
+    settings = PrepSettings(shuffle=True)
+    numbers = Dataset(("age",), {"train": ImageFiles("", ["a", "b"], [-1, -1])}, targets=True)
+    for whole in (dataset([4]), numbers, replace(dataset([4, 4]), text=True)):
+        assert shuffle_train(whole, settings) is whole
+    assert names(select(dataset([4, 4]), PrepSettings(shuffle=True, splits="val")), "val") == ["v"]
+    swapped = Dataset(("a", "b"), {"train": ImageFiles("", ["x", "y"], [1, 0])})
+    assert shuffle_train(swapped, settings) is swapped
 
 
 def test_per_class_is_nested_and_exact():

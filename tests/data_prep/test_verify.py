@@ -23,7 +23,7 @@ from widemix.formats import blocks
 from widemix.formats.beton import SEGMENTED as SAMPLE
 from widemix.formats.beton import open_beton
 from widemix.formats.blocks import map_blocks
-from widemix.formats.manifest import read_manifest
+from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.formats.tables import ALLOCATION, FIELD, HEADER
 from widemix.recipe.data import DataSection
 
@@ -259,6 +259,80 @@ def test_the_command_lists_the_damage_and_how_the_folder_is_prepared_again(prepa
     assert damages == verify(prepared)
     assert damages
     assert again == f"to prepare it again: {repair_command(prepared)}"
+
+
+def test_many_damaged_samples_are_named_and_then_counted(prepared, monkeypatch):
+    path = prepared / "train.beton"
+    beton, data = open_beton(path), bytearray(path.read_bytes())
+    for sample in (0, 1, 2, 9):
+        data[int(beton.offset[sample]) + 20] ^= 1
+    path.write_bytes(data)
+    named = [
+        f"{path}: sample {n} (train/{name}.JPEG) is damaged" for n, name in enumerate(("ant/0", "ant/1", "ant/2"))
+    ]
+    named.append(f"{path}: sample 9 (train/bee/2.JPEG) is damaged")
+    for most, more in ((4, []), (3, [f"{path}: 4 samples are damaged in all: 0 to 2, 9"])):
+        monkeypatch.setattr("widemix.data_prep.verify.MAX_LINES", most)
+        assert [line for line in verify(prepared) if ": block " not in line] == named[:most] + more
+
+
+def test_without_its_checksums_a_splits_blocks_are_checked(prepared):
+    """And the samples in a damaged one are all that lie there."""
+    path = prepared / "val.beton"
+    beton, data = open_beton(path), bytearray(path.read_bytes())
+    at = int(beton.offset[3]) + 20
+    data[at] ^= 1
+    path.write_bytes(data)
+    (prepared / "val.crc32c").unlink()
+    (prepared / "train.crc32c").write_bytes(b"")
+    lines = verify(prepared)
+    assert lines[0].startswith(f"{prepared}/train.crc32c: has 0 bytes, and the samples need 84")
+    assert lines[-2:] == [f"{prepared}/train.crc32c: is damaged", f"{prepared}/val.crc32c: is missing"]
+    start = at // 4096 * 4096
+    first, *_, last = [n for n in range(6) if beton.offset[n] < start + 4096 and beton.stop[n] > start]
+    (damaged,) = (line for line in lines if ": block " in line)
+    wanted = (
+        f"{path}: block {at // 4096} (bytes {start} to {start + 4095}) is damaged; it holds samples {first} to {last}"
+    )
+    assert damaged.startswith(wanted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "--from {0} --no-shuffle"),
+        ({"shuffle": True}, "--from {0}"),
+        (
+            {"raw": True, "max_size": 0, "side": "longest", "shuffle": True, "seed": 3},
+            "--from {0} --raw --max-size 0 --seed 3",
+        ),
+        (
+            {"restart_markers": False, "fraction": 0.25, "quality": 80, "shuffle": True, "on_bad": "error"},
+            "--from {0} --no-restart-markers --fraction 0.25 --quality 80 --on-corrupt error",
+        ),
+        (
+            {"side": "shortest", "max_size": 256, "part": "2/3", "per_class": 5, "holdout": 0.1, "shuffle": True},
+            "--from {0} --short-side 256 --part 2/3 --per-class 5 --holdout 0.1",
+        ),
+        ({"encoding": "coefficients", "shuffle": False}, "--from {0} --encoding coefficients --no-shuffle"),
+    ],
+)
+def test_the_command_that_prepares_a_folder_again_has_all_its_settings(tmp_path, prepared, settings, words):
+    manifest = read_manifest(prepared)
+    (prepared / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"settings": settings})))
+    first, *rest = shlex.split(repair_command(prepared).removeprefix("widemix prep "))
+    assert first == "image-folder"
+    assert rest[-3:] == ["--to", str(prepared), "--force"]
+    pairs = [" ".join(word) for word in re.findall(r"(--\S+)((?: (?!--)\S+)?)", " ".join(rest[:-3]))]
+    wanted = re.findall(r"(--\S+)((?: (?!--)\S+)?)", words.format(tmp_path / "images"))
+    assert sorted(pairs) == sorted(" ".join(word) for word in wanted)
+    arguments = make_parser().parse_args(["prep", first, *rest])
+    assert arguments.command is not None
+
+
+def test_the_command_for_a_source_without_a_folder_names_none(tmp_path, digits):
+    assert "--from" not in repair_command(digits)
+    assert repair_command(digits).startswith("widemix prep digits --no-shuffle --to ")
 
 
 def test_a_folder_of_short_sides_is_prepared_again_by_them(tmp_path, folder):
