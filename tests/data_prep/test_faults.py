@@ -199,6 +199,7 @@ def test_an_image_that_stops_it_comes_after_those_before_it(forty):
     with pytest.raises(InputError, match=r"20\.jpg: is no image"):
         found.extend(encode._in_order(samples, 3, settings, []))
     assert found == [encode.encode(samples[number], settings) for number in range(3, 20)]
+    assert [record.label for record in encode._in_order(samples, 21, settings, [])] == list(range(21, 40))
 
 
 def test_what_a_process_answers(forty):

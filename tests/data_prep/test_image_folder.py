@@ -123,6 +123,8 @@ def test_imagenet_21k_has_no_splits(tmp_path, fill):
     ("wnids", "folder", "word"),
     [
         ("", "train/tench", "not a WordNet id"),
+        ("", "train/n000000001", "not a WordNet id"),
+        ("n000000001\n", "train/n00000001", "'n000000001' is not a WordNet id"),
         ("n00000001\n", "train/n00000002", r"is not in .*wnids\.txt"),
         ("n00000001\nn00000001\n", "train/n00000001", "n00000001 is listed twice"),
         ("tench n00000001\n", "train/n00000001", "'tench' is not a WordNet id"),

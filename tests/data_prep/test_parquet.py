@@ -110,6 +110,36 @@ def test_other_names_and_no_metadata(tmp_path, jpeg):
     assert Image.open(io.BytesIO(dataset.splits["train"][0].image.read())).size == (40, 30)
 
 
+def test_a_file_that_is_replaced_is_opened_again(tmp_path, jpeg):
+    """Its images are then other ones, and a preparation finds that they have changed."""
+    path = write(tmp_path / "train.parquet", [jpeg(0), jpeg(1)], [0, 1])
+    samples = parquet.read(path).splits["train"]
+    assert samples[0].image.read_with_status() == (jpeg(0), samples[0].status())
+    write(path, [jpeg(2), jpeg(3), jpeg(4)], [0, 1, 2])
+    assert [samples[i].content() for i in (0, 1)] == [jpeg(2), jpeg(3)]
+    write(path, [jpeg(5)], [0])
+    with pytest.raises(InputError, match=r"train\.parquet: has fewer rows than when it was listed"):
+        samples[1].content()
+
+
+def test_names_of_classes_may_be_in_any_file_and_of_any_column(tmp_path):
+    rows = {"image": pa.array(IMAGE * 2, pa.struct([("bytes", pa.binary())])), "fine": [0, 2]}
+    table = pa.table(rows)
+    features = {"coarse": {"names": ["x"]}, "fine": {"names": ["a", "b", "c", "d"]}}
+    named = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    for number, part in enumerate((table, named, table)):
+        pq.write_table(part, tmp_path / f"train-{number}.parquet")
+    dataset = parquet.read(tmp_path)
+    assert dataset.classes == ("a", "b", "c", "d")
+    assert dataset.splits["train"].labels.tolist() == [0, 2] * 3
+    (tmp_path / "train-1.parquet").unlink()
+    assert parquet.read(tmp_path).classes == ("0", "1", "2")
+    pq.write_table(named, tmp_path / "val.parquet")
+    pq.write_table(table.set_column(1, "fine", [[3, 4]]), tmp_path / "train-2.parquet")
+    with pytest.raises(InputError, match=r"train-2\.parquet: has labels outside of its 4 classes"):
+        parquet.read(tmp_path)
+
+
 def test_a_row_without_bytes_is_an_error(tmp_path, jpeg):
     write(tmp_path / "hub" / "train.parquet", [jpeg(0), None], [0, 1])
     with pytest.raises(InputError, match=r"train\.parquet: row 1 of row group 0 has no image\.bytes"):

@@ -19,9 +19,9 @@ from widemix.data_prep.dry_run import dry_run
 from widemix.data_prep.encoding import encoding_for
 from widemix.data_prep.prep_dir import lock_folder, lock_path, prep_dir
 from widemix.data_prep.prepare import plan_of, prepare, select
-from widemix.data_prep.samples import Dataset, FileSlice, ImageFiles, Origin
+from widemix.data_prep.samples import Dataset, FileSlice, ImageFiles, Origin, PixelArrays
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.sources import SOURCES, register_source, wanted_files
+from widemix.data_prep.sources import SOURCES, check_origin, register_source, wanted_files
 from widemix.data_prep.written import Written
 from widemix.errors import InputError, RunError
 from widemix.formats.beton import SAMPLE, open_beton
@@ -285,6 +285,12 @@ def test_classes_that_only_train_lacks_are_told(tmp_path, image, capsys):
     where = tmp_path / "train,val,test"
     assert told("train,val,test") == line(where, "dgo", "val") + line(where, "dgo, emu", "test")
     assert told("val,test") == told("train") == ""
+    rows = ["path,split,label", *(f"in/{name}/0.png,{name.replace('/', ',')}" for name in ("train/cat", "train/dog"))]
+    rows += ["in/val/dgo/0.png,val,dog", "in/val/cat/0.png,val,cat"]
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+    prepare("csv", tmp_path / "list.csv", tmp_path / "part", PrepSettings(part="1/2"), processes=1)
+    assert [split.per_class for split in read_manifest(tmp_path / "part").splits.values()] == [(1, 0), (0, 1)]
+    assert capsys.readouterr().err == ""  # the parts together have all
 
 
 @pytest.mark.parametrize("fraction", ["-1%", "101%", "x"])
@@ -402,6 +408,48 @@ def test_parts_have_as_many_samples_as_there_are_parts_at_least(tmp_path):
         select(dataset, PrepSettings(part="2/4"))
     with pytest.raises(InputError, match="part: sentence pairs are prepared by one machine"):
         select(Dataset(("x",), {"train": files}, text=True), PrepSettings(part="2/3"))
+
+
+def test_how_many_processes_encode_what(tmp_path, monkeypatch):
+    """As many as are asked for, or usable; what is in memory is not sent to others."""
+    monkeypatch.setattr("widemix.data_prep.encoding.usable_cpus", lambda: 5)
+    files = Dataset(("x",), {"train": ImageFiles(tmp_path, ("a",), (0,))})
+    pixels = Dataset(("x",), {"train": PixelArrays("train", np.zeros((1, 2, 2, 3), np.uint8), np.zeros(1, int))})
+    both = Dataset(("x",), files.splits | {"val": pixels.splits["train"]})
+    for dataset, settings, processes, expected in (
+        (files, SETTINGS, None, 5),
+        (files, SETTINGS, 3, 3),
+        (files, PrepSettings(raw=True), None, 5),
+        (both, PrepSettings(raw=True), 2, 2),
+        (pixels, SETTINGS, 3, 1),
+    ):
+        encoding = encoding_for(dataset, None, settings, processes)
+        assert encoding.records.keywords["processes"] == expected
+        assert encoding.parallel is (expected > 1)
+        fields = [name for name, *_ in encoding.layout.fields]
+        assert fields == ["image", "label", *(["segments"] if not settings.raw and dataset is files else [])]
+
+
+def test_coefficients_need_the_compiled_code(tmp_path, monkeypatch):
+    monkeypatch.setattr("widemix.data_prep.encoding.library", lambda: None)
+    files = Dataset(("x",), {"train": ImageFiles(tmp_path, ("a",), (0,))})
+    assert encoding_for(files, None, SETTINGS, 1).versions == {"jpeg": "none"}
+    with pytest.raises(
+        InputError, match="encoding coefficients: needs the compiled code; leave it out to store JPEGs"
+    ):
+        encoding_for(files, None, PrepSettings(encoding="coefficients"), 1)
+
+
+def test_a_source_is_known_by_its_real_absolute_path(tmp_path, folder, monkeypatch):
+    """From any working directory, and by links."""
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    for path in ("images", "link", "./images/../images"):
+        assert check_origin("image-folder", Path(path)) == folder
+    prepare("image-folder", Path("images"), tmp_path / "out", SETTINGS, processes=1)
+    assert read_manifest(tmp_path / "out").origin == str(folder)
+    monkeypatch.chdir(folder)
+    assert prepare("image-folder", tmp_path / "link", tmp_path / "out", SETTINGS) == read_manifest(tmp_path / "out")
 
 
 def test_only_shards_of_the_chosen_splits_are_wanted():

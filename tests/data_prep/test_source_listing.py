@@ -232,6 +232,19 @@ def test_hard_links_in_shards_are_the_files_that_they_name(tmp_path, jpeg):
     assert found(webdataset.read(tmp_path), "train") == dict.fromkeys(names, ("3", jpeg(0)))
 
 
+def test_sparse_files_in_shards_are_refused(tmp_path, jpeg):
+    """Their data are not all in the tar: as GNU tar writes them with --sparse."""
+    member = tarfile.TarInfo("a.jpg")
+    member.type, member.size = tarfile.GNUTYPE_SPARSE, 512
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+    header[386:410] = b"%011o\0%011o\0" % (512, 512)  # where the data lie in the file, and how many
+    header[483:495] = b"%011o\0" % 1024
+    header[148:156] = b"%06o\0 " % (sum(header[:512]) - sum(header[148:156]) + 8 * 32)
+    (tmp_path / "train.tar").write_bytes(bytes(header) + bytes(512) + bytes(1024))
+    with pytest.raises(InputError, match=r"train\.tar: a\.jpg is a link or sparse; pack it with"):
+        webdataset.read(tmp_path)
+
+
 @pytest.mark.parametrize(("kind", "target"), [(tarfile.SYMTYPE, "a.jpg"), (tarfile.LNKTYPE, "nothing.jpg")])
 def test_other_links_in_shards_are_refused(tmp_path, jpeg, kind, target):
     path = shard(tmp_path / "train.tar", {"a.jpg": jpeg(0), "a.cls": b"3"})
@@ -289,6 +302,24 @@ def test_shards_without_a_split_are_told(tmp_path, capsys):
     put(tmp_path, {"testing/0.tar": b"", "eval-0.tar": b""})
     assert list(find_shards(tmp_path, ".tar")) == ["train"]
     assert "2 shards name no split, such as eval-0.tar; read as train" in capsys.readouterr().err
+
+
+def test_a_shard_alone_is_of_the_split_that_its_own_name_tells(tmp_path, capsys):
+    """Whatever its suffix, and the folders that it is in."""
+    put(tmp_path, {"train/0-val.bin": b"", "val/0.bin": b"", "val/1.tar": b""})
+    assert find_shards(tmp_path / "train/0-val.bin", ".tar") == {"val": [tmp_path / "train/0-val.bin"]}
+    assert capsys.readouterr().err == ""
+    assert find_shards(tmp_path / "val/0.bin", ".tar") == {"train": [tmp_path / "val/0.bin"]}
+    assert "1 shards name no split, such as 0.bin; read as train" in capsys.readouterr().err
+    assert find_shards(tmp_path, ".tar") == {"val": [tmp_path / "val/1.tar"]}
+
+
+def test_splits_are_listed_in_their_usual_order_and_shards_by_name(tmp_path):
+    put(tmp_path, {f"{name}.tar": b"" for name in ("test-1", "val-0", "train-10", "train-2", "test-0", "b/train")})
+    shards = find_shards(tmp_path, ".tar")
+    assert list(shards) == ["train", "val", "test"]
+    names = [[str(path.relative_to(tmp_path)) for path in paths] for paths in shards.values()]
+    assert names == [["b/train.tar", "train-10.tar", "train-2.tar"], ["val-0.tar"], ["test-0.tar", "test-1.tar"]]
 
 
 def test_doubtful_splits_are_told(tmp_path, capsys):

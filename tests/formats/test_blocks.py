@@ -51,6 +51,45 @@ def test_what_is_written_again_or_was_there_before_is_read(tmp_path):
     assert hash_blocks(tmp_path / "file", more.known) == read
 
 
+def test_what_follows_the_kept_bytes_is_cut_off(tmp_path):
+    """As a process leaves it that was killed; without kept bytes, all of it."""
+    for keep in (100, 0):
+        (tmp_path / "file").write_bytes(b"x" * 1000)
+        disk = DiskFile(tmp_path / "file", keep)
+        disk.write(300, [b"yy"])
+        disk.wait()
+        disk.close()
+        assert (tmp_path / "file").read_bytes() == b"x" * keep + bytes(300 - keep) + b"yy"
+
+
+def test_after_a_write_that_failed_nothing_more_is_written_or_flushed(tmp_path, monkeypatch):
+    disk, flushed = DiskFile(tmp_path / "file", 0), []
+    write = disk._write
+    monkeypatch.setattr(disk, "_write", lambda position, parts: 1 / 0 if position == 10 else write(position, parts))
+    disk.write(0, [b"0" * 10])
+    disk.flush(flushed.append)
+    disk.wait()
+    disk.write(10, [b"1" * 10])
+    disk.write(20, [b"2" * 10])
+    disk.flush(flushed.append)
+    with pytest.raises(ZeroDivisionError):
+        disk.wait()
+    disk.close()
+    assert (tmp_path / "file").read_bytes() == b"0" * 10
+    assert len(flushed) == 1
+
+
+def test_writes_that_wait_for_the_disk_are_bounded(tmp_path):
+    """Else all of a data set would be held in memory."""
+    disk = DiskFile(tmp_path / "file", 0)
+    for number in range(40):
+        disk.write(number, [b"x"])
+    assert len(disk._pending) <= 16
+    disk.wait()
+    disk.close()
+    assert (tmp_path / "file").read_bytes() == b"x" * 40
+
+
 def test_hashes_tell_of_what_should_be_on_disk(tmp_path):
     hashes = written(tmp_path / "file", 0, [(0, 20_000)])
     with (tmp_path / "file").open("r+b") as file:
