@@ -141,6 +141,24 @@ def test_damaged_cifar_files_are_named(tmp_path, cifar_data, name, data, word, c
     assert "ran" not in capsys.readouterr().out
 
 
+def test_of_several_forms_the_python_version_and_unpacked_files_come_first(tmp_path, cifar_data):
+    """Of a tar only what is in its own folder is read."""
+    others = {name: (images, [1] * len(labels)) for name, (images, labels) in cifar_data.items()}
+    write_cifar10_binary(tmp_path / "cifar-10-batches-bin", others)
+    assert listed(cifar.cifar10(tmp_path).splits["test"])[1] == [1, 1]
+    write_cifar10_python(tmp_path / "new", cifar_data)
+    write_cifar10_python(tmp_path / "old", others)
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "new", "cifar-10-batches-py")
+        archive.add(tmp_path / "old", "copy")
+    assert_is_cifar10(cifar.cifar10(tmp_path), cifar_data)
+    (tmp_path / "old").rename(tmp_path / "cifar-10-batches-py")
+    assert listed(cifar.cifar10(tmp_path).splits["test"])[1] == [1, 1]
+    for path in (tmp_path / "new").iterdir():
+        path.rename(tmp_path / path.name)
+    assert_is_cifar10(cifar.cifar10(tmp_path), cifar_data)
+
+
 def test_a_cut_tar_is_refused(tmp_path, cifar_data):
     write_cifar10_python(tmp_path / "cifar-10-batches-py", cifar_data)
     with tarfile.open(tmp_path / "c.tar.gz", "w:gz") as archive:

@@ -185,6 +185,7 @@ def test_tables_of_paths(tmp_path, jpeg):
         ("path,label,labels\na,b,c\n", "has both the column label"),
         ("path,label,label\na,b,c\n", "names a column twice"),
         ("path,label\n", "lists no images"),
+        ("path,label\n,b\n", "line 2: path '' is not that of an image"),
         ("path;label\na;1\n", "list.csv: its columns are separated by ';'; separate them by commas"),
         ("path\tlabel\na\t1\n", r"list.csv: its columns are separated by '\\t'"),
         ("path,label\na\n", "line 2 has 1 columns, and the first line has 2"),

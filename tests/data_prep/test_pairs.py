@@ -177,6 +177,16 @@ def test_empty_lines_are_none(tmp_path):
     assert dataset.splits["train"][0].name == "train.tsv:3"  # lines are counted as editors do
 
 
+def test_a_sentence_may_have_any_characters_but_line_breaks_and_tabs(tmp_path):
+    """Some of them are line breaks to Python."""
+    first, second = "a\u2028b\x85c\x0cd\x1ce", 'f\rg "h'
+    (tmp_path / "train.tsv").write_bytes(plain([("neutral", first, second)]).encode())
+    (tmp_path / "dev_matched.jsonl").write_bytes(
+        json.dumps({"gold_label": "neutral", "sentence1": first, "sentence2": second}, ensure_ascii=False).encode()
+    )
+    assert [listed(split) for split in pairs.mnli(tmp_path).splits.values()] == [[("neutral", first, second)]] * 2
+
+
 @pytest.fixture
 def folder(tmp_path):
     root = tmp_path / "pairs"

@@ -14,7 +14,8 @@ from PIL import Image
 
 from widemix.cli import main
 from widemix.cli.prep import print_summary
-from widemix.data_prep import left_out
+from widemix.data_prep import encode, left_out
+from widemix.data_prep.adopt import adopt
 from widemix.data_prep.dry_run import dry_run
 from widemix.data_prep.encoding import encoding_for
 from widemix.data_prep.prep_dir import lock_folder, lock_path, prep_dir
@@ -428,6 +429,34 @@ def test_how_many_processes_encode_what(tmp_path, monkeypatch):
         assert encoding.parallel is (expected > 1)
         fields = [name for name, *_ in encoding.layout.fields]
         assert fields == ["image", "label", *(["segments"] if not settings.raw and dataset is files else [])]
+
+
+@pytest.mark.parametrize(("processes", "expected"), [(3, 3), (None, 7)])
+def test_as_many_processes_encode_as_the_caller_says(tmp_path, folder, monkeypatch, processes, expected):
+    asked, encode_all = [], encode.encode_all
+
+    def watched(samples, start, settings, processes):
+        asked.append(processes)
+        return encode_all(samples, start, settings, 1)
+
+    for module in ("encoding", "adopt"):
+        monkeypatch.setattr(f"widemix.data_prep.{module}.encode_all", watched)
+        monkeypatch.setattr(f"widemix.data_prep.{module}.usable_cpus", lambda: 7)
+    prepare("image-folder", folder, tmp_path / "out", SETTINGS, processes=processes)
+    prepare("image-folder", folder, tmp_path / "raw", PrepSettings(raw=True, splits="val"), processes=1)
+    adopt({"train": tmp_path / "out/train.beton"}, tmp_path / "adopted", processes=processes)
+    adopt({"val": tmp_path / "raw/val.beton"}, tmp_path / "pixels", processes=processes)  # which need no decoding
+    assert asked == [expected, expected, 1, expected, 1]
+
+
+def test_one_in_a_hundred_images_may_be_left_out_unless_told(tmp_path, folder):
+    (folder / "train/ant/0.JPEG").write_bytes(b"")
+    with pytest.raises(RunError, match="train: 1 images cannot be decoded, more than 1 % of 21"):
+        prepare("image-folder", folder, tmp_path / "out", SETTINGS)
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    (tmp_path / "bad.png").touch()
+    (tmp_path / "list.csv").write_text("path,label\n" + "a.png,0\n" * 99 + "bad.png,0\n")
+    assert prepare("csv", tmp_path / "list.csv", tmp_path / "out", SETTINGS).splits["train"].samples == 99
 
 
 def test_coefficients_need_the_compiled_code(tmp_path, monkeypatch):

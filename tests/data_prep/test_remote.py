@@ -261,6 +261,20 @@ def test_a_file_is_tried_again_after_longer_and_longer_waits(memory, monkeypatch
     assert len(waits) == 4
 
 
+def test_a_store_that_cannot_be_reached_or_listed_is_one_line(tmp_path, memory, monkeypatch):
+    for error, words in (
+        (type("NoCredentialsError", (Exception,), {})("none"), r"needs credentials \(none\)"),
+        (OSError("away\nand more"), r"cannot be listed \(OSError: away\)$"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(memory), "find", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
+            with pytest.raises(InputError, match=rf"^memory://bucket/x: {words}"):
+                download("memory://bucket/x", tmp_path / "x")
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda _: (_ for _ in ()).throw(ConnectionRefusedError("no")))
+    with pytest.raises(InputError, match=r"^ftp://host/x: cannot be reached \(no\)"):
+        remote.open_remote("ftp://host/x")
+
+
 @pytest.mark.parametrize(
     ("info", "stated"),
     [

@@ -93,6 +93,13 @@ def test_what_has_no_classes_one_after_the_other_is_not_shuffled():
     assert shuffle_train(swapped, settings) is swapped
 
 
+def test_names_of_any_bytes_are_chosen_too():
+    samples = ImageFiles("", [f"a\udcff/{i}" for i in range(8)], [0] * 4 + [1] * 4)
+    settings = PrepSettings(fraction=0.5, holdout=0.25, shuffle=True)
+    chosen = select(Dataset(("a", "b"), {"train": samples}), settings)
+    assert [len(names(chosen, split)) for split in ("train", "holdout")] == [3, 2]
+
+
 def test_per_class_is_nested_and_exact():
     whole = dataset([20, 30, 9])
     five, nine = (take_subset(whole, PrepSettings(per_class=count)) for count in (5, 9))

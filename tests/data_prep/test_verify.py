@@ -17,12 +17,13 @@ from widemix.command_line.commands import run_command
 from widemix.data.split import open_split
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.verify import _ranges, repair_command, verify
+from widemix.data_prep.verify import _check, _describe_block, _Opened, _ranges, repair_command, verify
 from widemix.errors import InputError
 from widemix.formats import blocks
 from widemix.formats.beton import SEGMENTED as SAMPLE
 from widemix.formats.beton import open_beton
 from widemix.formats.blocks import map_blocks
+from widemix.formats.checksums import open_checksums
 from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.formats.tables import ALLOCATION, FIELD, HEADER
 from widemix.recipe.data import DataSection
@@ -295,6 +296,20 @@ def test_without_its_checksums_a_splits_blocks_are_checked(prepared):
         f"{path}: block {at // 4096} (bytes {start} to {start + 4095}) is damaged; it holds samples {first} to {last}"
     )
     assert damaged.startswith(wanted)
+
+
+def test_a_block_that_the_disk_does_not_give_is_damaged_with_its_samples(prepared):
+    beton = open_beton(prepared / "train.beton")
+    opened = _Opened(prepared / "gone", beton, open_checksums(beton))
+    block = int(beton.offset[9]) // 4096
+    digest, damaged = _check(opened, block)
+    assert digest == "cannot be read: No such file or directory"
+    assert damaged == [n for n in range(21) if beton.offset[n] // 4096 == block]
+    line = _describe_block(opened, block, digest, np.array(damaged))
+    assert (
+        f"gone: block {block} (bytes {block * 4096} to {block * 4096 + 4095}) is damaged (cannot be read: No" in line
+    )
+    assert f"; it holds samples {damaged[0]} to {damaged[-1]}" in line
 
 
 @pytest.mark.parametrize(
