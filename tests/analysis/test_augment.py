@@ -9,7 +9,9 @@ from tests.sections import train_section
 from widemix.analysis.augment import first_batch, write_png
 from widemix.analysis.operations import AMPLIFIED, Comparison, all_comparisons, comparison_tiles
 from widemix.cli import main
-from widemix.data.grid import BACKGROUND, GUTTER, denormalise, grid
+from widemix.data import grid as grid_module
+from widemix.data.batches import Batch
+from widemix.data.grid import BACKGROUND, GUTTER, denormalise, grid, training_grid
 from widemix.data.loader import TrainLoader
 from widemix.data.normalise import normalise
 from widemix.distributed.topology import Topology
@@ -50,6 +52,43 @@ def test_tiles_are_placed_in_rows_without_interpolation():
         y = second_row if y is None else y
         assert (sheet[y : y + 112, x : x + 112] == value).all()
     assert (sheet[:, :GUTTER] == BACKGROUND).all()
+
+
+def test_tiles_stand_below_each_other_as_far_as_their_captions_need():
+    """Those of 60 pixels at twice their size; no column is left empty."""
+    tiles = [np.full((60, 60, 3), value, np.uint8) for value in (1, 2)]
+    width, line = 120, 16
+    assert grid(tiles, ["", ""], columns=1).shape == (2 * (width + GUTTER) + GUTTER, width + 2 * GUTTER, 3)
+    assert grid(tiles, ["a\nb\nc", "d"], columns=9).shape == (width + 3 * line + 2 * GUTTER, 2 * 120 + 3 * GUTTER, 3)
+    large = np.arange(120 * 130 * 3).reshape(120, 130, 3).astype(np.uint8)
+    assert np.array_equal(grid([large], [""], columns=8)[GUTTER:-GUTTER, GUTTER:-GUTTER], large)
+    dark = (grid(tiles, ["", "x"], columns=2)[GUTTER + width :] < 100).all(2)
+    assert dark[:, 2 * GUTTER + width :].any()
+    assert not dark[:, : 2 * GUTTER + width].any()
+
+
+def test_a_training_grid_names_what_its_images_are_made_of(digits, monkeypatch):
+    """The two likeliest classes, without those that label smoothing alone has given something."""
+    section = DataSection(path=str(digits), num_classes=12, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 0.75))
+    pixels = torch.randint(256, (4, 3, 8, 8), generator=torch.Generator().manual_seed(0))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (section.mean, section.std))
+    targets = torch.full((4, 12), 0.01)
+    targets[0, 7] = 0.89
+    targets[1, 3], targets[1, 11] = 0.3, 0.6
+    targets[2, :3] = torch.tensor([0.2, 0.5, 0.3])
+    given = []
+    monkeypatch.setattr(grid_module, "grid", lambda *arguments, **keys: given.extend((*arguments, keys)))
+    training_grid(Batch((pixels / 255 - mean) / std, targets, np.arange(4)), 3, section)
+    tiles, captions, keys = given
+    assert captions == ["7: 0.89", "class 11: 0.60\n3: 0.30", "1: 0.50\n2: 0.30"]
+    assert np.array_equal(tiles, pixels[:3].permute(0, 2, 3, 1))
+    assert keys == {"columns": 8}
+
+
+def test_noise_beyond_black_and_white_is_clipped():
+    section = DataSection(path="", num_classes=2)
+    images = torch.tensor([-9.0, 9.0])[:, None, None, None].expand(2, 3, 1, 1)
+    assert denormalise(images, section).reshape(2, 3).tolist() == [[0] * 3, [255] * 3]
 
 
 def test_a_difference_is_amplified_and_stated():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -98,6 +99,19 @@ def test_long_compilation_is_announced_once(capsys):
             notice.on_end(end)
     assert short._timer is None
     assert capsys.readouterr().err.count("compiling the functions that prepare these batches") == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "rank", "announced"), [("widemix.a", "0", 1), ("widemix.a", "1", 0), ("b", "0", 0)]
+)
+def test_the_first_rank_announces_the_compilation_of_our_functions(module, rank, announced, monkeypatch):
+    begun = []
+    timer = SimpleNamespace(start=lambda: begun.append(module))
+    monkeypatch.setattr(widemix.data.compiled, "Timer", lambda *_: timer)
+    monkeypatch.setenv("RANK", rank)
+    function = SimpleNamespace(py_func=SimpleNamespace(__module__=module))
+    _Notice(after=2.0).on_start(event.Event("numba:compile", event.EventStatus.START, {"dispatcher": function}))
+    assert len(begun) == announced
 
 
 def test_the_announcement_says_where_nothing_is_kept(tmp_path, monkeypatch):

@@ -61,6 +61,12 @@ def test_exceptions_of_reading_are_raised_before_the_batch_that_is_ready():
             next(batches)
 
 
+def test_what_a_step_waited_is_that_for_finished_batches():
+    with Batches(Prefetch(iter(range(2)), ahead=1), lambda host: host, CPU) as batches:
+        batches._hosts.waited, batches._ready.waited = 7.0, 3.0
+        assert batches.waited == 3.0
+
+
 def test_exceptions_of_finishing_are_raised():
     def finish(host):
         raise RuntimeError("out of memory on the device")

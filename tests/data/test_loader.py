@@ -1,12 +1,16 @@
 """Batches: the same images for every world size, thread count and restart; unreadable samples are named."""
 
+import gc
 import hashlib
 import io
+import os
 import re
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -15,19 +19,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from timm.data import transforms
 
+from tests.data.plain_batches import CROP, Numbers, stream_of
 from tests.layouts import two_classes
 from tests.sections import train_section
+from widemix.data import images as images_module
+from widemix.data import loader as loader_module
 from widemix.data.batches import prefetch_count
-from widemix.data.decode import centre_boxes, padded_boxes, random_boxes
-from widemix.data.loader import EvalLoader, TrainLoader
+from widemix.data.decode import Decoder, centre_boxes, padded_boxes, random_boxes
+from widemix.data.loader import EvalLoader, TrainLoader, _warn_of_sorted_classes
 from widemix.data.order import RandomOrder
 from widemix.data.paged import PagedOrder
+from widemix.data.prefetch import Prefetch
+from widemix.data.split import open_split
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.formats.beton import open_beton
+from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection
 
@@ -55,7 +66,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def section(folder: Path, **changes) -> DataSection:
-    return DataSection(path=str(folder), num_classes=2, **{"image_size": 24, "workers": 1, **changes})
+    return DataSection(path=str(folder), **{"num_classes": 2, "image_size": 24, "workers": 1, **changes})
 
 
 def place(rank=0, world=1) -> Topology:
@@ -177,6 +188,33 @@ def test_batches_ahead_are_bounded_in_bytes(folder, mib, ahead):
     assert inside * ahead <= max(mib << 20, inside)
 
 
+@pytest.mark.parametrize("kind", ["training", "evaluation"])
+def test_batches_ahead_are_those_of_a_ranks_micro_batch(folder, kind, monkeypatch):
+    """Of 4 images of 224 pixels, 0.57 MiB: three in 2 MiB, in which there is no room for the 16 of a step."""
+    ahead = []
+
+    class Counted(Prefetch):
+        def __init__(self, source, count):
+            ahead.append(count)
+            super().__init__(source, count)
+
+    monkeypatch.setattr(loader_module, "Prefetch", Counted)
+    data = section(folder, image_size=224, prefetch_mib=2, prefetch_batches=9)
+    if kind == "training":
+        loader = TrainLoader(data, AugmentSection(), train_section(BATCH, 2, 7), place(1, 2))
+        batches = loader.batches(0)
+    else:
+        batches = EvalLoader(data, 4, place(1, 2)).batches()
+    with batches:
+        assert ahead == [3]
+
+
+def test_threads_are_those_asked_for_or_the_ranks_share(folder, monkeypatch):
+    monkeypatch.setattr(images_module, "share_cpus", lambda topology: 10 + topology.rank)
+    for workers, threads in ((3, 3), (0, 12)):
+        assert EvalLoader(section(folder, workers=workers), 4, place(2, 4)).source.threads == threads
+
+
 def test_epochs_differ(folder):
     assert digest(training(folder, epoch=0)) != digest(training(folder, epoch=1))
 
@@ -188,6 +226,63 @@ def test_evaluation_sees_every_sample_once(folder, world):
         with EvalLoader(section(folder), 4, place(rank, world)).batches() as batches:
             seen += [sample for batch in batches for sample in batch.samples]
     assert sorted(seen) == list(range(17))
+
+
+def test_evaluation_of_some_samples_and_from_a_step_on(folder):
+    """In their order, those of a rank in turns; ranks with fewer have as many batches, of which one is empty."""
+    label = open_beton(folder / "val.beton").label
+    numbers = np.array([16, 3, 5, 0, 9])
+    for rank, first, expected in (
+        (0, 0, [[16, 5], [9]]),
+        (1, 0, [[3, 0], []]),
+        (0, 1, [[9]]),
+        (1, 1, [[]]),
+        (0, 2, []),
+    ):
+        loader = EvalLoader(section(folder), 2, place(rank, 2), samples=numbers)
+        assert len(loader) == 5
+        with loader.batches(first) as batches:
+            found = list(batches)
+        assert [batch.samples.tolist() for batch in found] == expected
+        assert [batch.targets.tolist() for batch in found] == [label[each].tolist() for each in expected]
+        assert [batch.inputs.shape for batch in found] == [(len(each), 3, 24, 24) for each in expected]
+    with EvalLoader(section(folder), 4, place(1, 3)).batches(1) as batches:
+        assert [batch.samples.tolist() for batch in batches] == [[13, 16]]
+
+
+def by_timm(monkeypatch, view_id, height, width, scale, ratio) -> list[int]:
+    """timm's crop with the numbers of our stream, as [top, left, height, width]."""
+    numbers: Any = Numbers(
+        stream_of(1, 2, view_id, CROP),
+        real=lambda reals, _: 4 * (reals // 2) + reals % 2,
+        whole=lambda reals, wholes: 4 * (reals // 2 - 1) + 2 + wholes,
+    )
+    monkeypatch.setattr(transforms, "random", numbers)
+    return list(
+        transforms.RandomResizedCropAndInterpolation.get_params(Image.new("L", (width, height)), scale, ratio)
+    )
+
+
+def test_crops_of_long_images_are_timms(monkeypatch):
+    """Most attempts fail there, and after ten the largest crop that the ratio allows is the image's centre."""
+    sizes = [(30, 400), (400, 30), (17, 90), (90, 17), (31, 30), (200, 333), (5, 7)]
+    height, width = np.array(sizes).T
+    ids, scale, ratio = np.arange(12 * len(sizes)), (0.1, 1.0), (0.6, 1.25)
+    boxes = random_boxes(ids, height, width, 1, 2, scale, ratio, 0.0)
+    fallbacks = 0
+    for view_id, box in zip(ids.tolist(), boxes.tolist(), strict=True):
+        h, w = sizes[view_id % len(sizes)]
+        assert box[:4] == by_timm(monkeypatch, view_id, h, w, scale, ratio), (view_id, h, w)
+        fallbacks += (h, w) in sizes[:4] and (box[2] == h or box[3] == w)
+    assert 10 < fallbacks < 48
+
+
+def test_a_crop_has_at_least_one_pixel():
+    """Of an image of 2 x 3 pixels and a scale that rounds to none; where no attempt gives any, the whole image."""
+    boxes = random_boxes(np.arange(50), np.array([2]), np.array([3]), 1, 2, (0.01, 0.2), (0.3, 3.0), 0.0)
+    assert boxes[:, 2:4].min() == 1
+    none = random_boxes(np.arange(5), np.array([2]), np.array([3]), 1, 2, (0.001, 0.002), (0.5, 2.0), 0.0)
+    assert none.tolist() == [[0, 0, 2, 3, 0]] * 5
 
 
 def test_random_boxes_follow_torchvisions_law(folder):
@@ -243,9 +338,21 @@ def test_a_image_too_small_for_its_padded_crop_is_refused(folder):
         TrainLoader(section(folder, image_size=64), padded, TRAIN, place())
 
 
+@pytest.mark.parametrize("border", [6, 7])
+def test_the_padding_that_an_error_names_is_the_least_that_goes(folder, border):
+    beton = open_beton(folder / "train.beton")
+    side = int(min(beton.height.min(), beton.width.min())) + border
+    fits, small = (AugmentSection(crop="padded", padding=-(-border // 2) - less) for less in (0, 1))
+    with pytest.raises(InputError, match=f"take a padding of at least {fits.padding}$"):
+        TrainLoader(section(folder, image_size=side), small, TRAIN, place())
+    TrainLoader(section(folder, image_size=side), fits, TRAIN, place())
+    TrainLoader(section(folder, image_size=side), AugmentSection(padding=0), TRAIN, place())  # without such crops
+
+
 def test_centre_boxes_are_the_middle_square():
     boxes = centre_boxes(np.array([0, 1]), np.array([100, 40]), np.array([60, 80]), 0.5)
     assert boxes.tolist() == [[35, 15, 30, 30, 0], [10, 30, 20, 20, 0]]
+    assert centre_boxes(np.array([0]), np.array([3]), np.array([4]), 0.3).tolist() == [[1, 1, 1, 1, 0]]
 
 
 def test_a_image_that_does_not_decode_is_named(folder, tmp_path):
@@ -407,3 +514,74 @@ def test_wrong_folders_splits_and_classes_are_refused(folder, tmp_path):
             TrainLoader(wrong, FULL, TRAIN, place())
     with pytest.raises(InputError, match="exceeds the 53 samples"):
         TrainLoader(section(folder), FULL, train_section(64, seed=7), place())
+
+
+@pytest.mark.parametrize("order", ["paged", "auto"])
+def test_pages_are_dealt_in_whole_batches_only(folder, order):
+    data, plain = section(folder, order=order, memory_gib=1e-6), AugmentSection()
+    with pytest.raises(InputError, match=r"drop_last False: data\.order paged deals whole batches only"):
+        TrainLoader(data, plain, TRAIN, place(), drop_last=False)
+    assert TrainLoader(data, plain, TRAIN, place(), drop_last=False, shuffle=False).steps == 4
+
+
+def test_rank_0_is_told_of_classes_that_pages_do_not_mix(folder, digits, capsys):
+    words = "is stored class by class, which order paged mixes badly; prepare it with --shuffle"
+    for data, rank, order, told in (
+        (folder, 0, "paged", True),
+        (folder, 1, "paged", False),
+        (folder, 0, "random", False),
+        (digits, 0, "paged", False),
+    ):
+        TrainLoader(section(data, order=order, num_classes=10), AugmentSection(), TRAIN, place(rank, 2))
+        warnings = capsys.readouterr().err
+        assert warnings == (f"warning: {data}/train.beton: {words}\n" if told else "")
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [([0, 0, 1, 1], True), ([0, 1], True), ([0, 1, 0, 1], False), ([1, 1, 1], False), ([1, 0], False), ([3], False)],
+)
+def test_labels_that_only_rise_are_class_by_class(folder, labels, told, capsys):
+    _warn_of_sorted_classes(replace(open_beton(folder / "val.beton"), label=np.array(labels)))
+    assert ("class by class" in capsys.readouterr().err) == told
+
+
+def test_a_folder_without_checksums_is_read_with_a_warning_by_rank_0(folder, tmp_path, capsys):
+    old, manifest = Path(shutil.copytree(folder, tmp_path / "old")), read_manifest(folder)
+    (old / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"format": 2, "files": {}})))
+    for rank, checksums, told in ((0, True, True), (1, True, False), (0, False, False)):
+        EvalLoader(section(old, checksums=checksums), 4, place(rank, 2))
+        found = capsys.readouterr().err
+        assert found.count("warning: ") == told
+        assert (f"{old}/val.beton: has no checksums" in found) == told
+        assert (f"widemix verify {old} --add-checksums" in found) == told
+    assert digest(training(old)) == digest(training(folder))
+
+
+def test_samples_without_a_class_are_refused(folder, tmp_path):
+    """As FFCV's files may have some, with the label -1, which manifests do not count."""
+    beton, manifest = open_beton(folder / "val.beton"), read_manifest(folder)
+    label = beton.label.copy()
+    counts = list(manifest.splits["val"].per_class)
+    counts[label[4]] -= 1
+    label[4] = -1
+    splits = manifest.splits | {"val": manifest.splits["val"].model_copy(update={"per_class": tuple(counts)})}
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    (other / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"splits": splits})))
+    with pytest.raises(InputError, match=r"val\.beton: labels reach 1, data\.num_classes is 2"):
+        open_split(section(other), "val", lambda path: replace(open_beton(path), label=label))
+
+
+def test_more_classes_than_the_folder_has_are_no_error(folder):
+    assert TrainLoader(section(folder, num_classes=3), FULL, TRAIN, place()).steps == 3
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_file_that_changes_between_its_check_and_its_reading_is_refused(folder, tmp_path, change):
+    path = Path(shutil.copy(folder / "val.beton", tmp_path))
+    beton, descriptors = open_beton(path), len(os.listdir("/proc/self/fd"))
+    os.truncate(path, path.stat().st_size + change)
+    with pytest.raises(InputError, match=r"val\.beton: was changed while it was opened"):
+        Decoder(beton)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= descriptors

@@ -24,8 +24,16 @@ def test_gpus_without_bf16_are_named(monkeypatch, name, capability, warned):
         assert found is None
 
 
-@pytest.mark.parametrize(("slowdown", "warned"), [(1.0, False), (12.0, True)])
+@pytest.mark.parametrize(("slowdown", "warned"), [(1.0, False), (4.0, False), (4.4, True), (12.0, True)])
 def test_slow_cpus_are_told(monkeypatch, slowdown, warned):
     monkeypatch.setattr(precision, "bf16_slowdown", lambda: slowdown)
     found = precision.bf16_warning(torch.device("cpu"))
-    assert found == ("bf16 is 12 times as slow as fp32 on this CPU; set train.precision fp32" if warned else None)
+    words = f"bf16 is {slowdown:.0f} times as slow as fp32 on this CPU; set train.precision fp32"
+    assert found == (words if warned else None)
+
+
+@pytest.mark.parametrize("name", precision.DTYPES)
+def test_a_context_computes_in_its_type(name):
+    x = torch.ones(2, 2)
+    with precision.autocast(torch.device("cpu"), precision.DTYPES[name]):
+        assert (x @ x).dtype == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]

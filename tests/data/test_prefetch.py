@@ -3,9 +3,11 @@
 import gc
 import threading
 import weakref
+from types import SimpleNamespace
 
 import pytest
 
+from widemix.data import prefetch
 from widemix.data.prefetch import Prefetch
 
 
@@ -49,12 +51,30 @@ def test_an_exception_wakes_a_reader_that_waits():
             next(items)
 
 
-def test_it_reads_no_further_ahead_than_asked():
-    seen = []
-    with Prefetch((seen.append(i) or i for i in range(100)), ahead=2) as items:
+def test_it_reads_as_far_ahead_as_asked_and_no_further():
+    seen, third = [], threading.Event()
+
+    def source():
+        for i in range(100):
+            seen.append(i)
+            if i == 2:
+                third.set()
+            yield i
+
+    with Prefetch(source(), ahead=2) as items:
+        assert third.wait(timeout=300)  # before any is asked for: two ready, one being put
         for expected in range(10):
             assert next(items) == expected
-            assert max(seen) <= expected + 4  # one in hand, two ready, one being put
+            assert max(seen) <= expected + 3  # one in hand besides
+
+
+def test_the_seconds_are_counted_in_which_the_reader_waits(monkeypatch):
+    clock = iter([10.0, 12.0, 20.0, 20.5, 30.0, 33.0])
+    monkeypatch.setattr(prefetch, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    with Prefetch(iter("ab"), ahead=2) as items:
+        assert items.waited == 0
+        assert (next(items), items.waited) == ("a", 2.0)
+        assert (list(items), items.waited) == (["b"], 5.5)
 
 
 def test_a_thousand_early_exits_leave_no_thread():

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import signal
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from tests.engine.plain import plain_loop
 from tests.faults.faulty import train_with
 from tests.forks import Forks, group_of
 from widemix.data.batches import Batch
+from widemix.data.decode import Decoder
 from widemix.data.loader import EvalLoader
 from widemix.data.mixup import sample_mixture
 from widemix.data_prep.join import join
@@ -169,6 +171,34 @@ def test_a_target_that_is_not_where_its_record_says_is_named(regression, tmp_pat
     path.write_bytes(data)
     with pytest.raises(InputError, match="sample 7 does not lie inside the file"):
         open_beton(path)
+
+
+def test_targets_that_a_file_cut_short_does_not_hold_are_damage(regression, tmp_path):
+    """While it is read; also where some of a sample's are there."""
+    beton = open_beton(Path(shutil.copy(regression / "val.beton", tmp_path)))
+    decoder, samples = Decoder(beton), np.array([3, 10])
+    boxes, images = np.array([[0, 0, 8, 8, 0]] * 2), np.empty((2, 8, 8, 3), np.uint8)
+    whole = decoder.targets(samples).tolist()
+    found = [decoder.try_read(samples, boxes, np.zeros(2, bool), images, 1)]
+    os.truncate(beton.path, int(beton.targets[10]) + 5)
+    assert decoder.targets(samples[:1]).tolist() == whole[:1]
+    with pytest.raises(InputError, match=r"val\.beton: the file ends before it; it was cut short"):
+        decoder.targets(samples)
+    found.append(decoder.try_read(samples, boxes, np.zeros(2, bool), images, 1))
+    assert found == [{}, dict.fromkeys((0, 1), "the file ends before it; it was cut short")]
+
+
+def test_a_target_of_several_classes_that_is_neither_0_nor_1_is_named(images, tmp_path):
+    rows = [[n % 2, n % 3 == 0, 1] for n in range(6)]
+    rows[4][2] = 0.5
+    lines = ["path,a,b,c", *(f"{n}.png,{a:g},{b:g},{c:g}" for n, (a, b, c) in enumerate(rows))]
+    (images / "rows.csv").write_text("\n".join(lines) + "\n")
+    prepare("csv", images / "rows.csv", tmp_path / "out", PrepSettings(targets="a,b,c", shuffle=False))
+    data = recipe(tmp_path / "out", "multilabel").data.model_copy(update={"eval_split": "train"})
+    loader = EvalLoader(data, 4, read_topology())
+    assert loader.source.labels(np.arange(4)).tolist() == rows[:4]
+    with pytest.raises(InputError, match=r"sample 4 \(4\.png\) has 0\.5 as target 2; data\.targets multilabel"):
+        loader.source.labels(np.array([3, 4, 5]))
 
 
 def test_the_loader_gives_each_image_its_targets_and_mixup_mixes_them(regression, numbers):

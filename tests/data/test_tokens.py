@@ -21,7 +21,7 @@ from widemix.errors import InputError
 from widemix.formats.text import open_text
 from widemix.models.text.section import TextMixerSection
 from widemix.recipe.augment import AugmentSection
-from widemix.recipe.data import TextDataSection
+from widemix.recipe.data import DataSection, TextDataSection
 
 SMOOTH = AugmentSection(smoothing=0.1)
 BATCH = 16
@@ -155,16 +155,17 @@ def test_evaluation_sees_every_pair_once(folder, world):
     assert len(counts) == 1
 
 
-def test_a_model_too_small_for_the_pairs_is_refused(folder):
+def test_a_model_too_small_for_the_pairs_is_refused(folder, digits):
     loader = TrainLoader(section(folder), SMOOTH, train_section(BATCH, seed=7), place())
     fits = TextMixerSection(kind="text_mixer", vocabulary=24, tokens=48, channels=4, depth=1)
     check_model(fits, loader)
+    images = EvalLoader(DataSection(path=str(digits), num_classes=10, eval_split="test"), 4, place())
     for change, words in (
         ({"tokens": 47}, r"model.tokens 47: .* up to 48 tokens; take that many, or prepare with --length 47"),
         ({"vocabulary": 23}, "model.vocabulary 23: the tokenizer.json next to .* has 24 words"),
     ):
         with pytest.raises(InputError, match=words):
-            check_model(fits.model_copy(update=change), loader)
+            check_model(fits.model_copy(update=change), images, loader)
 
 
 def test_a_damaged_tokenizer_and_damaged_tokens_are_named(folder, tmp_path):
@@ -181,6 +182,37 @@ def test_a_damaged_tokenizer_and_damaged_tokens_are_named(folder, tmp_path):
     (broken / "tokenizer.json").write_text(json.dumps({"model": {}}))
     with pytest.raises(InputError, match="cannot be read as the folder's tokenizer"):
         training(broken)
+
+
+@pytest.mark.parametrize(("token", "named"), [(23, False), (24, True), (-1, True)])
+def test_only_tokens_of_the_vocabulary_are_read(folder, tmp_path, token, named):
+    """Of 24 words."""
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    text = open_text(folder / "train.beton")
+    with (broken / "train.beton").open("r+b") as file:
+        file.seek(int(text.offset[30]) + 4)
+        file.write(token.to_bytes(4, "little", signed=True))
+    if named:
+        with pytest.raises(InputError, match="sample 30 holds tokens"):
+            training(broken, checksums=False)
+    else:
+        assert any(30 in samples for *_, samples in training(broken, checksums=False))
+
+
+def test_a_batch_is_no_wider_than_the_pairs_of_the_file(folder, tmp_path):
+    """Of 21 tokens at most, which is no multiple of 8."""
+    source = tmp_path / "source"
+    source.mkdir()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "some", "people", "eat"]
+    (source / "vocab.txt").write_text("\n".join(words) + "\n")
+    for split in ("train", "dev_matched"):
+        rows = [f"neutral\tpeople {'eat ' * count}\tsome people" for count in (1, 4, 30)]
+        (source / f"{split}.tsv").write_text("\n".join(["gold_label\tsentence1\tsentence2", *rows]) + "\n")
+    prepare("mnli", source, tmp_path / "prepared", PrepSettings(length=21))
+    tokens = EvalLoader(section(tmp_path / "prepared"), 4, place()).source
+    assert [tokens.width(np.array(samples, int)) for samples in ([0], [0, 1], [1, 2], [])] == [8, 16, 21, 8]
+    assert tokens.read(np.array([2]), np.array([2]), 0)[0].shape == (1, 21)
+    assert tokens.host_bytes(3) == 3 * 21 * 8
 
 
 def test_images_are_not_text(folder, digits):

@@ -6,10 +6,30 @@ import numpy as np
 import pytest
 
 from widemix.data_prep.image import Encoded
-from widemix.data_prep.write import PAGE
+from widemix.data_prep.layout import image_layout
+from widemix.data_prep.write import PAGE, BetonWriter
 from widemix.errors import InputError
-from widemix.formats.beton import FIELDS, JPEG, RAW, SAMPLE, open_beton
-from widemix.formats.tables import ALLOCATION, FIELD, HEADER
+from widemix.formats import tables
+from widemix.formats.beton import (
+    FIELDS,
+    JPEG,
+    RAW,
+    SAMPLE,
+    SEGMENT_FIELDS,
+    SEGMENTED_TARGETED,
+    array_arguments,
+    open_beton,
+)
+from widemix.formats.tables import (
+    ALLOCATION,
+    BYTES_FIELD,
+    COEFFICIENTS_FIELD,
+    FIELD,
+    FLOAT_FIELD,
+    HEADER,
+    IMAGE_FIELD,
+    INT_FIELD,
+)
 
 TABLES = HEADER.itemsize + 2 * FIELD.itemsize
 
@@ -91,9 +111,17 @@ def test_every_cut_is_refused(tmp_path, whole):
         (HEADER, 0, 0, "page_size", PAGE + 4096, "not a power of two"),
         (FIELD, HEADER.itemsize, 0, "arguments", 1, "fields with arguments"),
         (ALLOCATION, -72, 1, "size", 0, "sample 1 does not lie"),
+        (HEADER, 0, 0, "version", 1, "version 1"),
+        (HEADER, 0, 0, "page_size", 0, "not a power of two"),
+        (HEADER, 0, 0, "page_size", 16, "sample 0 does not lie"),
+        (SAMPLE, TABLES, 2, "f0", (RAW, 2, 3, PAGE + 37), "sample 2 does not lie"),
+        (SAMPLE, TABLES, 2, "f1", 1 << 31, "labels of more than 31 bits"),
+        (ALLOCATION, -72, 2, "ptr", PAGE + 35, "samples 1 and 2 overlap"),
     ],
 )
-def test_damaged_tables_are_refused(kind, start, row, field, value, word, whole):
+@pytest.mark.parametrize("piece", [1, tables.PIECE])
+def test_damaged_tables_are_refused(kind, start, row, field, value, word, whole, piece, monkeypatch):
+    monkeypatch.setattr(tables, "PIECE", piece)
     path = whole
     start += path.stat().st_size if start < 0 else 0
     damaged = np.memmap(path, kind, "r+", start, (3 if kind != HEADER else 1,))
@@ -101,6 +129,167 @@ def test_damaged_tables_are_refused(kind, start, row, field, value, word, whole)
     damaged.flush()
     with pytest.raises(InputError, match=word):
         open_beton(path)
+
+
+def tables_of(path, samples=3, fields=4, record=SEGMENTED_TARGETED, parts=3):
+    """Its fields, records, and allocation table, to be changed."""
+    at = HEADER.itemsize + fields * FIELD.itemsize
+    table = path.stat().st_size - samples * parts * ALLOCATION.itemsize
+    return (
+        np.memmap(path, FIELD, "r+", HEADER.itemsize, (fields,)),
+        np.memmap(path, record, "r+", at, (samples,)),
+        np.memmap(path, ALLOCATION, "r+", table, (samples, parts)),
+    )
+
+
+@pytest.fixture
+def complete(tmp_path):
+    """Three images of 8 bytes, each with a table of segments of 16 bytes and two targets."""
+    path = tmp_path / "complete.beton"
+    with BetonWriter(path, tmp_path / "journal", 3, image_layout(SEGMENT_FIELDS, targets=2)) as writer:
+        for i in range(3):
+            targets = np.array([i, i + 0.5], "<f4").tobytes()
+            writer.add(Encoded(str(i), -1, JPEG, 2, 3, bytes([i] * 8), "", bytes([i] * 16), targets=targets))
+        writer.finish()
+    return path
+
+
+@pytest.mark.parametrize("piece", [1, tables.PIECE])
+def test_parts_may_be_stored_and_listed_in_any_order(complete, piece, monkeypatch):
+    """As FFCV's processes store and list them: the last sample's image stands before the first one's here."""
+    monkeypatch.setattr(tables, "PIECE", piece)
+    _, records, table = tables_of(complete)
+    before = open_beton(complete)
+    assert before.stop.tolist() == [PAGE + 32, PAGE + 64, PAGE + 96]
+    with complete.open("rb") as file:
+        assert before.read_targets(file.fileno(), records[[0, 2]]).tolist() == [[0, 0.5], [2, 2.5]]
+    for column, shift in (("f0", 0), ("f2", 8), ("f3", 24)):
+        for sample, place in ((0, PAGE + 64 + shift), (2, PAGE + shift)):
+            if column == "f0":
+                records["f0"]["data_ptr"][sample] = place
+            elif column == "f2":
+                records["f2"]["ptr"][sample] = place
+            else:
+                records["f3"][sample] = place
+    table["ptr"][[0, 2]] = table["ptr"][[2, 0]]
+    table[:] = table.reshape(-1)[[4, 8, 0, 3, 2, 7, 5, 6, 1]].reshape(3, 3)
+    found = open_beton(complete)
+    assert found.offset.tolist() == [PAGE + 64, PAGE + 32, PAGE]
+    assert found.segments.tolist() == [PAGE + 72, PAGE + 40, PAGE + 8]
+    assert found.targets.tolist() == [PAGE + 88, PAGE + 56, PAGE + 24]
+    assert (found.target_count, found.label.tolist()) == (2, [-1] * 3)
+    table[:] = np.sort(table.reshape(-1), order=("sample_id", "ptr")).reshape(3, 3)
+    table["size"][1, 0] = 4  # four bytes are no padding
+    with pytest.raises(InputError, match="samples 1 and 1 overlap or lie apart"):
+        open_beton(complete)
+    table["size"][1] = 8, 20, 8
+    with pytest.raises(InputError, match="samples 1 and 1 overlap or lie apart"):
+        open_beton(complete)
+
+
+def test_up_to_three_bytes_between_parts_are_padding(complete):
+    *_, table = tables_of(complete)
+    for size in (7, 6, 5):
+        table["size"][1, 0] = size
+        assert open_beton(complete).size.tolist() == [8, size, 8]
+
+
+@pytest.mark.parametrize("piece", [1, tables.PIECE])
+@pytest.mark.parametrize(
+    ("sample", "image", "segments", "targets"),
+    [
+        (1, (32, 8), (40, 15), (56, 8)),  # of segments a size that is no multiple of four
+        (1, (32, 8), (41, 12), (56, 8)),  # nor its place
+        (1, (32, 16), (48, 8), (56, 8)),  # fewer than three numbers
+        (2, (64, 8), (72, 12), (84, 12)),  # three targets
+        (2, (64, 8), (72, 12), (85, 8)),  # at no multiple of four
+        (2, (64, 8), (72, 16), (88, 0)),
+        (2, (64, 8), (72, 20), (92, 8)),  # into the allocation table
+        (2, (64 - PAGE, 32), (72, 16), (88, 8)),  # within the tables
+    ],
+)
+def test_misplaced_parts_are_refused_where_all_tables_agree(
+    complete, sample, image, segments, targets, piece, monkeypatch
+):
+    monkeypatch.setattr(tables, "PIECE", piece)
+    _, records, table = tables_of(complete)
+    parts = [(PAGE + place, size) for place, size in (image, segments, targets)]
+    for part, (place, size) in enumerate(parts):
+        table["ptr"][sample, part], table["size"][sample, part] = place, size
+    records["f0"]["data_ptr"][sample], records["f3"][sample] = parts[0][0], parts[2][0]
+    records["f2"][sample] = parts[1]
+    with pytest.raises(InputError, match=rf"sample {sample} does not lie inside the file"):
+        open_beton(complete)
+
+
+@pytest.mark.parametrize("field", ["ptr", "size"])
+def test_segments_elsewhere_than_the_allocation_table_says_are_refused(complete, field):
+    _, records, _ = tables_of(complete)
+    records["f2"][field][1] += 4
+    with pytest.raises(InputError, match="sample 1 does not lie inside the file"):
+        open_beton(complete)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({0: {"arguments": b"\1"}}, "fields with arguments"),
+        ({1: {"arguments": b"\1"}}, "fields with arguments"),
+        ({2: {"arguments": b"\1"}}, "fields with arguments"),
+        ({3: {"arguments": array_arguments(np.dtype("<f8"), 2)}}, "not a row of 32-bit floats"),
+        ({3: {"arguments": array_arguments(np.dtype("<f4"), 0)}}, "not a row of 32-bit floats"),
+        ({2: {"type_id": IMAGE_FIELD}}, "not image and label"),
+        ({1: {"name": b"one"}, 3: {"type_id": INT_FIELD}}, "not image and label"),
+        ({0: {"name": b"caption", "type_id": BYTES_FIELD}, 3: {"name": b"more"}}, "not image and label"),
+        ({1: {"name": b"one", "type_id": FLOAT_FIELD}}, "not image and label"),
+        ({3: {"type_id": 77}}, "not image and label"),
+    ],
+)
+def test_fields_that_are_not_read_are_refused(complete, changes, word):
+    fields, *_ = tables_of(complete)
+    for number, change in changes.items():
+        for name, value in change.items():
+            if name == "type_id":
+                fields[name][number] = value
+            else:
+                row = fields[name][number]
+                row[:] = np.frombuffer(value.ljust(len(row), b"\0"), np.uint8)
+    with pytest.raises(InputError, match=word):
+        open_beton(complete)
+
+
+def test_coefficients_take_no_arguments(whole):
+    fields, *_ = tables_of(whole, fields=2, record=SAMPLE, parts=1)
+    fields["type_id"][0] = COEFFICIENTS_FIELD
+    assert len(open_beton(whole)) == 3
+    fields["arguments"][0, 5] = 1
+    with pytest.raises(InputError, match="fields with arguments"):
+        open_beton(whole)
+
+
+def test_a_field_may_have_a_name_of_any_bytes(whole):
+    fields, *_ = tables_of(whole, fields=2, record=SAMPLE, parts=1)
+    fields["name"][0, 0] = 0xC4
+    assert open_beton(whole).label.tolist() == [0, 1, 2]
+
+
+def test_an_array_named_targets_beside_labels_is_none(complete):
+    """One label tells that the file is of labels."""
+    _, records, _ = tables_of(complete)
+    records["f1"][1] = 5
+    found = open_beton(complete)
+    assert (found.target_count, found.targets.tolist(), found.label.tolist()) == (0, [0] * 3, [-1, 5, -1])
+
+
+def test_records_and_targets_that_a_cut_file_holds_in_part_are_not_read(complete):
+    beton, samples, read = open_beton(complete), np.array([0, 2]), []
+    with complete.open("r+b") as file:
+        records = beton.read_records(file.fileno(), samples)
+        for end in (int(beton.targets[2]) + 7, beton.records_at + 3 * beton.records.dtype.itemsize - 1):
+            file.truncate(end)
+            read += [beton.read_records(file.fileno(), chosen) is not None for chosen in (samples[:1], samples)]
+            read += [beton.read_targets(file.fileno(), rows) is not None for rows in (records[:1], records)]
+    assert read == [True, True, True, False, True, False, False, False]  # not of `beton`, whose bytes have gone
 
 
 @pytest.mark.parametrize("size", [2**63 - 1, PAGE, 5])

@@ -232,6 +232,8 @@ def test_torchs_dataloader_passes_the_batches_on(images: Path) -> None:
         ({"mixup": 0.2, "batch_size": 12}, "mix_group 32 does not divide batch_size 12; 2, 4, 6, 12 would"),
         ({"mixup": 0.2, "mix_group": 4, "drop_last": False}, "drop_last False: mixup and CutMix take whole batches"),
         ({"views": 2, "mixup": 0.2, "mix_group": 4}, "views: mixup, CutMix"),
+        ({"views": 2, "num_aug_repeats": 2}, "views: .*repeated augmentation"),
+        ({"views": 2, "on_corrupt": "replace"}, "views: .*on_corrupt replace do not go"),
         ({"views": 0}, "views 0: must be their number, 1 to 1000, or a list with a View for each"),
         ({"views": []}, r"views \[\]: must be their number, 1 to 1000, or a list"),
         ({"views": 2.5}, "views 2.5: must be their number"),
