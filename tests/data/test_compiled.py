@@ -74,6 +74,9 @@ def test_another_constant_has_another_folder_in_the_users_too(tmp_path, monkeypa
     copy = shutil.copytree(ROOT / "pipeline/data", tmp_path / "data", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(widemix.data.compiled, "__file__", str(copy / "compiled.py"))
     assert widemix.data.compiled._cache_folder() == before
+    with monkeypatch.context() as patch:  # without the C library, which the code calls
+        patch.setattr(widemix.data.compiled.native, "load", lambda: None)
+        assert widemix.data.compiled._cache_folder() != before
     constants = copy / "augment/registry.py"
     constants.write_text(constants.read_text().replace("LINEAR = 1", "LINEAR = 7"))
     assert widemix.data.compiled._cache_folder() != before

@@ -1,5 +1,6 @@
 """Decoding: Pillow's pixels for every kind of JPEG and box, by the C library and without it; damage is reported."""
 
+import ctypes
 import io
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 import widemix.data.decode
+from widemix import native
 from widemix.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
 from widemix.data_prep.coefficients import pack, unpack
 from widemix.data_prep.image import Encoded
@@ -66,6 +68,12 @@ def of_unknown_colours(jpeg: bytes) -> bytes:
     """With Adobe's marker of an unknown transform in place of JFIF's. libjpeg takes it for YCbCr, with a warning."""
     assert jpeg[2:4] == b"\xff\xe0"
     return jpeg[:2] + b"\xff\xee\x00\x0eAdobe\x00\x64" + bytes(4) + b"\x07" + jpeg[20:]
+
+
+def of_another_version(jpeg: bytes) -> bytes:
+    """With the version 2.01 of JFIF. libjpeg takes it, with a warning."""
+    assert jpeg[6:13] == b"JFIF\0\1\1"
+    return jpeg[:11] + b"\2" + jpeg[12:]
 
 
 def without_scans(jpeg: bytes, scans: int) -> bytes:
@@ -159,6 +167,10 @@ def assert_pillows(decoder: Decoder, epochs: int, side: int) -> None:
 def test_pixels_are_pillows(tmp_path, kind, way):
     jpegs = [KINDS[kind](scene(i, *size)) for i, size in enumerate(SIZES)]
     assert_pillows(written(tmp_path / "a.beton", jpegs), 12 if way == "compiled" else 2, 32)
+
+
+def test_jpegs_of_another_version_are_taken(tmp_path):
+    assert_pillows(written(tmp_path / "a.beton", [of_another_version(by_pillow(scene(0, 30, 20)))]), 2, 16)
 
 
 PACKED = [kind for kind in KINDS if kind not in ("4:4:0", "4:1:1", "progressive", "RGB")]
@@ -356,6 +368,23 @@ def test_a_file_cut_short_while_it_is_read_is_damage_and_no_signal(tmp_path, way
         found = decoder.try_read(samples, boxes, samples, np.empty((4, 8, 8, 3), np.uint8), threads=1)
         assert found == dict.fromkeys(damaged, "the file ends before it; it was cut short")
         beton.path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("size", [-3, 0, 3])
+def test_pixels_in_memory_have_as_many_bytes_as_their_size_says(size, capfd):
+    """Else the image is black, as FFCV, which calls this, takes no errors."""
+    library = native.load() or pytest.skip("there is no compiled code")
+    whole = np.asarray(scene(0, 30, 20))
+    data = np.append(whole.reshape(-1), np.zeros(3, np.uint8))[: whole.size + size].copy()
+    box, found = np.array([2, 5, 9, 9, 1]), np.full((9, 9, 3), 7, np.uint8)
+    library.decode_from_memory.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 4, ctypes.c_void_p, ctypes.c_int64]
+    library.decode_from_memory.argtypes += [ctypes.c_void_p, *[ctypes.c_int64] * 2]
+    arguments = data.ctypes.data, data.size, RAW, 20, 30, box.ctypes.data, 0, found.ctypes.data, 9, 41
+    library.decode_from_memory(*arguments)
+    expected = np.zeros((9, 9, 3)) if size else whole[2:11, 5:14][:, ::-1]
+    assert np.array_equal(found, expected)
+    words = f"warning: sample 41 is damaged (has {data.size} bytes, its pixels 1800); its image is black\n"
+    assert capfd.readouterr().err == (words if size else "")
 
 
 def test_bytes_too_many_are_damage_where_all_is_read(tmp_path):

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from timm.data import transforms
 
+import widemix.data.decode
 from tests.data.plain_batches import CROP, Numbers, stream_of
 from tests.layouts import two_classes
 from tests.sections import train_section
@@ -455,6 +456,22 @@ def test_a_damaged_image_is_never_left_out_of_evaluation(damaged):
         list(batches)
 
 
+@pytest.mark.parametrize("raw", [False, True])
+def test_checksums_are_compared_without_compiled_code_too(folder, tmp_path, raw, monkeypatch):
+    """Also those of the table of segments, and of pixels that no crop shows."""
+    two_classes(tmp_path / "jpegs")
+    prepare("image-folder", tmp_path / "jpegs", tmp_path / "data", PrepSettings(raw=raw, splits="val"), processes=1)
+    path = tmp_path / "data/val.beton"
+    beton = open_beton(path)
+    data = np.memmap(path, np.uint8, "r+")
+    data[beton.offset[5] + beton.size[5] - 1 if raw else beton.segments[5]] ^= 4
+    monkeypatch.setattr(widemix.data.decode, "_compiled_reader", lambda: None)
+    loader = EvalLoader(section(tmp_path / "data", crop_pct=0.5), 17, place())
+    images, boxes = np.empty((17, 24, 24, 3), np.uint8), loader.source.boxes(np.arange(17), 0)
+    found = loader.source.decoder.try_read(np.arange(17), boxes, np.zeros(17), images, 2)
+    assert found == {5: "its bytes differ from its checksum"}
+
+
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
 def test_evaluation_shows_pillows_centre_crop(folder, interpolation):
     """`random` means bicubic in evaluation."""
@@ -528,11 +545,12 @@ def test_rank_0_is_told_of_classes_that_pages_do_not_mix(folder, digits, capsys)
     words = "is stored class by class, which order paged mixes badly; prepare it with --shuffle"
     for data, rank, order, told in (
         (folder, 0, "paged", True),
-        (folder, 1, "paged", False),
+        (folder, 2, "paged", False),  # the first of its node
         (folder, 0, "random", False),
         (digits, 0, "paged", False),
     ):
-        TrainLoader(section(data, order=order, num_classes=10), AugmentSection(), TRAIN, place(rank, 2))
+        topology = Topology(rank, 4, rank % 2, 2, torch.device("cpu"))
+        TrainLoader(section(data, order=order, num_classes=10), AugmentSection(), TRAIN, topology)
         warnings = capsys.readouterr().err
         assert warnings == (f"warning: {data}/train.beton: {words}\n" if told else "")
 
@@ -549,8 +567,8 @@ def test_labels_that_only_rise_are_class_by_class(folder, labels, told, capsys):
 def test_a_folder_without_checksums_is_read_with_a_warning_by_rank_0(folder, tmp_path, capsys):
     old, manifest = Path(shutil.copytree(folder, tmp_path / "old")), read_manifest(folder)
     (old / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"format": 2, "files": {}})))
-    for rank, checksums, told in ((0, True, True), (1, True, False), (0, False, False)):
-        EvalLoader(section(old, checksums=checksums), 4, place(rank, 2))
+    for rank, checksums, told in ((0, True, True), (2, True, False), (0, False, False)):
+        EvalLoader(section(old, checksums=checksums), 4, Topology(rank, 4, rank % 2, 2, torch.device("cpu")))
         found = capsys.readouterr().err
         assert found.count("warning: ") == told
         assert (f"{old}/val.beton: has no checksums" in found) == told

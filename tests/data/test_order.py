@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.data.distributed_sampler import RepeatAugSampler
 
+from widemix.data import random
 from widemix.data.order import RandomOrder, evaluation_samples, rank_slices, shuffled, steps_per_epoch
 from widemix.data.paged import PagedOrder
 from widemix.data.random import ORDER, key
@@ -146,6 +147,11 @@ def test_the_order_is_the_one_it_always_was():
     paged = order_of("paged", 40, 12, window=800, page=160)
     assert paged.step(0, 0).tolist() == [27, 26, 9, 22, 4, 2, 16, 19, 17, 0, 37, 32]
     assert paged.step(0, 1).tolist() == [25, 28, 12, 21, 3, 14, 15, 18, 20, 39, 38, 8]
+
+
+def test_uses_of_random_numbers_have_the_numbers_that_they_always_had():
+    names = "ORDER CROP FLIP AUGMENT ERASE MIX NETWORK COLOR_JITTER PAGE WINDOW INTERPOLATION REPLACE DROPOUT"
+    assert [getattr(random, name) for name in names.split()] == list(range(13))
 
 
 def test_repeats_leave_an_epoch_as_long_as_timms():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from widemix.data import paged
 from widemix.data.order import rank_slices
 from widemix.data.paged import PagedOrder, request_ranges
 
@@ -66,6 +67,24 @@ def test_a_window_is_read_in_the_order_of_the_file():
     assert len(ranges) <= 2
     whole = order().prefetch_ranges(0, 0, True, rank_slices(BATCH, 0, 64, 1))
     assert np.diff(whole).mean() > 200  # pages of 400 bytes
+
+
+def test_windows_are_of_about_equal_size_and_share_their_bytes_among_the_lanes():
+    """Of 50 samples in each of two lanes, at 40 bytes: as many windows as needed, none of which is short."""
+    size = np.full(109, 40)
+    for window_bytes, window in ((2 * 30 * 40, 25), (2 * 24 * 40, 17), (2 * 50 * 40, 50), (1, 1), (1 << 20, 50)):
+        dealt = PagedOrder(np.cumsum(size), size, 10, 0, window_bytes, page_bytes=99)
+        assert (dealt.lanes, dealt.run, dealt.length, dealt.window, dealt.page) == (2, 5, 50, window, 2)
+
+
+def test_long_requests_are_made_in_pieces(monkeypatch):
+    """Of 128 KiB: of more Linux reads the beginning alone."""
+    made = []
+    monkeypatch.setattr(paged, "advise", lambda *request: made.append(request))
+    piece = 128 << 10
+    request_ranges(7, np.array([[5, 5 + 2 * piece + 3], [10**9, 10**9 + piece], [3, 4]]))
+    places = [(5, piece), (5 + piece, piece), (5 + 2 * piece, 3), (10**9, piece), (3, 1)]
+    assert made == [(7, *place, "WILLNEED") for place in places]
 
 
 def resident(path):

@@ -20,8 +20,12 @@ from widemix.formats.beton import JPEG, open_beton
 pytestmark = pytest.mark.filterwarnings("ignore")  # numba's and FFCV's own, about FFCV's code
 EXAMPLE = Path(__file__).parents[2] / "examples/ffcv_loader.py"
 COUNT, SIDE, SEED = 41, 24, 3
-JITTER: dict[str, Any] = {"color_jitter": (0.4, 0.4, 0.2, 0.1), "grayscale_prob": 0.2, "solarize_prob": 0.3}
-POLICY: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5, "interpolation": "random", **JITTER}
+JITTER: dict[str, Any] = {"color_jitter": (0.4, 0.4, 0.2, 0.1), "color_jitter_prob": 0.8}
+JITTER |= {"grayscale_prob": 0.2, "gaussian_blur_prob": 0.4, "solarize_prob": 0.3}
+ERASING: dict[str, Any] = {"re_prob": 0.5, "re_mode": "rand", "re_count": 3}
+CROP: dict[str, Any] = {"scale": (0.3, 0.9), "ratio": (0.6, 1.5), "hflip": 0.2, "interpolation": "random"}
+NORMAL: dict[str, Any] = {"mean": (0.1, 0.5, 0.8), "std": (0.2, 0.3, 0.4)}
+POLICY: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", **JITTER, **ERASING, **CROP, **NORMAL}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,15 +68,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ffcv_loader(folder: Path, *operations: Any, batch_size: int = 8, workers: int = 1, **keys: Any) -> Any:
-    decoder = ffcv.RandomResizedCrop(SIDE, interpolation="random")
+    decoder = ffcv.RandomResizedCrop(SIDE, **CROP)
     pipelines = {"image": [decoder, *operations], "label": [IntDecoder(), ToTensor(), Squeeze((1,))]}
     keys = {"order": ffcv.Order(SEED), **keys}
     return Loader(str(folder / "train.beton"), batch_size, num_workers=workers, pipelines=pipelines, **keys)
 
 
 def augmentations() -> list[Any]:
-    policy = ffcv.RandAugment(POLICY["auto_augment"], interpolation="random")
-    return [policy, ffcv.ColorJitter(**JITTER), ffcv.Normalize(), ffcv.RandomErasing(0.5)]
+    policy = ffcv.RandAugment(POLICY["auto_augment"], NORMAL["mean"], interpolation="random")
+    return [policy, ffcv.ColorJitter(**JITTER), ffcv.Normalize(**NORMAL), ffcv.RandomErasing(**ERASING)]
 
 
 def copies(batches: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -90,6 +94,18 @@ def ours(folder: Path, batch_size: int = 8, **keys: Any) -> widemix.Loader:
 
 def test_without_a_seed_it_is_the_order_of_our_loader():
     assert ffcv.Order().seed == inspect.signature(widemix.Loader).parameters["seed"].default
+
+
+def test_what_is_not_given_is_as_in_our_loader():
+    """But for a policy's interpolation: that of the loader's crops is not known to an operation."""
+    theirs = inspect.signature(widemix.Loader).parameters
+    for operation in (ffcv.RandomResizedCrop, ffcv.CenterCrop, ffcv.RandAugment, ffcv.Normalize, ffcv.RandomErasing):
+        for name, parameter in inspect.signature(operation).parameters.items():
+            if parameter.default is not inspect.Parameter.empty and name != "device":
+                assert parameter.default == theirs[name].default, (operation, name)
+    assert not ffcv.ColorJitter().augmentation.color_jitter.is_on
+    jitter = ffcv.ColorJitter(0.4).augmentation.color_jitter
+    assert (jitter.jitter.tolist(), jitter.jitter_prob) == ([0.4, 0.4, 0.4, 0.0], 1.0)
 
 
 @pytest.mark.one_in(2)
@@ -110,11 +126,14 @@ def test_ranks_share_the_batches_of_our_loader(folder: Path) -> None:
 
 
 def test_an_epoch_is_resumed(folder: Path) -> None:
-    whole = copies(ours(folder))
-    theirs = ffcv_loader(folder, *augmentations())
-    ffcv.resume(theirs, 0, 2)
+    loader, theirs = ours(folder), ffcv_loader(folder, *augmentations())
+    _, whole, after = (copies(loader) for _ in range(3))
+    ffcv.resume(theirs, 1, 2)
     assert same(copies(theirs), whole[2:])
-    assert len(copies(theirs)) == len(theirs) == 5, "the epoch after is whole"
+    assert same(copies(theirs), after), "the epoch after is whole"
+    assert len(theirs) == 5
+    with pytest.raises(widemix.InputError, match=r"widemix\.ffcv\.resume: the loader has no widemix\.ffcv\.Order"):
+        ffcv.resume(type("Loader", (), {"traversal_order": None}), 0, 1)
 
 
 def test_the_example(folder: Path, images: Path) -> None:
@@ -140,13 +159,14 @@ def test_damage_is_black_and_told(folder: Path, tmp_path: Path, capfd: pytest.Ca
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
 def test_centre_crops_are_our_evaluations(folder: Path, interpolation: str) -> None:
+    crop = {"crop_pct": 0.6} if interpolation == "bicubic" else {}
     pipelines = {
-        "image": [ffcv.CenterCrop(SIDE, interpolation=interpolation), ffcv.Normalize()],
+        "image": [ffcv.CenterCrop(SIDE, interpolation=interpolation, **crop), ffcv.Normalize()],
         "label": [IntDecoder(), ToTensor(), Squeeze((1,))],
     }
     keys: dict[str, Any] = {"order": OrderOption.SEQUENTIAL, "drop_last": False, "pipelines": pipelines}
     theirs = Loader(str(folder / "train.beton"), 8, num_workers=1, **keys)
-    shared: dict[str, Any] = {"interpolation": interpolation, "device": "cpu", "num_workers": 1}
+    shared: dict[str, Any] = {"interpolation": interpolation, "device": "cpu", "num_workers": 1, **crop}
     loader = widemix.Loader(folder, "train", 8, SIDE, is_training=False, **shared)
     assert same(copies(theirs), copies(loader))
 

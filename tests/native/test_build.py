@@ -1,6 +1,7 @@
 """The C part's build on its own: once, whole, in a folder that several machines and ranks may share."""
 
 import ctypes
+import errno
 import os
 import platform
 import re
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from widemix.native import BuildError, build, compiled
+from widemix.native import BuildError, build, compiled, levels
 from widemix.native.build import cache_folder, compile_library
+from widemix.native.library import description, open_library
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,6 +91,94 @@ def test_another_processor_or_compiler_gets_a_build_of_its_own(home, tiny, monke
     assert len({first, second, compiled()}) == 3
 
 
+@pytest.fixture
+def noting(tmp_path, monkeypatch) -> Path:
+    """A compiler that writes its words to this file."""
+    compiler, words = tmp_path / "cc", tmp_path / "words"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" != --version ] || exit 0\necho "$@" > {words}\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    return words
+
+
+@pytest.mark.parametrize(
+    ("choice", "flags"), [("", "-march=native"), ("native", "-march=native"), ("v2", "-march=x86-64-v2")]
+)
+def test_the_compiler_is_told_the_machine_and_what_keeps_the_numbers(home, tiny, noting, choice, flags, monkeypatch):
+    """In a clone, and also beside a wheel's libraries where this machine's own code is asked for."""
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(levels, "processor", lambda: "flags : cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3")
+    monkeypatch.setenv("WIDEMIX_NATIVE", choice)
+    if choice == "native":
+        (build.SOURCES / "v2.so").touch()
+    path = compiled()
+    words = noting.read_text().split()
+    assert [word for word in words if word.startswith("-m")] == [flags]
+    assert {"-ffp-contract=off", "-shared", "-fPIC", "-Wl,-Bsymbolic", str(build.SOURCES / "tiny.c")} <= set(words)
+    assert words[-3:] == ["-ljpeg", "-lpthread", "-lm"]
+    assert path.parent == home
+
+
+def test_each_level_has_a_build_of_its_own(home, tiny, noting, monkeypatch):
+    names = set()
+    for choice in ("native", *levels.runnable()):
+        monkeypatch.setenv("WIDEMIX_NATIVE", choice)
+        names.add(compiled())
+    assert len(names) == 1 + len(levels.runnable())
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC")
+    assert compiled() in names  # by its name alone
+    monkeypatch.setattr("widemix.native.build.processor", lambda: "flags : another")
+    monkeypatch.setenv("WIDEMIX_NATIVE", "native")
+    with pytest.raises(BuildError, match="there is no C compiler"):
+        compiled()
+
+
+@pytest.mark.parametrize(("there", "taken"), [({"cc", "gcc"}, "cc"), ({"gcc", "clang"}, "gcc"), ({"clang"}, "clang")])
+def test_the_compiler_is_the_systems_unless_another_is_named(tmp_path, monkeypatch, there, taken):
+    for name in {*there, "mine"}:
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert build._compiler() == str(tmp_path / taken)
+    monkeypatch.setenv("CC", "mine")
+    assert build._compiler() == str(tmp_path / "mine")
+    monkeypatch.setenv("CC", "none")
+    assert build._compiler() == str(tmp_path / ("gcc" if "gcc" in there else "clang"))
+
+
+def test_what_another_process_has_built_meanwhile_is_taken(home, tiny, noting, monkeypatch):
+    """While it was waited for; on file systems without locks each builds its own."""
+    path = build.planned()
+    monkeypatch.setattr(build, "wait_for_lock", lambda _: path.touch())
+    assert compiled() == path
+    assert not noting.exists()
+    path.unlink()
+    descriptors = len(os.listdir("/proc/self/fd"))
+
+    def no_locks(_):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr(build, "wait_for_lock", no_locks)
+    assert compiled() == path
+    assert noting.exists()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_other_systems_have_no_compiled_code(home, monkeypatch):
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(BuildError, match=r"^compiled code is for Linux alone$"):
+        compiled()
+
+
+def test_a_library_that_does_not_load_is_a_reason(home, tiny, noting):
+    path = compiled()
+    path.write_text("no library")
+    with pytest.raises(BuildError, match=rf"^{path.name} does not load \(.*"):
+        open_library()
+    assert description().startswith(f"no compiled code: {path.name} does not load")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("compiler", ["gcc", "clang"])
 def test_compilers_have_no_complaint(compiler, home, monkeypatch):
@@ -144,6 +234,37 @@ def test_a_compiler_that_is_not_done_in_time_is_named(tmp_path):
     with pytest.raises(BuildError, match=rf"^{compiler} was not done in 0.05 s$"):
         compile_library([str(compiler)], tmp_path / "target.so", timeout=0.05)
     assert list(tmp_path.iterdir()) == [compiler]
+
+
+def test_an_error_that_names_nothing_is_its_exit_code(tmp_path):
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho warning: jpeg >&2\nexit 3\n")
+    compiler.chmod(0o755)
+    with pytest.raises(BuildError, match=rf"^{compiler} failed: exit code 3$"):
+        compile_library([str(compiler)], tmp_path / "target.so")
+
+
+def test_a_folder_that_may_not_be_written_to_is_replaced_by_a_temporary_one(home, monkeypatch):
+    assert cache_folder() == home
+    assert home.is_dir()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    assert build.home_cache() is None
+    assert cache_folder() == cache_folder()
+    assert cache_folder().name.startswith("widemix-")
+
+
+def test_without_its_variable_the_cache_is_in_the_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache/widemix"
+
+
+def test_the_temporary_folder_is_removed_by_the_process_that_made_it(tmp_path):
+    for name in ("mine", "parents"):
+        (tmp_path / name / "deep").mkdir(parents=True)
+    build._remove(tmp_path / "mine", os.getpid())
+    build._remove(tmp_path / "parents", os.getppid())
+    assert [path.name for path in tmp_path.iterdir()] == ["parents"]
 
 
 def test_a_user_without_a_home_has_a_temporary_folder(monkeypatch):

@@ -87,6 +87,30 @@ def test_what_the_processor_does_not_run_is_an_error(value, message, monkeypatch
         compiled()
 
 
+@pytest.mark.parametrize(
+    ("machine", "features", "runs"),
+    [
+        ("aarch64", "asimd", ["v8"]),
+        ("aarch64", "asimdrdm asimd atomics crc32", ["v8", "v8.1"]),
+        ("aarch64", "asimd atomics crc32", ["v8"]),
+        ("x86_64", "avx avx2", []),
+        ("riscv64", "asimd", []),
+    ],
+)
+def test_a_level_needs_all_its_instructions_and_those_of_the_lower_ones(machine, features, runs, monkeypatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(levels, "processor", lambda: f"Features : {features}")
+    assert list(levels.runnable()) == runs
+
+
+def test_a_level_above_one_that_does_not_run_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(levels, "processor", lambda: "flags : " + " ".join(known("v4") - {"cx16"}))
+    monkeypatch.setenv("WIDEMIX_NATIVE", "v3")
+    with pytest.raises(InputError, match="this processor lacks instructions of a lower level; it runs none of them"):
+        levels.wanted()
+
+
 def test_the_version_says_which_code_is_in_use(tmp_path) -> None:
     def printed(choice: str) -> str:
         environ = os.environ | {"WIDEMIX_NATIVE": choice, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}

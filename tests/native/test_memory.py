@@ -11,6 +11,9 @@ import torch
 
 from tests.data.test_decode import KINDS, by_pillow, progressive, scene, written, written_as_coefficients
 from tests.models.test_batch_last import SHAPES
+from widemix.data.augment.operations import apply
+from widemix.data.augment.registry import ROTATE
+from widemix.data.augment.scratch import scratch_for
 from widemix.data.decode import random_boxes
 from widemix.data_prep.coefficients import pack, unpack
 from widemix.data_prep.restart import FAILED, TOO_LARGE, library, run_codec
@@ -86,6 +89,22 @@ def test_of_jpegs_that_do_not_fit_or_are_none(compiled):
         for data, outcome in ((JPEGS["4:2:0"], TOO_LARGE), (b"no JPEG", FAILED)):
             assert run_codec(codec, data, 8, *settings)[0] == outcome
             assert_frees(lambda codec=codec, data=data, settings=settings: run_codec(codec, data, 8, *settings))
+
+
+@pytest.mark.parametrize("what", ["packed", "moved"])
+def test_of_what_a_thread_keeps_for_its_next_image(compiled, what):
+    image, packed = np.zeros((60, 90, 3), np.uint8), JPEGS["4:2:0"]
+    actions = {
+        "packed": lambda: pack(packed),
+        "moved": lambda: apply(image, ROTATE, 20.0, True, np.uint32(0), scratch_for(60, 90)),
+    }
+
+    def on_a_thread() -> None:
+        thread = threading.Thread(target=actions[what])
+        thread.start()
+        thread.join()
+
+    assert_frees(on_a_thread)
 
 
 @pytest.fixture(params=["as they are", "segments", "coefficients"])
