@@ -152,15 +152,24 @@ print(*names)
     assert [name for name in names if "shape_context" in name] == []
 
 
-def signatures() -> dict[str, int]:
-    """How many signatures each compiled function of ours has, in this process."""
+def functions() -> list[Dispatcher]:
+    """The compiled functions of ours, in this process."""
     modules = [module for name, module in sys.modules.items() if name.startswith("widemix.data.")]
     held = {id(value): value for module in modules for value in vars(module).values()}
-    return {
-        f"{value.py_func.__module__}.{value.py_func.__name__}": len(value.signatures)
-        for value in held.values()
-        if isinstance(value, Dispatcher)
-    }
+    return [value for value in held.values() if isinstance(value, Dispatcher)]
+
+
+def signatures() -> dict[str, int]:
+    """How many signatures each of them has."""
+    return {f"{each.py_func.__module__}.{each.py_func.__name__}": len(each.signatures) for each in functions()}
+
+
+def test_functions_are_kept_leave_other_threads_alone_and_round_as_written():
+    assert len(functions()) > 50
+    for function in functions():
+        options = function.targetoptions
+        assert (options["nogil"], options["error_model"], options.get("fastmath", False)) == (True, "numpy", False)
+        assert type(function._cache).__name__ == "FunctionCache"
 
 
 def test_what_set_up_compiles_is_all_that_a_run_needs(digits):

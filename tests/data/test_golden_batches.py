@@ -138,6 +138,21 @@ def test_batches_are_those_of_timm_and_pillow_and_have_always_been(name, seed, f
             assert hash_of(batch) == GOLDEN[f"{name} {seed} {epoch} {step}"]
 
 
+def test_a_recipes_means_fill_what_moves_in_and_are_taken_from_each_channel(folder, images):
+    """With an interpolation and a policy that move pixels often; four classes of which the folder has three."""
+    recipe = recipe_of("plain", folder, seed=5)
+    keys = {"mean": (0.1, 0.5, 0.8), "std": (0.2, 0.3, 0.4), "interpolation": "bicubic", "num_classes": 4}
+    recipe.data = recipe.data.model_copy(update=keys)
+    recipe.augment = AugmentSection(
+        auto_augment="rand-m9-n4-p0.9", smoothing=0.2, mixup=0.5, mix_mode="pair", mix_group=8
+    )
+    batch = loaded(recipe, 2)[1]
+    inputs, targets, samples, _ = plain_batch(images, recipe, 2, 1)
+    assert batch.samples.tolist() == samples
+    assert torch.equal(batch.inputs, inputs)
+    assert torch.equal(batch.targets, targets)
+
+
 def test_evaluation_batches_are_pillows_normalised_centre_crops(folder, images):
     recipe = recipe_of("strong", folder, seed=7)
     section = recipe.data.model_copy(update={"eval_split": "train", "interpolation": "bilinear"})

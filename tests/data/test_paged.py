@@ -75,6 +75,8 @@ def test_windows_are_of_about_equal_size_and_share_their_bytes_among_the_lanes()
     for window_bytes, window in ((2 * 30 * 40, 25), (2 * 24 * 40, 17), (2 * 50 * 40, 50), (1, 1), (1 << 20, 50)):
         dealt = PagedOrder(np.cumsum(size), size, 10, 0, window_bytes, page_bytes=99)
         assert (dealt.lanes, dealt.run, dealt.length, dealt.window, dealt.page) == (2, 5, 50, window, 2)
+    assert PagedOrder(np.cumsum(size), size, 192, 0, 1).page == round(2**20 / 40)  # part of every run, as are
+    assert PagedOrder(np.arange(999), np.ones(999, int), 192, 0, 1).lanes == 64
 
 
 def test_long_requests_are_made_in_pieces(monkeypatch):

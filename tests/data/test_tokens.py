@@ -5,6 +5,7 @@ import gc
 import json
 import pickle
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +19,8 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
-from widemix.formats.text import open_text
+from widemix.formats.tables import ALLOCATION, FIELD, HEADER
+from widemix.formats.text import SAMPLE, open_text
 from widemix.models.text.section import TextMixerSection
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection, TextDataSection
@@ -182,6 +184,35 @@ def test_a_damaged_tokenizer_and_damaged_tokens_are_named(folder, tmp_path):
     (broken / "tokenizer.json").write_text(json.dumps({"model": {}}))
     with pytest.raises(InputError, match="cannot be read as the folder's tokenizer"):
         training(broken)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "refused"),
+    [
+        ("f1", 48, False),  # tokens before the padding: as many as there are
+        ("f1", 49, True),
+        ("f1", 1, True),  # fewer than before the second sentence
+        ("f2", 0, False),
+        ("f2", -1, True),
+        ("f0", 0, True),  # its place
+        ("ptr", 0, True),
+        ("size", 47 * 4, True),
+    ],
+)
+def test_pairs_whose_lengths_or_places_cannot_be_are_refused(folder, tmp_path, field, value, refused):
+    path = Path(shutil.copy(folder / "train.beton", tmp_path))
+    text, count = open_text(path), 53
+    if field.startswith("f"):
+        rows = np.memmap(path, SAMPLE, "r+", HEADER.itemsize + 4 * FIELD.itemsize, count)
+    else:
+        rows = np.memmap(path, ALLOCATION, "r+", path.stat().st_size - count * ALLOCATION.itemsize, count)
+    rows[field][52] = rows[field][52] - 4 if field in ("f0", "ptr") else value
+    assert text.second[52] > 1
+    if refused:
+        with pytest.raises(InputError, match=r"train\.beton: sample(s 51 and)? 52 "):
+            open_text(path)
+    else:
+        assert len(open_text(path)) == count
 
 
 @pytest.mark.parametrize(("token", "named"), [(23, False), (24, True), (-1, True)])

@@ -104,7 +104,7 @@ def test_of_what_a_thread_keeps_for_its_next_image(compiled, what):
         thread.start()
         thread.join()
 
-    assert_frees(on_a_thread)
+    assert_frees(on_a_thread, least=1000)  # Python's threads take some for a while
 
 
 @pytest.fixture(params=["as they are", "segments", "coefficients"])
