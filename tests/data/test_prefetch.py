@@ -62,7 +62,7 @@ def test_it_reads_as_far_ahead_as_asked_and_no_further():
             yield i
 
     with Prefetch(source(), ahead=2) as items:
-        assert third.wait(timeout=300)  # before any is asked for: two ready, one being put
+        assert third.wait(timeout=60)  # before any is asked for: two ready, one being put
         for expected in range(10):
             assert next(items) == expected
             assert max(seen) <= expected + 3  # one in hand besides

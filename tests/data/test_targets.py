@@ -32,6 +32,7 @@ from widemix.distributed.topology import process_group, read_topology
 from widemix.errors import InputError
 from widemix.evaluation.evaluate import evaluate
 from widemix.formats.beton import open_beton
+from widemix.formats.checksums import compute_checksums, open_checksums
 from widemix.metrics import MEASURED
 from widemix.recipe import Recipe, dump_recipe, load_recipe
 from widemix.recipe.augment import AugmentSection
@@ -171,6 +172,15 @@ def test_a_target_that_is_not_where_its_record_says_is_named(regression, tmp_pat
     path.write_bytes(data)
     with pytest.raises(InputError, match="sample 7 does not lie inside the file"):
         open_beton(path)
+
+
+def test_checksums_by_a_files_bytes_are_those_that_were_stored(regression, multi_label):
+    """Of JPEGs with segments, and of pixels, each with targets; from a part of the file's bytes."""
+    for folder in (regression, multi_label):
+        beton, samples = open_beton(folder / "train.beton"), np.array([11, 30])
+        start = int(beton.offset[11]) - 3
+        found = compute_checksums(beton, samples, beton.path.read_bytes()[start:], start)
+        assert found.tolist() == open_checksums(beton).samples[samples].tolist()
 
 
 def test_targets_that_a_file_cut_short_does_not_hold_are_damage(regression, tmp_path):

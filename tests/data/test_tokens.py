@@ -5,6 +5,7 @@ import gc
 import json
 import pickle
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
+from widemix.formats.checksums import compute_checksums, crc32c, open_checksums
 from widemix.formats.tables import ALLOCATION, FIELD, HEADER
 from widemix.formats.text import SAMPLE, open_text
 from widemix.models.text.section import TextMixerSection
@@ -228,6 +230,17 @@ def test_only_tokens_of_the_vocabulary_are_read(folder, tmp_path, token, named):
             training(broken, checksums=False)
     else:
         assert any(30 in samples for *_, samples in training(broken, checksums=False))
+
+
+def test_checksums_by_a_files_bytes_are_those_that_were_stored(folder):
+    """By the definition: of length, second, label and size as int64, and of the CRC-32C of the tokens."""
+    text, samples = open_text(folder / "train.beton"), np.array([11, 30])
+    start = int(text.offset[11]) - 3
+    found = compute_checksums(text, samples, text.path.read_bytes()[start:], start)
+    assert found.tolist() == open_checksums(text).samples[samples].tolist()
+    for sample, checksum in zip(samples.tolist(), found.tolist(), strict=True):
+        numbers = int(text.length[sample]), int(text.second[sample]), int(text.label[sample]), 48 * 4
+        assert checksum == crc32c(struct.pack("<4qI", *numbers, crc32c(text[sample].tobytes())))
 
 
 def test_a_batch_is_no_wider_than_the_pairs_of_the_file(folder, tmp_path):

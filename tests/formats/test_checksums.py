@@ -18,7 +18,7 @@ from widemix.formats import checksums
 from widemix.formats.beton import RAW, open_beton
 from widemix.formats.checksums import BAND, crc32c, crc32c_bands, open_checksums
 from widemix.formats.manifest import Manifest, manifest_json, read_manifest
-from widemix.formats.sources import describe_sample, read_sources, sources_text
+from widemix.formats.sources import describe_sample, read_names, read_sources, sources_text
 from widemix.native import BuildError
 
 
@@ -161,8 +161,17 @@ def test_an_older_folder_of_text_gets_them_too(tmp_path):
 
 def test_names_of_any_characters_are_those_of_the_sources(tmp_path):
     names = ["a b", "line\nbreak", "back\\slash\\n", "\\\\n", "no\udcffutf8", "\r\u2028", ""]
-    (tmp_path / "x.sources").write_bytes(sources_text(range(7), names))
-    assert read_sources(tmp_path / "x.beton") == {name: (i, i) for i, name in enumerate(names)}
+    checksums = [0, 0x1B, 0x12345678, 0xFFFFFFFF, 10, 0xA0000000, 7]
+    (tmp_path / "x.sources").write_bytes(sources_text(checksums, names))
+    wanted = {name: (i, checksum) for i, (name, checksum) in enumerate(zip(names, checksums, strict=True))}
+    assert read_sources(tmp_path / "x.beton") == wanted
+    assert read_names(tmp_path / "x.beton") == names
     assert describe_sample(tmp_path / "x.beton", 0) == "sample 0 (a b)"
     assert describe_sample(tmp_path / "x.beton", 99) == "sample 99"
+    assert describe_sample(tmp_path / "x.beton", 6) == "sample 6"  # whose name is empty
     assert describe_sample(tmp_path / "none.beton", 3) == "sample 3"
+    for read in (read_names, read_sources):
+        with pytest.raises(
+            InputError, match=r"none\.sources: cannot be read \(No such file.*; prepare the folder again"
+        ):
+            read(tmp_path / "none.beton")
