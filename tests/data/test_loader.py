@@ -268,14 +268,14 @@ def test_crops_of_long_images_are_timms(monkeypatch):
     """Most attempts fail there, and after ten the largest crop that the ratio allows is the image's centre."""
     sizes = [(30, 400), (400, 30), (17, 90), (90, 17), (31, 30), (200, 333), (5, 7)]
     height, width = np.array(sizes).T
-    ids, scale, ratio = np.arange(12 * len(sizes)), (0.1, 1.0), (0.6, 1.25)
+    ids, scale, ratio = np.arange(60 * len(sizes)), (0.1, 1.0), (0.6, 1.25)
     boxes = random_boxes(ids, height, width, 1, 2, scale, ratio, 0.0)
     fallbacks = 0
     for view_id, box in zip(ids.tolist(), boxes.tolist(), strict=True):
         h, w = sizes[view_id % len(sizes)]
         assert box[:4] == by_timm(monkeypatch, view_id, h, w, scale, ratio), (view_id, h, w)
         fallbacks += (h, w) in sizes[:4] and (box[2] == h or box[3] == w)
-    assert 10 < fallbacks < 48
+    assert 100 < fallbacks < 200  # of 240: many of the others at a late attempt
 
 
 def test_a_crop_has_at_least_one_pixel():

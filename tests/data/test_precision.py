@@ -37,3 +37,11 @@ def test_a_context_computes_in_its_type(name):
     x = torch.ones(2, 2)
     with precision.autocast(torch.device("cpu"), precision.DTYPES[name]):
         assert (x @ x).dtype == {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
+
+
+def test_measuring_leaves_torch_its_threads(monkeypatch):
+    threads = [3]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    assert precision.bf16_slowdown(8, 1) > 0
+    assert threads == [3, 1, 3]

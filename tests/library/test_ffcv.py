@@ -4,6 +4,7 @@ import inspect
 import runpy
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 import widemix
+from tests.data.plain_batches import permuted, stream_of
 from widemix.data.order import shuffled
 from widemix.data.random import ORDER, key
 from widemix.data_prep.adopt import adopt
@@ -94,6 +96,29 @@ def ours(folder: Path, batch_size: int = 8, **keys: Any) -> widemix.Loader:
 
 def test_without_a_seed_it_is_the_order_of_our_loader():
     assert ffcv.Order().seed == inspect.signature(widemix.Loader).parameters["seed"].default
+
+
+def test_an_order_is_of_its_loaders_indices_and_each_loader_has_its_own():
+    """Of rank 1 of 2: the later half of each step, of the permutation that seed and epoch give."""
+
+    def loader(drop_last: bool) -> SimpleNamespace:
+        reader = SimpleNamespace(metadata=np.zeros(3))
+        return SimpleNamespace(reader=reader, indices=100 + np.arange(11), batch_size=2, drop_last=drop_last)
+
+    order, loaders = ffcv.Order(5, 1, 2), [loader(True), loader(False)]
+    one, other = map(order, loaders)
+    epoch = [100 + permuted(place, 11, stream_of(5, 3, 11, ORDER)) for place in range(11)]
+    assert one.sample_order(3).tolist() == [*epoch[2:4], *epoch[6:8]]
+    assert other.sample_order(3).tolist() == [*epoch[2:4], *epoch[6:8], *epoch[9:]]
+    assert one.sample_order(3).dtype == np.uint64
+    assert (one.sample_order(2).tolist() != one.sample_order(3).tolist(), one.epoch.tolist()) == (True, [3])
+    other.sample_order(7)
+    assert (one.epoch.tolist(), other.epoch.tolist(), order.epoch.tolist()) == ([3], [7], [0])
+    one.first = 3, 1
+    assert one.sample_order(3).tolist() == epoch[6:8]
+    assert len(one.sample_order(4)) == 4
+    one.first = 3, 2
+    assert one.sample_order(3).tolist() == []
 
 
 def test_what_is_not_given_is_as_in_our_loader():

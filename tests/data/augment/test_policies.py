@@ -9,12 +9,14 @@ from PIL import Image
 from scipy import stats
 from timm.data import auto_augment, create_transform
 
+from widemix.data.augment import batch
 from widemix.data.augment import registry as op
 from widemix.data.augment.program import compile_policy
 from widemix.data.augment.run import run_mixture, run_policy
 from widemix.data.augment.sampling import mixed_chain, sample_chain, sample_chain_weights
 from widemix.data.augment.scratch import scratch_for
 from widemix.data.random import AUGMENT, key
+from widemix.recipe.augment import AugmentSection
 from widemix.recipe.policy import RandAugment, Step, parse_policy
 
 MEAN = (0.485, 0.456, 0.406)
@@ -189,6 +191,22 @@ def test_mixtures_are_timms_with_the_same_numbers(image, text, monkeypatch):
         ours = image.copy()
         run_mixture(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((max(program.layers, 3), 3)))
         assert np.array_equal(ours, expected)
+
+
+@pytest.mark.parametrize("text", ["augmix", "augmix-w2-d4-b1", "original"])
+def test_each_image_of_a_batch_has_the_policy_of_its_own_stream(text, monkeypatch):
+    """The loops over a batch as Python, since they compile for long."""
+    for name in ("_run_augmix", "_run_policy"):
+        monkeypatch.setattr(batch, name, getattr(batch, name).py_func)
+    monkeypatch.setattr(batch, "key", lambda *words: np.uint64(key(*words)))
+    images = np.random.RandomState(0).randint(0, 256, (5, 24, 32, 3)).astype(np.uint8)
+    found, view_ids = images.copy(), np.array([3, 1, 90, 7, 200])
+    section, program = AugmentSection(auto_augment=text), compile_policy(parse_policy(text), MEAN, "bicubic")
+    batch.build_augmentation(section, MEAN, "bicubic")(found, view_ids, 5, 1, threads=2)
+    run, steps = (run_policy, program.layers) if text == "original" else (run_mixture, max(program.layers, 3))
+    for image, result, view_id in zip(images, found, view_ids, strict=True):
+        run(image, program, stream_of(view_id), scratch_for(24, 32), np.empty((steps, 3)))
+        assert np.array_equal(result, image), view_id
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 2.5])
