@@ -30,7 +30,7 @@ from widemix.data import loader as loader_module
 from widemix.data.batches import prefetch_count
 from widemix.data.decode import Decoder, centre_boxes, padded_boxes, random_boxes
 from widemix.data.loader import EvalLoader, TrainLoader, _warn_of_sorted_classes
-from widemix.data.order import RandomOrder
+from widemix.data.order import FileOrder, RandomOrder
 from widemix.data.paged import PagedOrder
 from widemix.data.prefetch import Prefetch
 from widemix.data.split import open_split
@@ -187,6 +187,37 @@ def test_batches_ahead_are_bounded_in_bytes(folder, mib, ahead):
         inside = next(batches).inputs.numel()  # as many bytes before they are made float32
         assert prefetch_count(loader.data, loader.source, loader.micro_batch_size) == ahead
     assert inside * ahead <= max(mib << 20, inside)
+
+
+@pytest.mark.parametrize(
+    ("order", "shuffle", "kind"),
+    [
+        ("random", True, RandomOrder),
+        ("paged", True, PagedOrder),
+        ("random", False, FileOrder),
+        ("paged", False, FileOrder),
+    ],
+)
+def test_an_order_has_the_batch_seed_and_repeats_of_the_recipe(folder, order, shuffle, kind):
+    augment, train = AugmentSection(aug_repeats=3), train_section(24, seed=9)
+    found = TrainLoader(section(folder, order=order), augment, train, place(), shuffle=shuffle).order
+    assert type(found) is kind
+    assert (found.count, found.seed, found.repeats) == (53, 9, 3)
+    assert len(found.step(0, 0)) == 24
+    assert len(set(found.step(0, 0) % 53)) < 24
+
+
+def test_a_rank_asks_the_disk_for_what_it_reads_soon(folder, monkeypatch):
+    """In the first step that it reads also for what it reads at once."""
+    loader = TrainLoader(section(folder, order="paged"), AugmentSection(), train_section(BATCH, 2, 7), place(1, 2))
+    asked, requested = [], []
+    monkeypatch.setattr(loader.order, "prefetch_ranges", lambda *of: asked.append(of) or np.full((1, 2), len(asked)))
+    monkeypatch.setattr(loader_module, "request_ranges", lambda file, of: requested.append((file, of.tolist())))
+    with loader.batches(4, 1) as batches:
+        assert len(list(batches)) == 4
+    parts = [slice(4, 8), slice(12, 16)]
+    assert asked == [(4, 1, True, parts), (4, 2, False, parts)]
+    assert requested == [(loader.source.descriptor, [[number, number]]) for number in (1, 2)]
 
 
 @pytest.mark.parametrize("kind", ["training", "evaluation"])

@@ -13,6 +13,7 @@ from widemix.data.prefetch import Prefetch
 
 def test_items_come_in_order_and_the_thread_ends():
     with Prefetch(iter(range(100)), ahead=3) as items:
+        assert items._thread.daemon  # a process that ends does not wait for it
         assert list(items) == list(range(100))
         assert list(items) == []
     assert not items._thread.is_alive()

@@ -205,6 +205,15 @@ def test_random_operations_want_our_order(folder: Path) -> None:
         ffcv_loader(folder, ffcv.RandomErasing(0.1))
 
 
+def test_decoders_want_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("widemix.ffcv.decoding._decode", None)
+    for decoder in (ffcv.CenterCrop, ffcv.RandomResizedCrop):
+        with pytest.raises(
+            widemix.InputError, match=r"widemix\.ffcv needs the C library; `python -m widemix\.native`"
+        ):
+            decoder(8)
+
+
 def test_the_scale_is_ours() -> None:
     """FFCV's own operation has its arguments in 0 to 255; white is the largest of both here."""
     assert torch.equal(ffcv.Normalize(mean=(1, 0, 0), std=(1, 1, 1)).mean.flatten(), torch.tensor([255.0, 0, 0]))
