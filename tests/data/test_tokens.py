@@ -238,6 +238,7 @@ def test_checksums_by_a_files_bytes_are_those_that_were_stored(folder):
     start = int(text.offset[11]) - 3
     found = compute_checksums(text, samples, text.path.read_bytes()[start:], start)
     assert found.tolist() == open_checksums(text).samples[samples].tolist()
+    assert (text.stop - text.offset).tolist() == [48 * 4] * 53
     for sample, checksum in zip(samples.tolist(), found.tolist(), strict=True):
         numbers = int(text.length[sample]), int(text.second[sample]), int(text.label[sample]), 48 * 4
         assert checksum == crc32c(struct.pack("<4qI", *numbers, crc32c(text[sample].tobytes())))

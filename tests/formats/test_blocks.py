@@ -12,6 +12,7 @@ from widemix.formats.blocks import BlockHashes, hash_blocks
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 4096)
+    monkeypatch.setattr(blocks, "PIECE", 1500)
 
 
 def written(path, start: int, pieces: list[tuple[int, int]], keep: int = 0) -> BlockHashes:

@@ -170,8 +170,8 @@ def test_names_of_any_characters_are_those_of_the_sources(tmp_path):
     assert describe_sample(tmp_path / "x.beton", 99) == "sample 99"
     assert describe_sample(tmp_path / "x.beton", 6) == "sample 6"  # whose name is empty
     assert describe_sample(tmp_path / "none.beton", 3) == "sample 3"
+    (tmp_path / "folder.sources").mkdir()
     for read in (read_names, read_sources):
-        with pytest.raises(
-            InputError, match=r"none\.sources: cannot be read \(No such file.*; prepare the folder again"
-        ):
-            read(tmp_path / "none.beton")
+        for name in ("none", "folder"):
+            with pytest.raises(InputError, match=rf"{name}\.sources: cannot be read \(.*; prepare the folder again"):
+                read(tmp_path / f"{name}.beton")

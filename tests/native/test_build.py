@@ -5,10 +5,12 @@ import errno
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -165,6 +167,20 @@ def test_what_another_process_has_built_meanwhile_is_taken(home, tiny, noting, m
     assert compiled() == path
     assert noting.exists()
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_the_module_says_what_was_built_or_why_nothing_was(monkeypatch, capsys):
+    library = SimpleNamespace(jpeg_library=lambda: b"libjpeg-turbo 9")
+    monkeypatch.setattr("widemix.native.library.open_library", lambda: library)
+    runpy.run_module("widemix.native", run_name="__main__")
+    assert capsys.readouterr().out == "built on libjpeg-turbo 9\n"
+
+    def fails():
+        raise BuildError("no compiler")
+
+    monkeypatch.setattr("widemix.native.library.open_library", fails)
+    with pytest.raises(SystemExit, match=r"^no compiler$"):
+        runpy.run_module("widemix.native", run_name="__main__")
 
 
 def test_other_systems_have_no_compiled_code(home, monkeypatch):
