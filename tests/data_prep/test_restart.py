@@ -272,6 +272,21 @@ def test_damaged_tables_are_refused(stored, number, value):
         segments_of(open_beton(beton.path), 0)
 
 
+@pytest.mark.parametrize("sample", [0, 3])
+def test_a_segment_has_at_least_a_byte_and_ends_within_the_image(stored, sample):
+    beton, _ = stored
+    damaged, size = np.memmap(beton.path, np.uint8, "r+"), int(beton.size[sample])
+    table = damaged[beton.segments[sample] :][: beton.segments_size[sample]].view(NUMBER)
+    for number, value, fits in ((-1, size, True), (-1, size + 1, False), (-1, size, True), (4, table[3], False)):
+        table[number] = value
+        damaged.flush()
+        if fits:
+            assert segments_of(open_beton(beton.path), sample).offsets[-1] == size
+        else:
+            with pytest.raises(InputError, match=f"segments of sample {sample} are damaged"):
+                segments_of(open_beton(beton.path), sample)
+
+
 def test_without_a_compiler_originals_are_kept(tmp_path, folder, image, monkeypatch, capsys):
     def no_library():
         raise BuildError("there is no C compiler")

@@ -15,7 +15,7 @@ from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
 from widemix.errors import InputError
 from widemix.formats import checksums
-from widemix.formats.beton import RAW, open_beton
+from widemix.formats.beton import JPEG, RAW, open_beton
 from widemix.formats.checksums import BAND, crc32c, crc32c_bands, open_checksums
 from widemix.formats.manifest import Manifest, manifest_json, read_manifest
 from widemix.formats.sources import describe_sample, read_names, read_sources, sources_text
@@ -94,6 +94,18 @@ def test_a_image_of_pixels_is_read_and_checked_in_bands(tmp_path, write_beton, w
             file.write(bytes([pixels[row, -1, -1]]))
     beton.label[0] = 5
     assert {name for name in crops if read(name)} == set(crops)
+
+
+def test_pixels_alone_have_checksums_of_bands(tmp_path, write_beton):
+    """Of 37 rows of 150 pixels, which are the first with 16 KiB: six in 200 rows, and one in fewer than 38."""
+    path = tmp_path / "a.beton"
+    sizes = [(RAW, 150, 200), (JPEG, 150, 200), (RAW, 150, 37), (RAW, 1, 1)]
+    data = [bytes(3 * width * height) if mode == RAW else b"jpeg" for mode, width, height in sizes]
+    write_beton(path, [Encoded("", 0, *size, body, "") for size, body in zip(sizes, data, strict=True)])
+    np.arange(4 + 8, dtype="<u4").tofile(tmp_path / "a.crc32c")
+    found = open_checksums(open_beton(path))
+    assert found.first.tolist() == [0, 6, 6, 7]
+    assert (found.samples.tolist(), found.bands.tolist()) == ([0, 1, 2, 3], list(range(4, 12)))
 
 
 def test_as_many_checksums_as_samples(tmp_path, digits):
