@@ -4,13 +4,18 @@ import hashlib
 import json
 import shutil
 import sys
+import time
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
 
@@ -23,20 +28,24 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.distributed.topology import read_topology
 from widemix.errors import InputError
-from widemix.evaluation import networks
+from widemix.evaluation import assessment, networks, real_labels, trained
 from widemix.evaluation.assessment import (
     BINS,
+    Assessment,
     Calibration,
     SelectClasses,
     _details,
     assess,
     assess_network,
+    evaluate_checkpoint,
     match_classes,
 )
-from widemix.evaluation.networks import _imagenet_names, load_network
+from widemix.evaluation.networks import Network, _imagenet_names, initial_module, load_network, of_recipe
 from widemix.evaluation.predict import Predictor
-from widemix.evaluation.trained import export_checkpoint
+from widemix.evaluation.trained import export_checkpoint, load_trained, trained_on
 from widemix.formats.manifest import Prepared, manifest_json, read_manifest
+from widemix.models.registry import build_model
+from widemix.recipe import load_recipe
 from widemix.run import checkpoint
 
 
@@ -70,6 +79,10 @@ def test_bins_that_are_too_sure_do_not_make_up_for_those_that_are_not_sure_enoug
         confusion.update(logits, labels)
     found = _details(confusion.compute(), calibration.compute())
     assert found.ece == pytest.approx(0.3)
+    alike, sure = torch.zeros(2, 3), torch.tensor([[1e3, 0, 0]])
+    edges = Calibration()  # a third is the upper edge of the fifth bin, 1 that of the last
+    edges.update(torch.cat([alike, sure]), torch.tensor([0, 0, 0]))
+    assert edges.samples.tolist() == [0] * 4 + [2] + [0] * 9 + [1]
     used = [(entry["samples"], entry["confidence"], entry["accuracy"]) for entry in found.bins if entry["samples"]]
     assert used == [(10, pytest.approx(0.6), 0.9), (10, pytest.approx(0.9), 0.6)]
 
@@ -189,6 +202,11 @@ def test_classes_are_matched_by_name(run, digits, tmp_path):
             match_classes(cranes, turned)
     write(("duck",))
     assert match_classes(cranes, turned) == [1]
+    own = replace(network, prepared=Prepared(classes=("7", "3", "5")))
+    write(("3", "7"))  # its names, whatever their numbers
+    assert match_classes(own, turned) == [1, 0]
+    write(())
+    assert match_classes(own, turned) is None
     write(manifest.classes[:3])  # whichever classes are left out, the first or the last
     assert match_classes(network, turned) == [0, 1, 2]
     write(manifest.classes[7:])
@@ -229,16 +247,103 @@ def test_details_that_are_not_plotted_need_no_plots(run, capsys, monkeypatch):
 
 
 def test_two_ranks_have_the_details_of_one(run, tmp_path):
+    record = run / "evaluations.jsonl"
+    before = record.read_text().count("\n") if record.exists() else 0
     for world in (1, 2):
         words = ("eval", run, "--details", "--batch", "50", "--json", tmp_path / f"{world}.json")
         codes, output = Forks(be_widemix, *map(str, words), log=tmp_path / "log", environs=group_of(world)).wait()
         assert codes == [0] * world, output
         assert output.count("expected calibration error") == 1
+        assert record.read_text().count("\n") == before + world  # of each call one
     one, two = (json.loads((tmp_path / f"{world}.json").read_text()) for world in (1, 2))
     assert two.pop("loss") == pytest.approx(one.pop("loss"))
     for entry in one["bins"] + two["bins"]:
         entry["confidence"] = entry["confidence"] and round(entry["confidence"], 6)
     assert (round(one.pop("ece"), 6), one) == (round(two.pop("ece"), 6), two)
+
+
+CLASSES = load_recipe("digits/mixer").data
+
+
+def network_of(data=CLASSES, **parts):
+    return Network("net", torch.nn.Identity(), None, data, **parts)
+
+
+def test_a_checkpoints_measurement_is_a_line_of_its_run_and_none_of_others_is(tmp_path, monkeypatch, capsys):
+    found = Assessment("net", "data/folder", "val", 360, 7, {"top1": 12.5, "loss": 2.0}, [])
+    lines, given = [], []
+    monkeypatch.setattr(assessment, "load_network", lambda *words: given.append(words) or "network")
+    monkeypatch.setattr(assessment, "assess_network", lambda *words: given.append(words) or found)
+    monkeypatch.setattr(checkpoint, "find", lambda path: SimpleNamespace(path=path / "00000007"))
+    monkeypatch.setattr(time, "time", lambda: 99.5)
+    monkeypatch.setattr(assessment, "record_evaluation", lambda *words: lines.append(words) or "the disk is full")
+    assert assess("run", Path("d"), "s", 5, ema=True, details=True, real=Path("r")) is found
+    assert given == [("run", True), ("network", Path("d"), "s", 5, True, Path("r"))]
+    measured = {"step": 7, "ema": True, "data": "data/folder", "split": "val", "samples": 360, "time": 99.5}
+    assert lines == [(Path("run/00000007"), {**measured, "top1": 12.5, "loss": 2.0})]
+    assert capsys.readouterr().err == "warning: the disk is full\n"
+    monkeypatch.setattr(assessment, "record_evaluation", lambda *words: lines.append(words))
+    assert evaluate_checkpoint(Path("run"), None, "s", 6, ema=True) == found.metrics
+    assert given[2:] == [("run", True), ("network", None, "s", 6, False, None)]
+    assert lines[1][1]["ema"]
+    assert not capsys.readouterr().err
+    found = replace(found, step=None)  # no run's
+    assert assess("export") is found
+    assert given[4] == ("export", False)
+    assert len(lines) == 2
+
+
+def test_precision_batch_and_limits_are_the_recipes_and_usual_ones_without_a_recipe(monkeypatch, tmp_path):
+    seen: list[object] = []
+
+    class Loader:
+        source = SimpleNamespace(file=SimpleNamespace(path="split.beton"))
+
+        def __init__(self, section, batch, topology, dtype):
+            seen.append((section.path, section.eval_split, section.num_classes, batch, dtype))
+
+        def __len__(self):
+            return 9
+
+    def evaluated(module, precision, loader, number, observe):
+        seen.append((precision, number))
+        return {"loss": 1.0}
+
+    def group(topology, seconds):
+        seen.append(seconds)
+        return nullcontext()
+
+    monkeypatch.setattr(assessment, "EvalLoader", Loader)
+    monkeypatch.setattr(assessment, "check_model", lambda section, loader: seen.append((section, type(loader))))
+    monkeypatch.setattr(assessment, "process_group", group)
+    monkeypatch.setattr(assessment, "set_torch_threads", lambda topology: seen.append("threads"))
+    monkeypatch.setattr(assessment, "set_matmul_precision", seen.append)
+    monkeypatch.setattr(assessment, "autocast", lambda device, dtype: dtype)
+    monkeypatch.setattr(assessment, "evaluate", evaluated)
+    monkeypatch.setattr(assessment, "read_manifest", lambda folder: SimpleNamespace(classes=()))
+    options = {"train.precision": "bf16", "train.matmul_precision": "high", "eval.batch_size": "50"}
+    options |= {"engine.timeout_s": "777", "data.path": "own", "data.eval_split": "val"}
+    recipe = load_recipe("digits/mixer", [*options.items()])
+    own = network_of(recipe.data, recipe=recipe)
+    found = assess_network(own)
+    loaded = ("own", "val", 10, 50, torch.bfloat16)
+    assert seen == [777, "threads", "high", loaded, (torch.bfloat16, 10)]
+    assert (found.data, found.split, found.samples) == ("own", "val", 9)
+    seen.clear()
+    assess_network(replace(own, section=recipe.model), Path("other"), "train", 7)
+    loaded = ("other", "train", 10, 7, torch.bfloat16)
+    assert seen == [777, "threads", "high", loaded, (recipe.model, Loader), (torch.bfloat16, 10)]
+    seen.clear()
+    assess_network(network_of(CLASSES.model_copy(update={"path": "own"})))
+    assert seen == [1800, "threads", ("own", "test", 10, 128, torch.float32), (torch.float32, 10)]
+    one = CLASSES.model_copy(update={"path": "own", "num_classes": 1, "targets": "regression"})
+    assert assess_network(network_of(one)).samples == 9
+    for option, wanted in (("details", {"details": True}), ("real", {"real": Path("real.json")})):
+        with pytest.raises(InputError, match=rf"^--{option}: is for classes, data\.targets is regression"):
+            assess_network(network_of(one), **wanted)
+    with pytest.raises(InputError, match=r"^--batch 0: must be at least 1"):
+        assess_network(own, batch=0)
+    assess_network(own, batch=1)
 
 
 def test_timms_networks_have_imagenets_names():
@@ -256,7 +361,7 @@ def test_outputs_that_are_nan_have_no_details(run):
     assert found.details is None  # its file would not be JSON
 
 
-def test_real_labels_against_a_plain_loop(tmp_path, capsys):
+def test_real_labels_against_a_plain_loop(tmp_path, monkeypatch):
     numbers = np.random.RandomState(0)
     for image in numbers.permutation(12):
         path = tmp_path / f"source/val/{image % 3}/ILSVRC2012_val_{image + 1:08d}.JPEG"
@@ -290,6 +395,8 @@ def test_real_labels_against_a_plain_loop(tmp_path, capsys):
     for text, error_message in (
         ("{}", "must be a list with a list of labels"),
         ("[[0], [true]]", "must be a list with a list of labels"),
+        ("[[0], [-1]]", "must be a list with a list of labels"),
+        ("[[0], 1]", "must be a list with a list of labels"),
         ("no", "is not JSON"),
         ("[[3]]", "has label 3; the data has 3 classes"),
         ("[[0], [1]]", "is none of"),
@@ -298,6 +405,12 @@ def test_real_labels_against_a_plain_loop(tmp_path, capsys):
         (tmp_path / "real.json").write_text(text)
         with pytest.raises(InputError, match=error_message):
             assess_network(network, real=tmp_path / "real.json")
+    with pytest.raises(InputError, match=r"none\.json: cannot be read \(No such file or directory\)"):
+        assess_network(network, real=tmp_path / "none.json")
+    (tmp_path / "real.json").write_text(json.dumps(labels))
+    monkeypatch.setattr(real_labels, "read_sources", lambda beton: {"a/ILSVRC2012_val_00000000.JPEG": (0, "")})
+    with pytest.raises(InputError, match=r"val_00000000\.JPEG is none of .*val_00000001 to ILSVRC2012_val_00000012"):
+        assess_network(network, real=tmp_path / "real.json")
 
 
 def test_an_export_whose_preprocessing_is_not_that_of_colour_images_is_refused_in_one_line(monkeypatch):
@@ -327,5 +440,135 @@ def test_size_and_crop_are_those_of_timms_validation(monkeypatch):
     module = torch.nn.Linear(2, 2)
     module.num_classes, module.pretrained_cfg = 2, timm.models.get_pretrained_cfg("resnet50.a1_in1k").to_dict()
     monkeypatch.setattr(networks, "load_pretrained", lambda *_: module)
-    data = networks.load_network("timm:resnet50.a1_in1k").data
-    assert (data.image_size, data.crop_pct) == (288, 1.0)
+    network = networks.load_network("timm:resnet50.a1_in1k")
+    data = network.data
+    assert (data.image_size, data.crop_pct, data.interpolation) == (288, 1.0, "bicubic")
+    assert (data.mean, data.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert (data.path, data.num_classes, data.targets, network.loss) == ("", 2, "class", "")
+    assert network.classes == ()
+    module.pretrained_cfg |= {"label_names": ["no", "yes"], "interpolation": "bilinear"}
+    network = networks.load_network("timm:resnet50.a1_in1k")
+    assert (network.data.interpolation, network.classes) == ("bilinear", ("no", "yes"))
+
+
+def test_a_recipe_is_its_network_at_the_start(digits, tmp_path):
+    """Of its seed, its head's bias and the weights that it starts from."""
+    options = [("data.path", str(digits)), ("model.depth", "1"), ("train.loss", "sigmoid"), ("train.head_bias", "-3")]
+    recipe = load_recipe("digits/mixer", [*options, ("train.seed", "5")])
+    module = initial_module(recipe)
+    torch.manual_seed(5)
+    plain = build_model(recipe.model, 8, 10)
+    assert torch.equal(module.stem.proj.weight, plain.stem.proj.weight)
+    assert module.head.bias.tolist() == [-3] * 10
+    torch.nn.init.normal_(plain.head.weight)
+    save_file(plain.state_dict(), tmp_path / "start.safetensors")
+    for reset in (False, True):
+        start = {"init_from": str(tmp_path / "start.safetensors"), "reset_head": reset, "seed": 6}
+        other = recipe.model_copy(update={"train": recipe.train.model_copy(update=start)})
+        module = initial_module(other)
+        assert torch.equal(module.stem.proj.weight, plain.stem.proj.weight)
+        assert torch.equal(module.head.weight, plain.head.weight) != reset
+    network = of_recipe("net", recipe, module)
+    assert (network.loss, network.prepared.classes) == ("sigmoid", tuple(map(str, range(10))))
+    assert not network.module.training
+    elsewhere = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": "none"})})
+    assert of_recipe("net", elsewhere, module).prepared == Prepared()
+    known = Prepared(classes=("a", "b"))
+    assert of_recipe("net", recipe, module, known).prepared is known
+
+
+def test_a_name_is_a_file_before_it_is_a_recipes(run, tmp_path, monkeypatch):
+    for suffix in ("yml", "yaml"):
+        (tmp_path / f"own.{suffix}").write_text(f"extends: {ROOT / 'recipes/digits/s_mixer.yaml'}\n")
+        assert load_network(str(tmp_path / f"own.{suffix}")).section.kind == "s_mixer"
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"nowhere.*; give a run, a checkpoint, a folder of `widemix export`"):
+        load_network("nowhere")
+    (tmp_path / "digits/mixer").mkdir(parents=True)  # no run, and not what the recipe's short name means
+    with pytest.raises(InputError) as raised:
+        load_network("digits/mixer")
+    assert "give a run, a checkpoint" not in str(raised.value)
+    for name in (run, run / "checkpoints/00000003"):
+        with pytest.raises(InputError, match=r"has no averaged weights; its recipe sets no train\.ema_decay"):
+            load_network(str(name), ema=True)
+    with pytest.raises(InputError, match=r"^--ema: is for runs and checkpoints; timm:one has one set of weights"):
+        load_network("timm:one", ema=True)
+
+
+def test_a_hubs_usage_is_read_at_its_revision(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps({"widemix": {"loss": "sigmoid", "max_size": 50}}))
+    asked = []
+
+    def download(*words, revision):
+        asked.append((*words, revision))
+        return str(tmp_path / "config.json")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert networks._usage("hf:lab/mixer", None).loss == "sigmoid"
+    assert networks._usage("hf:lab/mixer@v2", None).max_size == 50
+    assert asked == [("lab/mixer", "config.json", None), ("lab/mixer", "config.json", "v2")]
+    assert networks._usage("timm:mixer", None).loss == ""
+
+
+def test_averaged_weights_are_those_of_the_checkpoint(run, monkeypatch):
+    origin = checkpoint.find(run)
+    recipe, module = load_trained(run)
+    average = {name: value + 1 for name, value in module.state_dict().items()}
+    state = SimpleNamespace(model=module.state_dict(), ema=average)
+    kept = SimpleNamespace(path=origin.path, position=origin.position, load=lambda: state)
+    monkeypatch.setattr(checkpoint, "find", lambda path: kept)
+    for ema, expected in ((False, state.model), (True, average)):
+        found, module = load_trained(run, ema)
+        assert found == recipe
+        assert all(torch.equal(value, expected[name]) for name, value in module.state_dict().items())
+
+    def refuse(module):
+        raise ValueError("index is not a permutation")
+
+    monkeypatch.setattr(trained, "check_indices", refuse)
+    with pytest.raises(InputError, match=f"^{origin.path}: index is not a permutation"):
+        load_trained(run)
+
+
+def test_data_that_are_gone_have_no_classes_and_those_that_are_there_must_be_the_same(digits, monkeypatch):
+    recipe = load_recipe("digits/mixer", [("data.path", str(digits))])
+    classes = tuple(map(str, range(10)))
+    hashes = {"train": "1", "test": "2"}
+    monkeypatch.setattr(trained, "data_hashes", lambda folder, *splits: {name: hashes[name] for name in splits})
+    for known, found in (
+        ({}, classes),
+        ({"train": "1", "test": "2", "old": "3"}, classes),
+        ({"train": "1", "test": "9"}, ()),
+        ({"train": "9", "test": "2"}, ()),
+    ):
+        position = SimpleNamespace(prepared=None, data=known)
+        assert trained_on(SimpleNamespace(path="c", position=position), recipe).classes == found
+    gone = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": "none"})})
+    assert trained_on(SimpleNamespace(path="c", position=position), gone) == Prepared()
+
+
+def test_an_export_gets_what_the_run_has(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "find", lambda path: SimpleNamespace(path=path))
+    prepared, given, loaded = Prepared(classes=("a", "b"), max_size=7), [], []
+    recipe = load_recipe("digits/mixer", [("train.loss", "sigmoid"), ("data.num_classes", "4")])
+    recipe = recipe.model_copy(update={"plugins": ("json",)})
+    monkeypatch.setattr(trained, "check_packages", lambda: given.append("packages"))
+    monkeypatch.setattr(trained, "load_trained", lambda *words: loaded.append(words) or (recipe, "module"))
+    monkeypatch.setattr(trained, "trained_on", lambda *words: prepared)
+    monkeypatch.setattr(trained, "model_card", lambda *words: words)
+    monkeypatch.setattr(trained, "export_model", lambda *words, **named: given.append((words, named)))
+    labels, line = export_checkpoint(run, tmp_path / "out", ema=True, onnx=True, licence="mit")
+    assert loaded == [(run, True)]
+    assert labels == ["a", "b", "2", "3"]
+    assert line.startswith("import widemix, json, timm; model = timm.create_model(")
+    packages, (words, named) = given
+    assert packages == "packages"  # before anything is read
+    assert words == ("module", recipe.model, tmp_path / "out")
+    card = named.pop("card")
+    assert card[1:] == (recipe, "out", True, "mit")
+    expected = {"data": recipe.data, "labels": labels, "loss": "sigmoid", "prepared": prepared, "onnx": True}
+    assert named == expected
+    recipe = load_recipe("digits/mixer", [("data.pixel_order", "patches"), ("data.pixel_patch", "4")])
+    with pytest.raises(InputError, match=r"was trained with data\.pixel_order patches"):
+        export_checkpoint(run, tmp_path / "other")
+    assert len(given) == 2

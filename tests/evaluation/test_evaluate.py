@@ -1,21 +1,29 @@
 """Evaluation against the metrics of one batch, and with metrics that are not numbers."""
 
 import json
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from safetensors.torch import load_file, save_file
+from sklearn.metrics import mean_absolute_error, r2_score
 from torch.nn.functional import cross_entropy
 
 from tests.conftest import Fork
 from widemix.data.batches import Batch
-from widemix.evaluation.evaluate import evaluate
+from widemix.errors import InputError
+from widemix.evaluation import evaluate as module_of_evaluate
+from widemix.evaluation.evaluate import evaluate, evaluate_engine
+from widemix.metrics import MEASURED, METRICS, Metric
 
 
 class Batches(list):
+    def __len__(self):
+        return sum(map(len, self))
+
     def batches(self):
         return nullcontext(self)
 
@@ -32,14 +40,22 @@ def loader(inputs: torch.Tensor, labels: torch.Tensor) -> Batches:
 def test_figures_are_those_of_one_batch_and_a_nan_among_them_is_seen():
     torch.manual_seed(0)
     inputs, labels = torch.randn(45, 12), torch.randint(10, (45,))
-    model = torch.nn.Linear(12, 10)
-    found = evaluate(model, nullcontext(), loader(inputs, labels), 10)
+    model, beats, seen = torch.nn.Linear(12, 10), [], []
+    batches = loader(inputs, labels)
+    found = evaluate(
+        model, nullcontext(), batches, 10, lambda: beats.append(1), lambda logits, batch: seen.append((logits, batch))
+    )
     logits = model(inputs)
+    assert len(beats) == 8  # the watchdog waits for those of empty batches too
+    assert torch.equal(torch.cat([logits for logits, _ in seen]), logits)
+    assert [batch for _, batch in seen] == batches[:7]
     assert found["loss"] == pytest.approx(cross_entropy(logits, labels).item())
     assert found["top1"] == pytest.approx(100 * (logits.argmax(1) == labels).float().mean().item())
     among_five = (logits.topk(5).indices == labels[:, None]).any(1)
     assert found["top5"] == pytest.approx(100 * among_five.float().mean().item())
     assert model.training  # as it was before
+    evaluate(model.eval(), nullcontext(), batches, 10)
+    assert not model.training
     inputs[11] = torch.nan
     found = evaluate(model, nullcontext(), loader(inputs, labels), 10)
     assert all(map(np.isnan, found.values())), found
@@ -80,6 +96,94 @@ def test_scores_that_are_nan_have_no_average_precision():
     assert evaluate(model, nullcontext(), batches, 12)["map"] == pytest.approx(100)
     batches[0].inputs[3, 3] = torch.nan
     assert np.isnan(evaluate(model, nullcontext(), batches, 12)["map"])
+
+
+def regression(outputs: torch.Tensor, targets: torch.Tensor) -> Batches:
+    batches = loader(outputs, targets)
+    batches.data = SimpleNamespace(targets="regression", path="nowhere", eval_split="val")
+    return batches
+
+
+def test_numbers_far_from_zero_have_their_metrics():
+    """Years, or temperatures in kelvin: in float32 their mean would be off by more than they differ."""
+    torch.manual_seed(0)
+    targets = 1e6 + torch.rand(9, 2)
+    outputs = targets + torch.rand(9, 2) / 4
+    found = evaluate(torch.nn.Identity(), nullcontext(), regression(outputs, targets), 2)
+    truth, guess = targets.double().numpy(), outputs.double().numpy()
+    assert found["r2"] == pytest.approx(r2_score(truth, guess), rel=1e-9)
+    assert found["mae"] == pytest.approx(mean_absolute_error(truth, guess), rel=1e-9)
+    assert found["loss"] == pytest.approx(((truth - guess) ** 2).mean(), rel=1e-5)
+    two = evaluate(torch.nn.Identity(), nullcontext(), regression(outputs[:2], targets[:2]), 2)
+    assert two["r2"] == pytest.approx(r2_score(truth[:2], guess[:2]), rel=1e-9)
+    with pytest.raises(InputError, match=r"data\.eval_split has one sample, and R2 needs two"):
+        evaluate(torch.nn.Identity(), nullcontext(), regression(outputs[:1], targets[:1]), 2)
+
+
+def test_outputs_of_half_precision_are_measured_as_fp32():
+    outputs, labels = torch.randn(14, 3, generator=torch.Generator().manual_seed(0)).bfloat16(), torch.arange(14) % 3
+    seen: list[torch.Tensor] = []
+    found = evaluate(
+        torch.nn.Identity(), nullcontext(), loader(outputs, labels), 3, observe=lambda logits, _: seen.append(logits)
+    )
+    assert {logits.dtype for logits in seen} == {torch.float32}
+    assert found["loss"] == pytest.approx(cross_entropy(outputs.float(), labels).item(), rel=1e-6)
+    assert found["top5"] == 100  # of three classes
+
+
+def test_the_main_rank_alone_names_ten_columns_without_a_value(monkeypatch, capsys):
+    """The prepared folder has names for the first five only."""
+    manifest = SimpleNamespace(classes=tuple("abcde"))
+    monkeypatch.setattr(module_of_evaluate, "read_manifest", lambda folder: manifest)
+    targets = torch.zeros(9, 14)
+    targets[:, 2] = torch.arange(9.0)
+    for is_main in (False, True):
+        batches = regression(targets + 1, targets)
+        batches.topology = SimpleNamespace(device=torch.device("cpu"), is_main=is_main)
+        found = evaluate(torch.nn.Identity(), nullcontext(), batches, 14)
+        assert found["r2"] == pytest.approx(1 - 9 / 60)
+        said = capsys.readouterr().err
+        assert bool(said) == is_main
+    assert said.endswith("over the 1 of 14 targets that vary, without a, b, d, e, 5, 6, 7, 8, 9, 10 and 3 more\n")
+
+
+def test_a_registered_metric_is_that_of_its_kind_of_targets(monkeypatch):
+    def hamming(outputs):
+        return torchmetrics.classification.MulticlassHammingDistance(outputs, average="micro")
+
+    for name, kind in (("hamming", "class"), ("other", "regression")):
+        monkeypatch.setitem(METRICS, name, Metric(name, "{:.2f}", False, hamming))
+        monkeypatch.setitem(MEASURED, kind, (*MEASURED[kind], name))
+    labels = torch.tensor([0, 1, 2, 0])
+    found = evaluate(torch.nn.Identity(), nullcontext(), loader(torch.eye(6)[:4], labels), 6)
+    assert sorted(found) == ["hamming", "loss", "top1", "top5"]
+    assert found["hamming"] == pytest.approx(1 / 4)  # a fraction, where its form is not that of percent
+
+
+def test_each_set_of_an_engines_weights_is_evaluated_and_the_trained_ones_observed(monkeypatch):
+    entered, calls = [], []
+
+    @contextmanager
+    def weights(name):
+        entered.append(name)
+        yield
+        entered.pop()
+
+    def evaluated(module, precision, batches, classes, beat, observe):
+        calls.append((module, precision, batches, classes, beat))
+        observe(entered[-1], None)
+        return {"top1": 10.0 * len(calls)}
+
+    monkeypatch.setattr(module_of_evaluate, "evaluate", evaluated)
+    engine = SimpleNamespace(weights=lambda: {"": weights("trained"), "ema_": weights("average")})
+    engine.module, engine.evaluate_mode, engine.zero_weights = "module", lambda: "bf16", lambda: 12.5
+    engine.spec, beat, seen = SimpleNamespace(penalty="weight_decay"), lambda: None, []
+    found = evaluate_engine(engine, "loader", 7, beat, lambda logits, _: seen.append(logits))  # type: ignore[arg-type]
+    assert found == {"top1": 10.0, "ema_top1": 20.0}
+    assert seen == ["trained"]
+    assert calls == [("module", "bf16", "loader", 7, beat)] * 2
+    engine.spec.penalty = "l1"
+    assert evaluate_engine(engine, "loader", 7) == {"top1": 30.0, "ema_top1": 40.0, "zero_weights": 12.5}  # type: ignore[arg-type]
 
 
 def test_a_run_whose_evaluation_is_nan_says_so_and_is_complete(train, tmp_path):

@@ -6,13 +6,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from blake3 import blake3
 from huggingface_hub import ModelCard
 
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
+from widemix.evaluation import model_card
 from widemix.evaluation.trained import export_checkpoint
+from widemix.recipe import Recipe, dump_recipe, load_recipe
 
 
 def widemix(*words: object) -> None:
@@ -72,6 +77,91 @@ def test_the_card_has_the_evaluations_until_the_checkpoint_and_its_head_those_of
 def write_and_load(path: Path, lines: list[dict], to: Path) -> ModelCard:
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return card_of(path.parent, to)
+
+
+HASHED = {"train": ("a", "b"), "val": ("c",)}  # blocks of the splits
+
+
+def pretended(monkeypatch: pytest.MonkeyPatch, rows: list[dict], recipe: Recipe, *options: Any) -> ModelCard:
+    """The card of a checkpoint at step 3 with these evaluations, and data of two splits."""
+    asked: list[bool] = []
+
+    def evaluated(run: Path, lines: list, of: Recipe, ema: bool) -> list[dict]:
+        assert (run, of) == (Path("/runs/one"), recipe)
+        asked.append(ema)
+        return rows
+
+    splits = {
+        name: SimpleNamespace(samples=10 * len(blocks), blocks=blocks, file=f"{name}.beton")
+        for name, blocks in HASHED.items()
+    }
+    manifest = SimpleNamespace(source="image-folder", splits=splits)
+    monkeypatch.setattr(model_card, "evaluated", evaluated)
+    monkeypatch.setattr(model_card, "read_manifest", lambda folder: manifest)
+    origin: Any = SimpleNamespace(path=Path("/runs/one/checkpoints/00000003"), position=SimpleNamespace(step=3))
+    card = ModelCard(model_card.model_card(origin, recipe, "exported", *options))
+    assert asked == [options[0] if options else False]
+    return card
+
+
+def test_a_cards_numbers_are_those_of_the_last_evaluation_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("digits/mixer")
+    rows: list[dict] = [
+        {"step": 3, "data": "/data/digits", "split": "val", "loss": 0.0, "top1": 10.0, "top5": 20.0},
+        {"step": 3, "data": "/data/other", "split": "test", "loss": None, "top1": 55.123456, "top5": None},
+    ]
+    card = pretended(monkeypatch, rows, recipe)
+    assert (
+        "\n| 3 | digits | val | 0.0000 | 10.00 % | 20.00 % |\n| 3 | other | test | - | 55.12 % | - |\n" in card.text
+    )
+    assert "| step | data | split | loss | top-1 | top-5 |" in card.text
+    (top1,) = card.data.eval_results or []
+    assert (top1.metric_type, top1.metric_value, top1.metric_name) == ("accuracy", 55.1235, "top-1")
+    assert (top1.dataset_name, top1.dataset_type, top1.dataset_split) == ("other", "other", "test")
+    assert (top1.task_type, card.data.pipeline_tag) == ("image-classification",) * 2
+    assert card.data.tags == ["image-classification", "widemix"]
+    assert card.data.license == "apache-2.0"
+    assert card.data.model_name == recipe.model.summary()
+    assert "The weights after 3 steps of the recipe below" in card.text
+    assert "`image-folder`, prepared by" in card.text
+    for name, blocks in HASHED.items():
+        hashed = blake3(" ".join(blocks).encode()).hexdigest()[:32]
+        assert f"| {name} | {10 * len(blocks)} | `{hashed}` |" in card.text
+    assert f"```yaml\n{dump_recipe(recipe)}```" in card.text
+
+
+def test_a_card_of_the_average_without_evaluations_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("digits/mixer", [("data.path", "none")]).model_copy(update={"plugins": ("my_family",)})
+    read = model_card.read_manifest
+    card = pretended(monkeypatch, [], recipe, True, "mit")
+    assert "The averaged weights after 3 steps" in card.text
+    assert "import widemix, my_family, timm\n" in card.text
+    assert (card.data.model_name, card.data.license) == (None, "mit")
+    monkeypatch.setattr(model_card, "read_manifest", read)
+    assert model_card._data(Path("none")) == "`none`, which was not there when this was exported."
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets", "metrics", "task", "tag"),
+    [
+        ("image", "multilabel", ["map"], "image-classification", "image-classification"),
+        ("image", "regression", ["mae", "r2"], "image-regression", None),
+        ("text", "class", ["accuracy", "top5"], "text-classification", "text-classification"),
+    ],
+)
+def test_the_hub_knows_what_a_network_is_for(
+    monkeypatch: pytest.MonkeyPatch, kind: str, targets: Any, metrics: list[str], task: str, tag: str | None
+) -> None:
+    recipe = load_recipe("mnli/mixer" if kind == "text" else "digits/mixer")
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"targets": targets})})
+    row = {"step": 3, "data": "d", "split": "val", "loss": 1.0, "map": 1, "mae": 0, "r2": 1, "top1": 1, "top5": 1}
+    card = pretended(monkeypatch, [row], recipe)
+    results = card.data.eval_results or []
+    assert [result.metric_type for result in results] == metrics
+    assert {result.task_type for result in results} == {task}
+    assert card.data.pipeline_tag == tag
+    assert card.data.tags == [*([tag] if tag else []), "widemix"]
+    assert ("create_transform" in card.text) == (kind == "image")
 
 
 def test_a_checkpoint_away_from_its_run_is_evaluated_without_a_record(run: Path, tmp_path: Path) -> None:

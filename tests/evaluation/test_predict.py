@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,7 +45,15 @@ def network(tmp_path, prepared, pixels=(), loss="softmax"):
     return found
 
 
-@pytest.mark.parametrize("pixels", [{}, {"pixel_order": "patches", "pixel_patch": 8}])
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        {},
+        {"pixel_order": "patches", "pixel_patch": 8},
+        {"interpolation": "bilinear", "mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)},
+        {"interpolation": "random"},
+    ],
+)
 def test_logits_are_those_of_the_evaluation(folders, tmp_path, pixels):
     source, prepared = folders
     loaded = network(tmp_path, prepared, pixels)
@@ -91,6 +100,7 @@ def test_images_are_shrunk_as_those_of_the_evaluation_were(tmp_path, size, side)
         ("class", "softmax", lambda logits: logits.softmax(1)),
         ("class", "sigmoid", lambda logits: logits.sigmoid()),
         ("multilabel", "sigmoid", lambda logits: logits.sigmoid()),
+        ("multilabel", "", lambda logits: logits.sigmoid()),  # whichever loss another tool had
         ("regression", "mse", lambda logits: logits),
     ],
 )
@@ -225,6 +235,27 @@ def test_mistakes_are_one_line(folders, tmp_path, capsys, options, error_message
     words = ["predict", str(tmp_path / "recipe.yaml"), str(tmp_path / "empty"), *options]
     assert run_command(make_parser(), argv=words) == 2
     assert error_message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), (None, torch.float32)]
+)
+def test_a_predictor_computes_in_the_recipes_precision(folders, tmp_path, monkeypatch, precision, dtype):
+    loaded, products = network(tmp_path, folders[1]), []
+    train = loaded.recipe.train.model_copy(update={"precision": precision, "matmul_precision": "high"})
+    recipe = loaded.recipe.model_copy(update={"train": train}) if precision else None
+    monkeypatch.setattr("widemix.evaluation.predict.set_matmul_precision", products.append)
+    predictor, computed = Predictor(replace(loaded, recipe=recipe)), []
+    assert products == (["high"] if precision else [])
+    assert predictor.inputs([np.zeros((9, 9, 3), np.uint8)]).dtype == dtype
+    loaded.module.head.register_forward_hook(lambda module, args, logits: computed.append(logits.dtype))
+    assert predictor.logits([np.zeros((9, 9, 3), np.uint8)]).dtype == np.float32
+    assert computed == [dtype]
+
+
+def test_classes_beyond_those_with_names_are_numbered(folders, tmp_path):
+    predictor = Predictor(network(tmp_path, folders[1]))
+    assert [predictor.class_name(label) for label in range(3)] == [*predictor.network.classes, "2"]
 
 
 def test_a_network_of_sentences_is_refused():

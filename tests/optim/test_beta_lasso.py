@@ -78,3 +78,25 @@ def test_it_resumes_where_it_was():
     one.step()
     two.step()
     assert torch.equal(ours, other)
+
+
+def test_a_weight_at_the_threshold_stays_and_one_without_a_gradient_is_left_alone():
+    weight, other = (torch.nn.Parameter(torch.tensor([0.75, 0.625, -0.75, 0.0])) for _ in range(2))
+    optimizer = BetaLasso([{"params": [weight, other]}], lr=1.0, l1=0.25, beta=2.0)
+    weight.grad = torch.zeros(4)
+    optimizer.step()
+    assert weight.tolist() == [0.5, 0.0, -0.5, 0.0]
+    assert other.tolist() == [0.75, 0.625, -0.75, 0.0]
+
+
+def test_momentum_is_of_gradient_and_sign_together_with_the_values_of_each_group():
+    first, second = (torch.nn.Parameter(torch.tensor([4.0, -4.0])) for _ in range(2))
+    groups = [{"params": [first]}, {"params": [second], "lr": 0.25, "l1": 0.5, "momentum": 0.0, "beta": 9.0}]
+    optimizer = BetaLasso(groups, lr=0.5, l1=0.25, beta=1.0, momentum=0.5)
+    for _ in range(2):
+        first.grad, second.grad = torch.ones(2), torch.ones(2)
+        optimizer.step()
+    # Directions 1 + 0.25 and 1 - 0.25 of the signs; the second step goes half as far again by the first.
+    assert first.tolist() == [4 - 0.5 * 1.25 * 2.5, -4 - 0.5 * 0.75 * 2.5]
+    assert second.tolist() == [0.0, -4 - 2 * 0.25 * 0.5]  # 3.25 is under 9 x 0.5
+    assert first.grad.tolist() == [1, 1]

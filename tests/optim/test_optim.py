@@ -14,10 +14,22 @@ import widemix  # noqa: F401  puts our names into timm's registry
 from tests.sections import train_section
 from tests.stress.whole_registry import compare_with_timm
 from widemix.errors import InputError
+from widemix.models.factors import Structure
+from widemix.models.mixer.section import MixerSection
+from widemix.models.registry import build_model
+from widemix.models.structured import linear_of
 from widemix.models.sw_mlp.sparse import SparseLinear
-from widemix.optim.build import build_optimizer, inner_matrices, parameter_groups, set_rate, undecayed
-from widemix.optim.muon import Muon
-from widemix.optim.section import OptimSection
+from widemix.optim.build import (
+    build_optimizer,
+    group_scalars,
+    inner_matrices,
+    parameter_groups,
+    set_group_scalars,
+    set_rate,
+    undecayed,
+)
+from widemix.optim.muon import Muon, MuonAndAdamW
+from widemix.optim.section import OPTIMIZERS, OptimSection
 from widemix.optim.sgd import FusedSgd
 from widemix.recipe import load_recipe
 from widemix.recipe.schedule import ScheduleSection
@@ -69,6 +81,83 @@ def test_layer_wise_decay_needs_layers():
         parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), torch.nn.Linear(2, 2))
 
 
+def test_frozen_weights_have_no_layers_rate():
+    model = build_model(MixerSection(kind="s_mixer", patch_size=4, tokens=4, channels=6, depth=2), 8, 3)
+    model.stem.requires_grad_(False)
+    groups = parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert {id(p) for group in groups for p in group["params"]} == set(map(id, trained))
+    assert max(group["lr_scale"] for group in groups) == 1
+
+
+def test_groups_come_in_a_fixed_order_with_the_penalty_that_the_optimizer_has():
+    """Matrices for Muon first, slower layers before faster ones, decayed before others: checkpoints go by it."""
+    torch.manual_seed(0)
+    model = build_model(MixerSection(kind="s_mixer", patch_size=4, tokens=4, channels=6, depth=1), 8, 3)
+    names = {id(p): name for name, p in model.named_parameters()}
+
+    def described(**keys):
+        groups = parameter_groups(OptimSection(lr=0.1, **keys), model)
+        return [({names[id(p)] for p in group.pop("params")}, group) for group in groups]
+
+    weights = {"blocks.0.mlp_tokens.fc.weight", "blocks.0.mlp_channels.fc.weight"}
+    ends = {"stem.proj.weight", "head.weight"}
+    vectors = {name for name in names.values() if name not in weights | ends}
+    rest = {"lr_scale": 1.0, "matrices": False}
+    assert described(name="muon", weight_decay=0.3) == [
+        (weights, {"weight_decay": 0.3, "lr_scale": 1.0, "matrices": True}),
+        (ends, {"weight_decay": 0.3, **rest}),
+        (vectors, {"weight_decay": 0.0, **rest}),
+    ]
+    assert described(name="beta_lasso", weight_decay=0.0, l1=0.2) == [
+        (weights | ends, {"l1": 0.2, **rest}),
+        (vectors, {"l1": 0.0, **rest}),
+    ]
+    scales = [(group["lr_scale"], group["weight_decay"]) for _, group in described(layer_decay=0.5)]
+    assert scales == [(0.25, 0.05), (0.25, 0.0), (0.5, 0.05), (0.5, 0.0), (1.0, 0.05), (1.0, 0.0)]
+    table = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.Linear(4, 2))
+    for decayed, number in ((True, 2), (False, 1)):
+        groups = parameter_groups(OptimSection(lr=0.1, decay_embeddings=decayed), table)
+        assert len(groups[0]["params"]) == number
+
+
+def test_a_network_that_is_one_layer_has_the_names_of_its_own():
+    assert undecayed(torch.nn.Embedding(3, 4), decay_embeddings=False) == {"weight"}
+    assert undecayed(SparseLinear(4, 4, 0.5, (0,))) == {"bias"}
+    layer = linear_of(Structure("low_rank", 2))(8, 4)
+    groups = parameter_groups(OptimSection(lr=0.1), layer)
+    assert {group["lr_scale"] for group in groups} == {8 / 8 / 2, 8 / 2 / 2, 1.0}
+
+
+def test_what_a_network_exempts_may_be_a_pattern():
+    model = torch.nn.ModuleDict({"one": torch.nn.Linear(2, 2), "ones": torch.nn.Linear(2, 2)})
+    model.no_weight_decay = lambda: {"one.*"}
+    assert undecayed(model) == {"one.weight", "one.bias", "ones.bias"}
+
+
+def test_counters_of_groups_are_saved_and_restored_as_the_numbers_that_they_were():
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(11)]
+    optimizer = torch.optim.SGD([{"params": [p]} for p in parameters], lr=0.1)
+    for number, group in enumerate(optimizer.param_groups):
+        group |= {"k": number, "weight_sum": number / 2, "step": torch.tensor(10.0 + number), "other": 5}
+    del optimizer.param_groups[3]["k"]
+    saved = group_scalars(optimizer, ("k", "weight_sum", "step", "lr_max"))
+    assert len(saved) == 3 * 11 - 1
+    assert (saved["group10/k"], saved["group10/weight_sum"], saved["group1/step"]) == (10.0, 5.0, 11.0)
+    other = torch.optim.SGD([{"params": [p]} for p in parameters], lr=0.1)
+    for group in other.param_groups:
+        group |= {"k": 99, "weight_sum": 99.0, "other": 99}
+    everything = {**saved, "loss_scale": 3.0, **{f"group{n}/k": float(n) for n in range(11)}}
+    set_group_scalars(other, ("k", "weight_sum", "step", "lr_max"), everything)
+    for number, group in enumerate(other.param_groups):
+        assert (group["k"], type(group["k"])) == (number, int)
+        assert (group["weight_sum"], type(group["weight_sum"])) == (number / 2, float)
+        assert group["step"] == 10 + number
+        assert (group["step"].dtype, group["step"].shape) == (torch.float32, ())
+        assert group["other"] == 99
+        assert "lr_max" not in group  # which was not saved
+
+
 def test_embeddings_are_exempt_where_asked():
     model = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.Linear(4, 2))
     assert undecayed(model) == {"1.bias"}
@@ -94,6 +183,56 @@ def test_muon_takes_the_matrices_of_the_blocks():
     assert inner_matrices(timm.create_model("deit_tiny_distilled_patch16_224")) == expected  # which has two heads
 
 
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "schedule_free", "timm:adamw"])
+def test_each_takes_the_sections_values(name):
+    """Its groups have them; Muon's matrices have the momentum."""
+    model = build_model(MixerSection(kind="s_mixer", patch_size=4, tokens=4, channels=6, depth=1), 8, 3)
+    section = OptimSection(name=name, lr=0.3, betas=(0.7, 0.9), eps=0.01, momentum=0.6, weight_decay=0.2)
+    optimizer = build_optimizer(section, model)
+    for group in optimizer.param_groups:
+        if group["matrices"]:
+            assert (group["momentum"], group["lr"]) == (0.6, 0.3)
+        else:
+            assert (group["betas"], group["eps"], group["lr"]) == ((0.7, 0.9), 0.01, 0.3)
+    assert optimizer.param_groups[0]["matrices"] == (name == "muon")
+
+
+@pytest.mark.parametrize("part", ["matrices", "others"])
+def test_muon_of_matrices_alone_and_of_none(part):
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    groups = [{"params": [weight], "weight_decay": 0.0, "matrices": part == "matrices"}]
+    optimizer = MuonAndAdamW(groups, {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "fused": True}, 0.9)
+    weight.grad = torch.arange(6.0).reshape(3, 2) - 1
+    optimizer.step()
+    slots = {"matrices": {"momentum_buffer"}, "others": {"step", "exp_avg", "exp_avg_sq"}}[part]
+    assert set(optimizer.state[weight]) == slots
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS])
+def test_the_table_says_which_state_each_keeps(name):
+    torch.manual_seed(0)
+    model = build_model(MixerSection(kind="s_mixer", patch_size=4, tokens=4, channels=6, depth=1), 8, 3)
+    penalty = {"weight_decay": 0.0, "l1": 0.01} if name == "beta_lasso" else {}
+    section = OptimSection(name=name, lr=0.1, **penalty)
+    optimizer, spec = build_optimizer(section, model), OPTIMIZERS[name]
+    before = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    for _ in range(3):
+        model(torch.randn(5, 3, 8, 8)).square().sum().backward()
+        optimizer.step()
+    weight = model.blocks[0].mlp_tokens.fc.weight
+    slots = optimizer.state[weight]
+    assert [slot for slot, value in slots.items() if value.ndim == 0] in ([], ["step"])
+    assert sum(value.shape == weight.shape for value in slots.values()) == spec.states
+    changed = {
+        key
+        for old, group in zip(before, optimizer.param_groups, strict=True)
+        for key, value in group.items()
+        if key != "params" and (key not in old or value != old[key])
+    }
+    assert changed - {"scheduled_lr"} == set(spec.group_counters)  # which is computed anew in each step
+
+
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim has no Muon before 2.9")
 @pytest.mark.parametrize("shape", [(5, 5), (12, 7), (7, 12), (1, 9)], ids=str)
 def test_muon_is_torchs_bit_by_bit(shape):
@@ -109,8 +248,47 @@ def test_muon_is_torchs_bit_by_bit(shape):
         muon.step()
         expected.step()
         assert torch.equal(ours, theirs)
+    before, ours.grad = ours.detach().clone(), None
+    muon.step()
+    assert torch.equal(ours, before)  # without a gradient it does not decay
     (buffer,) = muon.state[ours].values()
     assert torch.equal(buffer, expected.state[theirs]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_sgd_of_the_recipe_is_torchs_with_nesterovs_momentum_if_any(momentum):
+    ours, theirs, idle = (torch.nn.Linear(3, 2, bias=False) for _ in range(3))
+    theirs.load_state_dict(ours.state_dict())
+    section = OptimSection(name="sgd", lr=0.1, momentum=momentum, weight_decay=0.2)
+    fused = build_optimizer(section, torch.nn.ModuleList([ours, idle]))
+    plain = torch.optim.SGD(theirs.parameters(), 0.1, momentum, weight_decay=0.2, nesterov=momentum > 0)
+    before = idle.weight.clone()
+    for _ in range(3):
+        ours.weight.grad = torch.randn(2, 3)
+        theirs.weight.grad = ours.weight.grad.clone()
+        fused.step()
+        plain.step()
+    torch.testing.assert_close(ours.weight, theirs.weight)
+    assert torch.equal(idle.weight, before)  # which has no gradient
+    assert idle.weight not in fused.state
+
+
+def test_the_schedule_free_average_of_a_weight_before_its_first_step_is_a_copy():
+    weight = torch.nn.Parameter(torch.ones(3))
+    groups = [{"params": [weight], "weight_decay": 0.0}]
+    optimizer = OPTIMIZERS["schedule_free"].build(
+        groups, OptimSection(name="schedule_free", lr=0.1, betas=(0.5, 0.9))
+    )
+    average = OPTIMIZERS["schedule_free"].evaluation_weight
+    first = average(optimizer, weight)
+    assert first.tolist() == [1, 1, 1]
+    first.zero_()
+    weight.grad = torch.ones(3)
+    optimizer.step()
+    weight.data.fill_(3.0)
+    optimizer.state[weight]["z"].fill_(1.0)
+    assert average(optimizer, weight).tolist() == [5, 5, 5]  # 3 = 1 / 2 + 5 / 2
+    assert weight.tolist() == [3, 3, 3]
 
 
 def test_fused_sgd_skips_what_overflows_and_is_torchs_otherwise():
