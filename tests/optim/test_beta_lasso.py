@@ -91,12 +91,12 @@ def test_a_weight_at_the_threshold_stays_and_one_without_a_gradient_is_left_alon
 
 def test_momentum_is_of_gradient_and_sign_together_with_the_values_of_each_group():
     first, second = (torch.nn.Parameter(torch.tensor([4.0, -4.0])) for _ in range(2))
-    groups = [{"params": [first]}, {"params": [second], "lr": 0.25, "l1": 0.5, "momentum": 0.0, "beta": 9.0}]
+    groups = [{"params": [first]}, {"params": [second], "lr": 0.25, "l1": 0.5, "momentum": 0.0, "beta": 7.0}]
     optimizer = BetaLasso(groups, lr=0.5, l1=0.25, beta=1.0, momentum=0.5)
     for _ in range(2):
         first.grad, second.grad = torch.ones(2), torch.ones(2)
         optimizer.step()
     # Directions 1 + 0.25 and 1 - 0.25 of the signs; the second step goes half as far again by the first.
     assert first.tolist() == [4 - 0.5 * 1.25 * 2.5, -4 - 0.5 * 0.75 * 2.5]
-    assert second.tolist() == [0.0, -4 - 2 * 0.25 * 0.5]  # 3.25 is under 9 x 0.5
+    assert second.tolist() == [0.0, -4 - 2 * 0.25 * 0.5]  # 3.25 is under 7 x 0.5
     assert first.grad.tolist() == [1, 1]

@@ -102,7 +102,7 @@ def test_what_it_demands_is_checked(monkeypatch, spec, overrides, words):
         ({"weight_decay": 0.1, "l1": 0.1}, "beta_lasso takes l1 in place of weight_decay"),
         ({"weight_decay": 0.0, "l1": 0.0}, "set weight_decay 0 and l1 above 0"),
         ({"name": "adamw", "l1": 0.1}, "l1 is for beta_lasso, adamw would ignore it"),
-        ({"name": "schedule_free", "betas": (0.0, 0.9)}, "the first must be above 0"),
+        ({"name": "schedule_free", "l1": 0.0, "betas": (0.0, 0.9)}, "the first must be above 0"),
         ({"lr": 0.0}, "greater than 0"),
         ({"lr": 1001.0}, "less than or equal to 1000"),
         ({"layer_decay": 0.0}, "greater than 0"),
