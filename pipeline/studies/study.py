@@ -238,15 +238,15 @@ def _combinations(
                 names = split_axis(axis)
                 row = value if len(names) > 1 else [value]
                 varied += [(name, yaml_text(one)) for name, one in zip(names, row, strict=True)]
-        solved = True
         for axis, value in zip(group.axes, chosen, strict=True):
             constraint = group.axes[axis]
             if isinstance(constraint, dict):
                 names, base = split_axis(axis), load_recipe(recipe, [*shared, *varied])
                 solution = solve(names, next(iter(constraint)), value, base)
-                solved = solved and solution is not None
+                if solution is None:
+                    break
                 varied += [(name, yaml_text(solution)) for name in names]
-        if solved:
+        else:
             labels = [_label(axis, value, group) for axis, value in zip(group.axes, chosen, strict=True)]
             yield tuple(varied), ", ".join([group.label, *filter(None, labels)])
 

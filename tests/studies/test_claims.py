@@ -10,6 +10,7 @@ from scipy import stats
 from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
+from widemix.models.cost import model_cost
 from widemix.studies.claims import Estimate, decide, holm, verdicts
 from widemix.studies.page import as_page
 from widemix.studies.protocol import Statement
@@ -115,6 +116,35 @@ def test_a_margin_decides_what_is_equal(tmp_path):
     assert verdicts(*apart)[1].word == "contradicted"
 
 
+@pytest.mark.parametrize(
+    ("expect", "margin", "mean", "word"),
+    [
+        *(("greater", 0.0, mean, word) for mean, word in ((1, "supported"), (0, "undecided"), (-1, "contradicted"))),
+        *(("greater", 0.5, mean, word) for mean, word in ((1, "supported"), (0.1, "contradicted"))),
+        ("greater", 0.5, 0.5, "supported"),
+        *(("less", 0.0, mean, word) for mean, word in ((-1, "supported"), (0, "undecided"), (1, "contradicted"))),
+        *(("less", 0.5, mean, word) for mean, word in ((-1, "supported"), (-0.1, "contradicted"))),
+        *(("equal", 0.5, mean, "supported") for mean in (0.1, -0.1)),
+        *(("equal", 0.5, mean, "undecided") for mean in (0.5, -0.5)),
+        *(("equal", 0.5, mean, "contradicted") for mean in (1, -1)),
+    ],
+)
+def test_each_word_follows_from_the_sign_of_the_mean_and_the_margin(expect, margin, mean, word):
+    """With an error of a hundredth: what is nearer to a border than that is undecided."""
+    statement = Statement(text="a", expect=expect, margin=margin)
+    [found] = decide([statement], [Estimate(mean, 0.01, 3, 4, paired=True)])
+    assert found.word == word
+
+
+def test_of_a_logarithmic_axis_a_slope_is_by_decade_and_other_results_than_the_figures_are_compared(tmp_path):
+    text = STUDY.replace("{x: model.depth}", "{x: model.depth, log_x: true}")
+    text = text.replace("expect: less}", "expect: greater, y: top1}")
+    results, study = study_of(tmp_path, (NORMAL2, NORMAL4, RP2, RP4), text)
+    slope = verdicts(results, study)[2]
+    slopes = np.subtract(NORMAL4, NORMAL2) / math.log10(4 / 2)
+    assert (slope.estimate.mean, slope.word) == (pytest.approx(slopes.mean()), "supported")
+
+
 @pytest.mark.parametrize(("seeds", "word"), [(3, "undecided"), (5, "undecided"), (8, "supported")])
 def test_the_same_difference_in_all_seeds_is_as_sure_as_their_signs(tmp_path, seeds, word):
     """One image of 360 in each seed, as rows have it: with six digits. Student's t would take it for certain."""
@@ -143,13 +173,18 @@ def test_what_is_computed_has_no_error(tmp_path):
     results, study = study_of(tmp_path, (NORMAL2, NORMAL4, RP2, RP4), text)
     (found,) = verdicts(results, study)
     assert (found.word, found.p, found.estimate.exact) == ("supported", 0, True)
+    sizes = [
+        model_cost(results[at].study_run.recipe.model, 8, 10).parameters for at in (8, 12)  # RP, of depth 2 and 4
+    ]
+    assert (found.estimate.mean, found.interval) == (sizes[1] - sizes[0], (sizes[1] - sizes[0],) * 2)
+    assert f"| greater | {found.estimate.mean:+.6g} | exact | | | **supported** |" in as_page(results, study, "s.yaml")
 
 
 def test_sides_without_shared_seeds_are_welchs(tmp_path):
     text = STUDY.replace("seeds: [0, 1, 2, 3]\n", "").replace(
         "axes: {model.depth: [2, 4]}", "axes: {train.seed: [SEEDS], model.depth: [2, 4]}"
     )
-    text = text.replace("SEEDS", "0, 1, 2", 1).replace("SEEDS", "3, 4, 5, 6", 1)
+    text = text.replace("SEEDS", "0, 1, 2", 1).replace("SEEDS", "2, 3, 4, 5", 1)  # one is no pairs
     path = tmp_path / "study.yaml"
     path.write_text(text.replace("ROOT", str(ROOT)))
     study = read_study(path)
@@ -164,7 +199,8 @@ def test_sides_without_shared_seeds_are_welchs(tmp_path):
     interval = expected.confidence_interval(0.95)
     assert first.interval == pytest.approx((interval.low, interval.high))
     assert first.estimate.freedom == pytest.approx(expected.df)
-    assert not first.estimate.paired
+    assert (first.estimate.paired, first.estimate.count) == (False, 3)
+    assert "| 3, unpaired | **" in as_page(collect(study_runs, table, study), study, "study.yaml")
 
 
 def test_missing_and_diverged_runs_decide_nothing(tmp_path):
@@ -255,6 +291,12 @@ def test_holm_by_hand():
         ("expect: equal, margin: 1.5", "expect: equal", "nothing is equal without one"),
         ("expect: less}", "expect: less, y: speed}", "y is one of"),
         ("expect: less}", "expects: less}", "did you mean expect"),
+        ("{line: Normal}, expect: less", "{lnie: Normal}, expect: less", "did you mean line"),
+        ("slope: {line: Normal}", "left: {line: Normal}", "give left and right, or slope"),
+        ("slope: {line: Normal}", "slope: {line: RP}, right: {line: Normal}", "give left and right, or slope"),
+        ("right: {line: Normal}, expect", "right: {line: Normal}, slope: {line: RP}, expect", "give left and right, or"),
+        ("slope: {line: Normal}", "slope: {line: Normal, at: {model.depth: 2}}", "takes points at two or more x"),
+        ("margin: 1.5", "margin: -1.5", "claims.1.margin: "),
     ],
 )
 def test_claims_about_nothing_are_refused_before_anything_is_trained(

@@ -90,6 +90,9 @@ def test_errors_of_held_out_images_are_called_so(study, tmp_path, plotted):
     results, parsed = results_of(study, tmp_path)
     assert plotted(results, parsed)[0][0].get_ylabel() == "held-out error (%)"
     assert "held-out error (%), mean" in as_page(results, parsed, study.name)
+    text = study.read_text().replace("set: {data.eval_split: holdout}\n", "")
+    study.write_text(text.replace("- label: RP\n", "- label: RP\n  set: {data.eval_split: holdout}\n"))
+    assert plotted(*results_of(study, tmp_path))[0][0].get_ylabel() == "test error (%)"  # some are of test images
 
 
 def test_a_learning_curve_shows_the_mean_and_a_band_of_one_standard_deviation(study, tmp_path, plotted):
@@ -111,11 +114,14 @@ def test_a_page_adds_up_each_run_once_though_two_lines_share_it(study, tmp_path)
     study_runs = study_runs_of(study, read_study(study))
     (tmp_path / "logs").mkdir()
     for number, study_run in enumerate(study_runs[:4]):
-        pretend(study_run, tmp_path, 60.0, seconds=1800.0)
+        pretend(study_run, tmp_path, 60.0, seconds=1800.0, trained=[(1.0, 1500.0 + 500 * number)])
         add_core_seconds(tmp_path, study_run, 3600.0 * (1 + number))
+    pretend(study_runs[9], tmp_path, 60.0, seconds=1800.0)  # whose core seconds were not counted
     page = as_page(*results_of(study, tmp_path), "widths.yaml")
-    assert "4 of 12 runs have ended, 0 of them diverged" in page
-    assert "2.00 hours of training (wall clock) on 1 CPU core, 10.00 core hours of 4 runs" in page
+    epochs = study_runs[0].recipe.train.epochs
+    assert f"5 of 12 runs have ended, 0 of them diverged, of {epochs} epochs on `digits`; 2.50 hours" in page
+    assert "2.50 hours of training (wall clock) on 1 CPU core, 10.00 core hours of 4 runs" in page
+    assert f"of 4 runs, 1,500 to 3,000 images/s; commit {12 * 'c'}. Every run" in page
 
 
 def test_the_seconds_of_an_epoch_are_those_of_the_run_over_the_epochs_that_it_had(study, tmp_path):
@@ -220,3 +226,47 @@ def test_many_panels_stand_in_rows(study, plotted, count, columns):
     assert [(place.rowspan.start, place.colspan.start) for place in places] == [
         divmod(n, columns) for n in range(count)
     ]
+
+
+@pytest.mark.parametrize(("log_x", "log_y"), [(True, False), (False, True)])
+def test_an_axis_is_logarithmic_where_the_study_says_so_and_ticks_are_at_few_whole_numbers(
+    study, tmp_path, plotted, log_x, log_y
+):
+    for study_run in study_runs_of(study, read_study(study)):
+        pretend(study_run, tmp_path, 60.0)
+    results, parsed = results_of(study, tmp_path, x="model.channels", log_x=log_x, log_y=log_y)
+    [[axes]] = plotted(results, parsed)
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log" if log_x else "linear", "log" if log_y else "linear")
+    assert ([*axes.get_xticks()] == [8, 16]) is not log_x
+    assert "Pareto hull" not in {line.get_label() for line in axes.lines}
+    [[axes]] = plotted(*results_of(study, tmp_path, pareto_hull=True))
+    [hull] = [line for line in axes.lines if line.get_label() == "Pareto hull"]
+    assert [*map(tuple, hull.get_xydata())] == [(128, 40)]
+    assert [*axes.get_xticks()] != [128, 256]
+
+
+def test_published_points_are_in_their_panel_and_titles_above_the_first_of_several_quantities(
+    study, tmp_path, plotted
+):
+    study.write_text(study.read_text().replace("Digits: ", "One: ", 1).replace("Digits: ", "Two: ", 1))
+    study.write_text(study.read_text().replace("digitised: true", "panel: Two"))
+    results, parsed = results_of(study, tmp_path, y=("error", "loss"))
+    above, below = plotted(results, parsed)
+    shown = [[label for _, label in bars(axes) if "figure 1" in label] for axes in (*above, *below)]
+    assert shown == [[], [" Normal (figure 1)"], [], []]
+    assert [axes.get_title() for axes in (*above, *below)] == [" One", " Two", " One", " Two"]
+    places = [axes.get_subplotspec() for axes in (*above, *below)]
+    assert [(place.rowspan.start, place.colspan.start) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [axes.get_ylabel() for axes in (*above, *below)] == ["test error (%)"] * 2 + ["test loss"] * 2
+    study.write_text(study.read_text().replace("{Two: ", "{One: ").replace("panel: Two", "panel: One"))
+    results, parsed = results_of(study, tmp_path, y=("error", "loss", "top1", "train_loss"))
+    places = [axes.get_subplotspec() for (axes,) in plotted(results, parsed)]
+    assert [(place.rowspan.start, place.colspan.start) for place in places] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+
+
+def test_sizes_of_named_networks_have_their_values_above_them(study, tmp_path, plotted):
+    results, parsed = results_of(study, tmp_path, x="model.kind", y=("width",))
+    [[axes]] = plotted(results, parsed)
+    assert {text.get_text() for text in axes.texts} == {"128", "256"}
+    results, parsed = results_of(study, tmp_path, y=("width",))
+    assert not plotted(results, parsed)[0][0].texts

@@ -3,7 +3,9 @@
 import csv
 import json
 import math
+import re
 import statistics
+from contextlib import nullcontext
 
 import pytest
 from matplotlib.image import imread
@@ -19,7 +21,7 @@ from widemix.studies.page import as_page, write_report
 from widemix.studies.plan import state
 from widemix.studies.requirements import requirements
 from widemix.studies.results import as_csv, collect, lines_of
-from widemix.studies.rows import Table
+from widemix.studies.rows import Table, add_core_seconds
 from widemix.studies.study import read_study, study_runs_of
 
 STUDY = """
@@ -48,8 +50,8 @@ def study(tmp_path):
     return path
 
 
-def pretend(study_run, folder, top1, recipe=None, seconds=2.0):
-    """A finished run in a run's folder."""
+def pretend(study_run, folder, top1, recipe=None, seconds=2.0, trained=()):
+    """A finished run in a run's folder. trained: loss and images/s of each epoch."""
     run = folder / study_run.name
     run.mkdir(parents=True)
     recipe = recipe or study_run.recipe
@@ -58,6 +60,8 @@ def pretend(study_run, folder, top1, recipe=None, seconds=2.0):
     (run / "done.json").write_text(json.dumps(done))
     (run / "environment.json").write_text(json.dumps({"host": "n1", "device": "cpu", "commit": 40 * "c"}))
     lines = [{"split": "eval", "step": s, "epoch": s, "loss": 1.0, "top1": (top1 or 0) - 3 + s} for s in (1, 2, 3)]
+    for epoch, (loss, speed) in enumerate(trained, start=1):
+        lines.append({"split": "train", "step": epoch, "epoch": epoch, "loss": loss, "images_per_s": speed})
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
@@ -75,6 +79,8 @@ def test_points_are_means_over_seeds_at_their_widths_and_missing_cells_are_missi
     values = (60.0, 61.0, 65.0, 70.0, 72.0)  # of Normal: three seeds at C = 8, two of three at C = 16
     for study_run, top1 in zip(study_runs, values, strict=False):
         pretend(study_run, tmp_path, top1)
+    (tmp_path / "logs").mkdir()
+    add_core_seconds(tmp_path, study_runs[4], 5.5)
     results, parsed = results_of(study, tmp_path)
     lines = lines_of(results, "Digits", "error", parsed.figure)
     first, second = lines["Normal"]
@@ -86,8 +92,16 @@ def test_points_are_means_over_seeds_at_their_widths_and_missing_cells_are_missi
     rows = list(csv.DictReader(as_csv(results, parsed).splitlines()))
     assert [row["state"] for row in rows] == 5 * ["done"] + 7 * ["missing"]
     assert [row["error"] for row in rows[:6]] == ["40", "39", "35", "30", "28", ""]
-    assert (rows[4]["seed"], rows[4]["model.channels"], rows[4]["width"], rows[4]["host"]) == ("1", "16", "256", "n1")
+    own = {"panel": "Digits", "line": "Normal", "model.channels": "16", "model.permutation_seed": "", "seed": "1"}
+    own |= {"width": "256", "error": "28", "top1": "72", "loss": "1", "train_loss": "", "epoch_seconds": "0.666667"}
+    own |= {"epochs": f"{study_runs[4].recipe.train.epochs}", "seconds": "2", "core_seconds": "5.5", "state": "done"}
+    assert rows[4] == own | {"host": "n1", "machine": "1 CPU core", "commit": 12 * "c", "run": study_runs[4].name}
+    assert [rows[8][name] for name in ("line", "model.permutation_seed", "seconds", "commit")] == ["RP", "2", "", ""]
+    assert "\r" not in as_csv(results, parsed)
     page = as_page(results, parsed, "widths.yaml")
+    assert "\n\nNo values were searched for each line of this study" in page
+    compared = parsed.model_copy(update={"figure": parsed.figure.model_copy(update={"x": "optim.lr"})})
+    assert "No values were searched" not in as_page(results, compared, "widths.yaml")
     assert "| 128 | 38.00 ± 2.65 (3) | missing |" in page
     assert "(2 of 3)" in page
     assert "Missing: 7 of 12 runs" in page
@@ -96,6 +110,30 @@ def test_points_are_means_over_seeds_at_their_widths_and_missing_cells_are_missi
     assert "a paper, figure 1. The paper's claim: Wider is better.\n" in page
     ours = parsed.model_copy(update={"claim": ""})
     assert "a paper, figure 1.\n" in as_page(results, ours, "widths.yaml")
+
+
+def test_a_panel_has_its_own_runs_in_the_order_of_x_and_a_row_for_each_point_at_one_x(study, tmp_path):
+    recipe = f"{ROOT}/recipes/digits/s_mixer.yaml"
+    study.write_text(
+        "title: t\nsource: s\nfigure: {x: width}\nruns:\n"
+        f"- {{label: A, recipes: {{One: {recipe}, Two: digits/rp_s_mixer}}, axes: {{model.channels: [16, 8]}}}}\n"
+        f"- {{label: B, recipes: {{One: {recipe}}}, axes: {{model.channels: [12], optim.lr: [0.1, 0.2]}}}}\n"
+    )
+    for study_run, top1 in zip(study_runs_of(study, read_study(study)), (70, 60, 71, 61, 65, 67), strict=True):
+        pretend(study_run, tmp_path, float(top1))
+    results, parsed = results_of(study, tmp_path)
+    two = lines_of(results, "Two", "error", parsed.figure)
+    assert {line: [(point.x, point.mean) for point in points] for line, points in two.items()} == {
+        "A": [(128, 39), (256, 29)]
+    }
+    page = as_page(results, parsed, "widths.yaml")
+    one, two = re.findall(r"\n\n(\w+): test error .*\n\n\| effective width m \| (.*) \|\n.*\n((?:\|.*\n)*)", page)
+    assert one[:2] == ("One", "A | B")
+    assert one[2].splitlines() == ["| 128 | 40 |  |", "| 192 |  | 35 |", "| 192 |  | 33 |", "| 256 | 30 |  |"]
+    assert two == ("Two", "A", "| 128 | 39 |\n| 256 | 29 |\n")
+    rows = list(csv.DictReader(as_csv(results, parsed).splitlines()))
+    assert {row["seed"] for row in rows} == {""}
+    assert [(row["model.channels"], row["optim.lr"]) for row in rows[3:5]] == [("8", ""), ("12", "0.1")]
 
 
 def test_a_result_of_zero_is_told_where_it_has_no_place(study, tmp_path):
@@ -211,6 +249,21 @@ def test_a_learning_curve_is_the_mean_of_the_evaluations(study, tmp_path):
     results, parsed = results_of(study, tmp_path, x="epoch")
     curve = lines_of(results, "Digits", "error", parsed.figure)["Normal"]
     assert [(point.x, point.mean) for point in curve] == [(1, 40.0), (2, 39.0), (3, 38.0)]
+    top1 = lines_of(results, "Digits", "top1", parsed.figure)["Normal"]
+    assert [(point.x, point.mean, point.count, point.wanted) for point in top1[1:]] == [(2, 61, 2, 6), (3, 62, 2, 6)]
+
+
+def test_a_curve_of_the_train_loss_is_that_of_the_epochs_of_training(study, tmp_path):
+    for study_run, trained in zip(
+        study_runs_of(study, read_study(study)), ([(4, 100), (2, 100)], [(3, 100)]), strict=False
+    ):
+        pretend(study_run, tmp_path, 60.0, trained=trained)
+    results, parsed = results_of(study, tmp_path, x="epoch", y=("train_loss", "loss"))
+    found = [lines_of(results, "Digits", name, parsed.figure)["Normal"] for name in parsed.figure.y]
+    assert [[(point.x, point.mean) for point in points] for points in found] == [
+        [(1, 3.5), (2, 2)],
+        [(1, 1), (2, 1), (3, 1)],
+    ]
 
 
 def test_a_line_whose_runs_all_diverged_has_no_result_at_its_last_epoch(study, tmp_path):
@@ -258,6 +311,10 @@ def test_sizes_are_drawn_without_runs(tmp_path):
     path = ROOT / "recipes/studies/figure3.yaml"
     results, parsed = results_of(path, tmp_path)
     assert not parsed.measured
+    assert {row["state"] for row in csv.DictReader(as_csv(results, parsed).splitlines())} == {"done"}
+    page = as_page(results, parsed, path.name)
+    assert re.search(r"\n\nComputed on [\d-]+ with `widemix study report \S+/figure3.yaml`, without training.\n$", page)
+    assert not [word for word in ("Missing", "No values were searched", "±", "(1)") if word in page]
     points = next(iter(lines_of(results, results[0].study_run.panel, "width", parsed.figure).values()))
     best = max(points, key=lambda point: point.mean)
     assert best.x == pytest.approx(1e8 ** (1 / 3), rel=0.05)  # equation 15: C* = S* = Omega^(1/3)
@@ -302,6 +359,11 @@ def test_a_plan_knows_states_hours_and_disk(study, tmp_path, monkeypatch):
     best = read_study(study).model_copy(update={"set": {"train.keep_best": "top1"}})
     [with_best] = requirements(study_runs_of(study, best)[:1], "v100").values()
     assert with_best.bytes == 4 * weights * (kept + 1 + done.recipe.optim.spec.states)
+    averaged = read_study(study).model_copy(update={"set": {"train.ema_decay": 0.9, "train.epochs": 300}})
+    [with_average] = requirements(study_runs_of(study, averaged)[:1], "v100").values()
+    assert with_average.bytes == 4 * weights * (kept + done.recipe.train.keep_last)
+    assert with_average.hours == pytest.approx(10 * needs[done.name].hours, rel=1e-3)
+    assert requirements(study_runs[:1], "h100")[done.name].hours < needs[done.name].hours
 
 
 def test_recipes_with_no_header_have_hours_too(study, tmp_path):
@@ -404,6 +466,11 @@ def test_published_points_with_and_without_a_deviation_are_plotted_together(stud
     results, parsed = results_of(study, tmp_path)
     write_report(results, parsed, study, tmp_path / "report")
     assert "128: 30 ± 1.5; 256: 28" in (tmp_path / "report/widths.md").read_text()
+    text = study.read_text().replace("source: figure 1, line: Normal,", "source: t, text: so, panel: P, line: RP,")
+    study.write_text(text.replace("digitised: true", "digitised: false"))
+    assert "\n- P, RP: so 128: 30 ± 1.5; 256: 28 [t]\n" in as_page(results, read_study(study), "w.yaml")
+    study.write_text(text.replace("panel: P, line: RP, points: [[128, 30, 1.5], [256, 28]], digitised: true", ""))
+    assert "\n- so [t]\n" in as_page(results, read_study(study), "w.yaml")
 
 
 @pytest.mark.parametrize(
@@ -412,12 +479,18 @@ def test_published_points_with_and_without_a_deviation_are_plotted_together(stud
         ("[1, 2, -1]", "", "published: figure 1: the standard deviation -1 is negative"),
         ("[0, 2]", ", log_x: true", "published: figure 1: x is 0, which a logarithmic axis has not"),
         ("[1, -2]", ", log_y: true", "published: figure 1: y is -2, which a logarithmic axis has not"),
+        ("[1, 0]", ", log_y: true", "published: figure 1: y is 0, which a logarithmic axis has not"),
+        ("[0, 2]", ", log_y: true", ""),
+        ("[1, 0]", ", log_x: true", ""),
+        ("[1, 2, 0]", "", ""),
+        ("[1]", "", "published.0.points.0: "),
+        ("[1, 2, 3, 4]", "", "published.0.points.0: "),
     ],
 )
 def test_published_points_that_cannot_be_plotted_are_refused(study, points, scale, words):
     text = study.read_text().replace("[128, 30, 1.5]", points).replace("{x: width}", f"{{x: width{scale}}}")
     study.write_text(text)
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=words) if words else nullcontext():
         read_study(study)
 
 

@@ -1,6 +1,7 @@
 """The table of a study's runs: what a run folder says, appended once, and read from half a file."""
 
 import json
+import shlex
 from dataclasses import asdict
 
 import pytest
@@ -12,6 +13,7 @@ from widemix.errors import InputError
 from widemix.recipe import dump_recipe
 from widemix.studies.rows import Table, add_core_seconds, finished_row
 from widemix.studies.study import read_study, study_runs_of
+from widemix.studies.study_run import StudyRun
 
 STUDY = """
 title: t
@@ -56,13 +58,15 @@ def pretend(study_run, folder, done=None, lines=LINES):
 
 
 def test_a_row_has_what_its_run_folder_has(study_runs, tmp_path):
-    pretend(study_runs[0], tmp_path, {"top1": 50.0, "top5": 90.0, "loss": 1.25})
+    study_run = study_runs[1]
+    pretend(study_run, tmp_path, {"top1": 50.0, "top5": 90.0, "loss": 1.2345678})
     (tmp_path / "logs").mkdir()
     for seconds in (2.5, 4.5):  # two starts
-        add_core_seconds(tmp_path, study_runs[0], seconds)
-    row = finished_row(study_runs[0], tmp_path)
-    assert row.metrics == {"top1": 50.0, "top5": 90.0, "loss": 1.25, "train_loss": 0.375}
-    assert (row.state, row.seed, row.split, row.seconds, row.core_seconds) == ("done", 0, "test", 7.5, 7.0)
+        add_core_seconds(tmp_path, study_run, seconds)
+    row = finished_row(study_run, tmp_path)
+    assert row.metrics == {"top1": 50.0, "top5": 90.0, "loss": 1.23457, "train_loss": 0.375}
+    assert (row.state, row.seed, row.split, row.seconds, row.core_seconds) == ("done", 1, "test", 7.5, 7.0)
+    assert row.epochs == study_run.recipe.train.epochs != 2
     assert (row.images_per_s, row.commit, row.machine, row.host) == (200.0, 12 * "a", "2 CPU cores", "n1")
     assert row.curve == [
         {"split": "train", "epoch": 1, "loss": 2.0},
@@ -70,7 +74,34 @@ def test_a_row_has_what_its_run_folder_has(study_runs, tmp_path):
         {"split": "train", "epoch": 2, "loss": 0.375},
         {"split": "eval", "epoch": 2.0, "loss": 1.25, "top1": 50.0},
     ]
-    assert row.recipe == "recipes/digits/s_mixer.yaml --train.seed=0"
+    assert row.recipe == "recipes/digits/s_mixer.yaml --train.seed=1"
+
+
+def test_a_row_says_unknown_where_the_environment_says_nothing_and_names_the_gpu_where_there_was_one(tmp_path):
+    """Of a recipe in no folder of recipes, by a command that can be typed, without the study's log."""
+    path = tmp_path / "my recipes" / "own.yaml"
+    path.parent.mkdir()
+    path.write_text("extends: digits/s_mixer\n")
+    study_run = StudyRun(path, (("model.depth", "2"),), shared=(("data.path", "a b"),))
+    for environment, expected in (
+        ({"commit": None, "device": "cpu:0"}, ("unknown", "1 CPU core", "unknown")),
+        ({"host": "n2", "device": "NVIDIA H100", "usable_cpus": 8}, ("unknown", "NVIDIA H100", "n2")),
+        ({}, ("unknown", "unknown device", "unknown")),
+    ):
+        folder = tmp_path / str(len(environment))
+        pretend(study_run, folder, {"top1": 50.0}, LINES[3:6])
+        (folder / study_run.name / "environment.json").write_text(json.dumps(environment))
+        row = finished_row(study_run, folder)
+        assert (row.commit, row.machine, row.host) == expected
+        assert (row.core_seconds, row.images_per_s, row.metrics["train_loss"]) == (None, None, None)
+        assert shlex.split(row.recipe) == [str(path), "--data.path=a b", "--model.depth=2"]
+    for text in ("{", '"text"', '{"device": 3}'):
+        (folder / study_run.name / "environment.json").write_text(text)
+        with pytest.raises(InputError, match=f"{study_run.name}: is not a finished run"):
+            finished_row(study_run, folder)
+    (folder / study_run.name / "environment.json").unlink()
+    with pytest.raises(InputError, match=f"{study_run.name}: is not a finished run"):
+        finished_row(study_run, folder)
 
 
 def test_the_train_loss_is_the_mean_over_steps_whatever_the_length_of_the_last_interval(study_runs, tmp_path):
@@ -141,7 +172,7 @@ def test_two_tables_are_merged_by_their_lines(study_runs, tmp_path):
     one.add_finished(study_runs[:2], tmp_path)
     other.add_finished(study_runs[1:], tmp_path)
     both = tmp_path / "both.jsonl"
-    both.write_bytes(one.path.read_bytes() + other.path.read_bytes())
+    both.write_bytes(one.path.read_bytes() + b"\n" + other.path.read_bytes() + b"\n")
     assert set(Table(both).rows) == {study_run.name for study_run in study_runs}
 
 

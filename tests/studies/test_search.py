@@ -14,10 +14,11 @@ from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import Exit, InputError, RunError
 from widemix.recipe import dump_recipe
-from widemix.studies.page import as_page
+from widemix.studies.page import as_page, write_report
 from widemix.studies.plan import make_plan
 from widemix.studies.protocol import Range, Search
 from widemix.studies.rows import Table
+from widemix.studies.search import arms as search_arms
 from widemix.studies.search import as_csv, best, chosen_runs
 from widemix.studies.study import read_study
 
@@ -37,6 +38,7 @@ runs:
 figure: {x: width}
 """
 OF_NUMBERS = "data.targets: regression, train.loss: mse, augment.smoothing: 0"
+SIX = ", ".join(f"optim.{name}: {{low: 0.1, high: 0.9}}" for name in ("a", "b", "c", "d", "e", "f"))
 PEAKS = {("Normal", 8): 0.016, ("Normal", 16): 0.2, ("RP", 64): 1e-9}  # RP: beyond all that may be tried
 
 
@@ -262,6 +264,86 @@ def test_an_entry_may_search_keys_of_its_own(tmp_path):
         ("Normal", ["optim.lr"], 3),
         ("RP", ["optim.lr", "optim.weight_decay"], 3),
     ]
+    plan = plan_of(tmp_path, text)
+    plan.search(Trainer(plan, tmp_path / "runs"))
+    rows = list(csv.DictReader(as_csv(plan.searched()).splitlines()))
+    assert [bool(row["optim.weight_decay"]) for row in rows] == [row["point"] == "Digits, RP" for row in rows]
+    page = as_page(plan.results(), plan.study, "study.yaml", plan.searched())
+    assert "\n| point | optim.lr | optim.weight_decay | top-1 (%) | trials | diverged | |\n" in page
+    assert "\n| Digits, Normal, model.channels 8 | 0.016 |  | 90.00 | 3 | 0 |  |\n" in page
+    trials = len(plan.searched()[2][1])
+    assert f"; {3 + 5 + trials} trials of the search; " in page
+
+
+def arm_of(tmp_path, search, text=STUDY):
+    """The first point of a study, whose trials' top-1 is their first value's by the function given."""
+    plan = plan_of(tmp_path, text)
+    return search_arms(plan.study_runs, search, [{}, {}])[0]
+
+
+def test_of_several_keys_each_is_widened_by_the_distance_of_its_trials_as_far_as_recipes_allow(tmp_path):
+    """Nine trials of two keys are three of each: a quarter of their ranges apart."""
+    rates = {"optim.lr": Range(low=1e-4, high=1.0), "optim.weight_decay": Range(low=0.0, high=0.8, log=False)}
+    arm = arm_of(tmp_path, Search(keys=rates, trials=9, widen=2))
+    for sign, decay in ((1, "0.911"), (-1, None)):
+        trials = arm.trials(lambda run, sign=sign: 50 + sign * run.recipe.optim.weight_decay)
+        decays = [trial.values["optim.weight_decay"] for trial in trials]
+        assert decays[:9] == [float(f"{0.8 * each:.3g}") for each in (qmc.Halton(2, scramble=False).random(10)[1:, 1])]
+        assert [f"{each:.3g}" for each in decays[9:10]] == ([decay] if decay else [])
+        assert len(trials) == (11 if decay else 9)  # below 0 no recipe has a weight decay
+        assert arm.at_edge(trials) is bool(decay)
+    linear = rates["optim.weight_decay"]
+    assert [linear.at(linear.fraction(value)) for value in (0.1, 0.9)] == [0.1, 0.9]
+    equal = arm.trials(lambda run: 50.0)
+    assert best(equal) is equal[0]
+
+
+def test_what_was_trained_without_the_table_is_added_as_far_as_it_follows(plan, tmp_path):
+    """Trials, those that widen them, and the runs with what they have chosen: all of a job array's."""
+    folder = tmp_path / "runs"
+    trainer = Trainer(plan, folder)
+    assert plan.search(trainer) == Exit.DONE
+    trainer(plan.runs())
+    fresh = plan_of(tmp_path, STUDY, "other.jsonl")
+    fresh.add_finished(folder)
+    assert set(fresh.table.rows) == set(plan.table.rows)
+    assert len(fresh.table.rows) == 14 + 9
+
+
+def test_a_search_whose_trials_others_have_is_to_be_continued(plan, capsys):
+    assert plan.search(lambda trials: Exit.DONE) == Exit.REQUEUE
+    assert "9 trials are left to other processes" in capsys.readouterr().out
+
+
+def test_the_report_has_the_table_of_the_trials_besides(plan, tmp_path):
+    plan.search(Trainer(plan, tmp_path / "runs"))
+    files = write_report(plan.results(), plan.study, plan.path, tmp_path / "report", plan.searched())
+    assert [path.name for path in files] == [f"study{end}" for end in (".csv", ".png", ".svg", ".md", "_search.csv")]
+    assert files[-1].read_text() == as_csv(plan.searched())
+
+
+def test_a_study_that_searches_nothing_searches_what_the_command_says(tmp_path, monkeypatch, capsys):
+    """Of runs without seeds: the trials have one of their own, and are not evaluated before they end."""
+    plan = plan_of(tmp_path, STUDY.replace(STUDY[STUDY.index("seeds:") : STUDY.index("runs:")], ""))
+    trainer = Trainer(plan, tmp_path / "runs")
+    monkeypatch.setattr("widemix.cli.study._trained", lambda _: (plan, tmp_path))
+    given = []
+    monkeypatch.setattr("widemix.cli.study._runner", lambda *rest: given.append(rest) or trainer)
+    words = ["study", "search", str(plan.path), "--to", str(tmp_path)]
+    assert run_command(make_parser(), argv=[*words, "--low", "0.001", "--high", "0.256"]) == Exit.DONE
+    assert "all " in capsys.readouterr().out
+    search = given[0][3]
+    assert search.keys == {"optim.lr": Range(low=0.001, high=0.256)}
+    assert (search.trials, search.split, search.widen, search.seed) == (7, "holdout", 4, 1000)
+    trials = [trial.study_run.recipe for _, own in plan.searched(search) for trial in own]
+    assert {(recipe.eval.every_epochs, recipe.train.seed, recipe.data.eval_split) for recipe in trials} == {
+        (recipe.train.epochs, 1000, "holdout") for recipe in trials
+    }
+    plan_of(tmp_path, STUDY)
+    for option in ("--low", "--high"):
+        monkeypatch.setattr("widemix.cli.study._trained", lambda _: (plan_of(tmp_path, STUDY), tmp_path))
+        assert run_command(make_parser(), argv=[*words, option, "0.1"]) == 2
+        assert f"{option}: {plan.path} has a section search" in capsys.readouterr().err
 
 
 def test_a_value_that_the_search_would_replace_is_refused(tmp_path):
@@ -277,12 +359,21 @@ def test_a_value_that_the_search_would_replace_is_refused(tmp_path):
     assert {study_run.recipe.optim.lr for study_run in plan.runs()} == {0.5}
 
 
+def test_after_a_search_the_test_split_is_read_at_the_end(tmp_path):
+    text = STUDY.replace("eval.every_epochs: 1000", "train.epochs: 40, eval.every_epochs: EVERY")
+    plan_of(tmp_path, text.replace("EVERY", "40"))
+    with pytest.raises(InputError, match="eval.every_epochs 39 reads the test split before the end of 40 epochs"):
+        plan_of(tmp_path, text.replace("EVERY", "39"))
+
+
 def test_top1_of_numbers_is_not_plotted(tmp_path):
     text = STUDY.replace(STUDY[STUDY.index("search:") : STUDY.index("runs:")], "")
     text = text.replace("every_epochs: 1000", f"every_epochs: 1000, {OF_NUMBERS}")
     with pytest.raises(InputError, match=r"figure\.y: error is of classes, and data\.targets is regression"):
         plan_of(tmp_path, text)
     plan_of(tmp_path, text.replace("{x: width}", "{x: width, y: [loss]}"))
+    with pytest.raises(InputError, match=r"figure\.y: top1 is of classes"):
+        plan_of(tmp_path, text.replace("{x: width}", "{x: width, y: [loss, top1]}"))
 
 
 def test_nor_does_it_choose_where_the_command_says_what_is_searched(tmp_path, monkeypatch, capsys):
@@ -300,6 +391,16 @@ def test_nor_does_it_choose_where_the_command_says_what_is_searched(tmp_path, mo
     ("old", "new", "message"),
     [
         ("low: 0.001, high: 0.256", "low: 1.0, high: 0.1", "search.keys.optim.lr: .*the first must be smaller"),
+        ("low: 0.001, high: 0.256", "low: 0.1, high: 0.1", "search.keys.optim.lr: .*the first must be smaller"),
+        ("keys: {", "keys: {optim.momentum: {low: 0, high: 1.5, log: false}, ", "optim.momentum"),
+        ("keys: {", f"keys: {{{SIX}, ", "search: 7 keys for Digits, Normal, model.channels 8; at most 6"),
+        ("set: {train.epochs: 3}", "set: {model.channels: 4}", "search: the study varies model.channels"),
+        ("axes: {model.channels: [8, 16]}", "axes: {data.eval_split: [test]}", "search: the study varies data.eval_s"),
+        ("{model.channels: [8, 16]}", "{optim.lr: [0.1]}", "search: the study varies optim.lr"),
+        ("trials: 3", "trials: 0", "search.trials: "),
+        ("widen: 3", "widen: -1", "search.widen: "),
+        ("keys: {optim.lr: {low: 0.001, high: 0.256}}", "keys: {}", "search.keys: "),
+        ("seeds: [0, 1, 2]", "seeds: [0, 1, 1]", "at least 3, each once"),
         ("low: 0.001", "low: 0.0", "must be above 0 on a logarithmic axis"),
         ("optim.lr: {", "model.channels: {", "search: the study varies model.channels"),
         ("optim.lr: {", "optim.rate: {", "optim.rate"),

@@ -1,13 +1,15 @@
 """A study file says which runs there are: axes, constraints, seeds, lines; mistakes are one line."""
 
+import math
+
 import pytest
 import yaml
 
 from tests.conftest import ROOT
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
-from widemix.recipe import Recipe, experiment_hash, load_recipe
-from widemix.studies.quantity import value_of
+from widemix.recipe import Recipe, dump_recipe, experiment_hash, load_recipe
+from widemix.studies.quantity import is_number, label_of, value_of
 from widemix.studies.solve import block_weights, solve
 from widemix.studies.study import is_study, read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
@@ -57,6 +59,10 @@ def test_a_cell_is_its_recipe_with_the_values_of_study_entry_command_line_and_ax
     ]
     assert is_study(write(tmp_path))
     assert not is_study(ROOT / "recipes/digits/s_mixer.yaml")
+    for content in (b"\xff", b"runs: [", b"[runs]"):
+        (tmp_path / "study.yaml").write_bytes(content)
+        assert not is_study(tmp_path / "study.yaml")
+    assert not is_study(tmp_path / "none.yaml")
 
 
 def test_a_run_folder_has_the_hash_of_all_that_the_result_depends_on(tmp_path):
@@ -89,6 +95,31 @@ def test_a_name_has_the_point_then_what_was_chosen_for_it_then_the_seed():
     keys = {"varied": (("model.channels", "8"),), "chosen": (("optim.lr", "0.1"),), "seeded": ("train.seed",)}
     study_run = StudyRun(ROOT / "recipes/digits/s_mixer.yaml", seed=3, **keys)
     assert study_run.name == f"digits-s_mixer_channels-8_lr-0.1_seed-3_{experiment_hash(study_run.recipe)}"
+    long = StudyRun(ROOT / "recipes/digits/s_mixer.yaml", (("data.path", f"/a b/{'c' * 200}"),))
+    assert long.name == f"digits-s_mixer_path-a_b_{'c' * 96}_{experiment_hash(long.recipe)}"  # 120 before the hash
+
+
+def test_a_folder_that_cannot_be_read_is_named_and_a_loss_that_was_not_finite_is_an_end_of_its_own_run(tmp_path):
+    study_run, other = planned(write(tmp_path))
+    run = tmp_path / study_run.name
+    run.mkdir()
+    diverged = '{"split": "event", "event": "diverged", "step": 1}\n'
+    (run / "metrics.jsonl").write_text(diverged)
+    (run / "recipe.yaml").write_text(dump_recipe(study_run.recipe))
+    assert study_run.has_diverged(tmp_path)
+    assert study_run.has_ended(tmp_path)
+    assert study_run.result(tmp_path) is None
+    for lines in (f'{diverged}{{"split": "train", "step": 2}}\n', "", "[]\n", diverged[:20]):
+        (run / "metrics.jsonl").write_text(lines)
+        assert not study_run.has_ended(tmp_path)
+    (run / "metrics.jsonl").write_text(diverged)
+    (run / "recipe.yaml").write_text(dump_recipe(other.recipe))
+    assert not study_run.has_ended(tmp_path)
+    for name, text in (("done.json", "{"), ("recipe.yaml", "train: 3\n")):
+        (run / "done.json").write_text('{"top1": 1.0}')
+        (run / name).write_text(text)
+        with pytest.raises(InputError, match=f"{study_run.name}: is not a finished run"):
+            study_run.has_ended(tmp_path)
 
 
 def test_lines_share_a_cell_that_is_the_same(tmp_path):
@@ -107,6 +138,30 @@ def test_joined_axes_vary_together_and_lines_are_labelled(tmp_path):
         (16, "Normal, depth 1"),
         (16, "Normal, depth 2"),
     ]
+
+
+def test_solutions_depend_on_all_other_keys_and_their_targets_may_label_lines(tmp_path):
+    """Whatever the order of the axes, and of keys that the study or the command line has set."""
+    axes = "{model.channels: {weights: [2000, 50]}, model.tokens: {omega: 600}, model.depth: [1, 2]}"
+    axes += "\n  set: {model.project_tokens: true}\n  lines: [model.channels, model.tokens]"
+    path = write(tmp_path, TWO.replace("{model.channels: [8, 16]}", axes))
+    for overrides, gamma in (([], 1), ([("model.kind", "mixer"), ("model.expansion", "3")], 3)):
+        study_runs = planned(path, overrides)
+        models = [study_run.recipe.model for study_run in study_runs]
+        assert [study_run.line for study_run in study_runs] == ["Normal, 2,000 weights, 600 connections"] * 2
+        assert [model.depth for model in models] == [1, 2]  # 50 weights are too few for both
+        for study_run, model in zip(study_runs, models, strict=True):
+            before = load_recipe(study_run.path, study_run.overrides[:-1])  # with the recipe's tokens
+            sizes = [
+                block_weights(before.model.model_copy(update={"channels": c}), before)
+                for c in (model.channels, model.channels + 1)
+            ]
+            assert sizes[0] <= 2000 < sizes[1]
+            t, c = model.tokens, model.channels
+            missed = [abs(gamma * n * c * (n + c) / 2 - 600) for n in (t - 1, t, t + 1)]
+            assert missed[1] == min(missed)
+    axes = "{model.channels: {forward_mflops: 0.25}}\n  lines: [model.channels]"
+    assert planned(write(tmp_path, TWO.replace("{model.channels: [8, 16]}", axes)))[0].line == "Normal, 0.25 MFLOPs"
 
 
 def test_omega_gives_the_papers_pairs_and_widths():
@@ -167,6 +222,47 @@ def test_omega_is_solved_for_the_expansion_and_for_no_key_that_it_does_not_depen
         solve(["model.permutation_seed"], "forward_mflops", 1e9, recipe)
     with pytest.raises(InputError, match=r"model\.tokens, model\.channels: omega is solved for one key"):
         solve(["model.tokens", "model.channels"], "omega", 1e5, recipe)
+
+
+def test_each_size_of_an_axis_is_that_of_the_network():
+    """Of a Mixer with S = 16, C = 8, an expansion of 3 and 5 blocks."""
+    keys = [("model.channels", "8"), ("model.expansion", "3"), ("model.depth", "5"), ("data.path", "a/digits")]
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", keys)
+    cost = model_cost(recipe.model, 8, 10)
+    expected = {
+        "width": 128,
+        "hidden_width": 3 * 128,
+        "depth_to_width": 10 / math.log2(8),
+        "c_over_s": 1 / 2,
+        "s_over_c": 2,
+        "omega": 3 * (8 * 16**2 + 16 * 8**2) / 2,
+        "parameters": cost.parameters,
+        "memory_mb": 4e-6 * cost.parameters,
+        "forward_mflops": 1e-6 * cost.forward_flops,
+        "patch_size": 2,
+        "patch_features": 12,
+        "density": (1 / 16 + 1 / 8) / 2,
+        "sparsity": 2 / (1 / 16 + 1 / 8),
+        "permuted_block": "none",
+        "model.depth": 5,
+        "data.path": "digits",
+        "model.project_tokens": "False",
+    }
+    assert {name: value_of(name, recipe) for name in expected} == {
+        name: pytest.approx(value) if isinstance(value, float) else value for name, value in expected.items()
+    }
+    permuted = ("model.permutation", "random"), ("model.permuted_blocks", "[0, 3]")
+    for overrides, text in ((permuted[:1], "all"), (permuted, "1, 4")):
+        recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)
+        assert value_of("permuted_block", recipe) == text
+
+
+def test_an_axis_is_labelled_by_its_quantity():
+    names = {"sparsity": "1 / p", "error": "test error (%)", "top1": "top-1 (%)", "optim.lr": "learning rate"}
+    names |= {"data.path": "data", "model.patch_size": "patch size", "c_over_s": "C / S", "s_over_c": "S / C"}
+    assert {name: label_of(name) for name in names} == names
+    assert label_of("loss", "held-out") == "held-out loss"
+    assert [is_number(value) for value in (0, 0.5, math.nan, math.inf, "1")] == [True, True, False, False, False]
 
 
 def test_a_network_without_that_ratio_has_no_depth_to_width():
@@ -273,6 +369,17 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
         ),
         ("recipes/digits/s_mixer.yaml", "no.yaml", [], "*", "no.yaml: no such recipe"),
         ("title: t", "title: [", [], "*", "not valid YAML"),
+        ("title: t", "titel: t", [], "*", "unknown key titel; did you mean title"),  # rather than that it is missing
+        ("x: width", "x: width, logx: true", [], "*", "figure: unknown key logx; did you mean log_x"),
+        ("model.channels: [8, 16]", "'model.depth, model.channels': [[1, 8], [2]]", [], "*", r"\[2\] should be .* of 2"),
+        ("model.channels: [8, 16]", "'model.depth, model.channels': [[1, 8, 3]]", [], "*", "should be a list of 2"),
+        ("model.channels: [8, 16]", "'model.depth, model.channels': [8, 16]", [], "*", "8 should be a list of 2"),
+        ("model.channels: [8, 16]", "model.channels: {omega: 9, weights: 9}", [], "*", "give one of omega, weights"),
+        ("  axes", "  lines: [model.depth]\n  axes", [], "*", "lines: model.depth is not one of the axes"),
+        ("  axes", "  seeded: [data.pixel_seed]\n  axes", [("data.pixel_seed", "3")], "*", "pixel_seed: .* varies it"),
+        ("claim: c", "seeds: [1]", [("train.seed", "3")], "*", "--train.seed: .* varies it"),
+        ("model.channels: [8, 16]", "eval.every_epochs: [1, 2]", [("eval.every", "3")], "*", "--eval.every: .* varies it"),
+        ("claim: c", "seeds: [1, -1]", [], "*", "seeds.1: "),
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, old, new, overrides, only, error_message):
