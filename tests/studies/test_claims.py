@@ -10,6 +10,7 @@ from scipy import stats
 from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
+from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.studies.claims import Estimate, decide, holm, verdicts
 from widemix.studies.page import as_page
@@ -39,6 +40,7 @@ claims:
 - {text: as good on average, left: {line: RP}, right: {line: Normal}, expect: equal, margin: 1.5}
 - {text: deeper is better, slope: {line: Normal}, expect: less}
 """
+ALONE = "{line: Normal, at: {model.depth: 2}}, expect: greater, y"
 NORMAL2, NORMAL4 = (60.0, 61.0, 60.5, 61.5), (70.0, 71.5, 70.2, 71.0)
 RP2, RP4 = (57.0, 57.8, 57.2, 58.6), (70.5, 71.0, 71.2, 71.4)
 
@@ -143,6 +145,8 @@ def test_of_a_logarithmic_axis_a_slope_is_by_decade_and_other_results_than_the_f
     slope = verdicts(results, study)[2]
     slopes = np.subtract(NORMAL4, NORMAL2) / math.log10(4 / 2)
     assert (slope.estimate.mean, slope.word) == (pytest.approx(slopes.mean()), "supported")
+    with pytest.raises(InputError, match="a slope takes points at two or more x"):
+        verdicts(*study_of(tmp_path, (NORMAL2, NORMAL4), text.replace("{line: Normal}, expect: greater, y", ALONE)))
 
 
 @pytest.mark.parametrize(("seeds", "word"), [(3, "undecided"), (5, "undecided"), (8, "supported")])
@@ -177,7 +181,7 @@ def test_what_is_computed_has_no_error(tmp_path):
         model_cost(results[at].study_run.recipe.model, 8, 10).parameters for at in (8, 12)  # RP, of depth 2 and 4
     ]
     assert (found.estimate.mean, found.interval) == (sizes[1] - sizes[0], (sizes[1] - sizes[0],) * 2)
-    assert f"| greater | {found.estimate.mean:+.6g} | exact | | | **supported** |" in as_page(results, study, "s.yaml")
+    assert f"| greater | {found.estimate.mean:+.6g} | exact | |  | **supported** |" in as_page(results, study, "s.yaml")
 
 
 def test_sides_without_shared_seeds_are_welchs(tmp_path):
@@ -295,7 +299,6 @@ def test_holm_by_hand():
         ("slope: {line: Normal}", "left: {line: Normal}", "give left and right, or slope"),
         ("slope: {line: Normal}", "slope: {line: RP}, right: {line: Normal}", "give left and right, or slope"),
         ("right: {line: Normal}, expect", "right: {line: Normal}, slope: {line: RP}, expect", "give left and right, or"),
-        ("slope: {line: Normal}", "slope: {line: Normal, at: {model.depth: 2}}", "takes points at two or more x"),
         ("margin: 1.5", "margin: -1.5", "claims.1.margin: "),
     ],
 )

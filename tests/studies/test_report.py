@@ -127,7 +127,8 @@ def test_a_panel_has_its_own_runs_in_the_order_of_x_and_a_row_for_each_point_at_
         "A": [(128, 39), (256, 29)]
     }
     page = as_page(results, parsed, "widths.yaml")
-    one, two = re.findall(r"\n\n(\w+): test error .*\n\n\| effective width m \| (.*) \|\n.*\n((?:\|.*\n)*)", page)
+    found = re.findall(r"^(\w+): test error .*\n\n\| effective width m \| (.*) \|\n.*\n((?:\|.*\n)*)", page, re.M)
+    one, two = found
     assert one[:2] == ("One", "A | B")
     assert one[2].splitlines() == ["| 128 | 40 |  |", "| 192 |  | 35 |", "| 192 |  | 33 |", "| 256 | 30 |  |"]
     assert two == ("Two", "A", "| 128 | 39 |\n| 256 | 29 |\n")
