@@ -6,17 +6,23 @@ import torch
 from PIL import Image
 
 from tests.sections import train_section
+from widemix.analysis import augment
 from widemix.analysis.augment import first_batch, write_png
 from widemix.analysis.operations import AMPLIFIED, Comparison, all_comparisons, comparison_tiles
 from widemix.cli import main
 from widemix.data import grid as grid_module
+from widemix.data.augment.program import compile_policy
 from widemix.data.batches import Batch
 from widemix.data.grid import BACKGROUND, GUTTER, denormalise, grid, training_grid
-from widemix.data.loader import TrainLoader
+from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.data.normalise import normalise
+from widemix.data.split import open_split
 from widemix.distributed.topology import Topology
+from widemix.errors import InputError
+from widemix.formats.beton import open_beton
 from widemix.recipe import load_recipe
 from widemix.recipe.data import DataSection
+from widemix.recipe.policy import parse_policy
 
 
 def rp_mixer(digits):
@@ -34,6 +40,54 @@ def test_the_grid_shows_what_the_first_step_trains_on(digits):
     assert len(batch) == 32  # two groups of 16
     assert torch.equal(batch.inputs, expected.inputs[:32])
     assert torch.equal(batch.targets, expected.targets[:32])
+
+
+def test_images_that_are_not_mixed_are_as_many_as_were_asked_for(digits):
+    """All of the split at most, in whole groups where they are mixed."""
+    count = len(open_split(rp_mixer(digits).data, "train", open_beton))
+    for mixup, group, most in (("0", 1, count), ("0.2", 16, count // 16 * 16)):
+        keys = [("data.path", str(digits)), ("augment.mixup", mixup), ("augment.cutmix", "0")]
+        recipe = load_recipe("recipes/digits/rp_mixer.yaml", keys)
+        assert len(first_batch(recipe, 17, seed=3)) == (17 if group == 1 else 32)
+        assert len(first_batch(recipe, most, seed=3)) == most
+        with pytest.raises(InputError, match=f"--images {most + 1}: the training split has {most}"):
+            first_batch(recipe, most + 1, seed=3)
+
+
+def test_each_operation_is_shown_on_the_first_image_with_the_colour_of_the_data_and_its_policy_is_named(
+    digits, monkeypatch
+):
+    keys = [("data.path", str(digits)), ("data.mean", "[0.1, 0.5, 0.9]"), ("data.std", "[1, 1, 1]")]
+    recipe = load_recipe("recipes/digits/rp_mixer.yaml", [*keys, ("augment.auto_augment", "rand-m9-n2")])
+    given = []
+
+    def shown(fill):
+        given.append(fill)
+        image = lambda image, argument: image  # noqa: E731
+        return [Comparison(f"c{n}", n, (0.0,), "Pillow", image, image) for n in (None, *range(40))]
+
+    monkeypatch.setattr(augment, "all_comparisons", shown)
+    (_, before), *parts = augment._operations(recipe)
+    assert given == [(26, 128, 230)]  # of 255
+    used = {name.split()[0] for name, _ in parts if name.endswith("  (used by rand-m9-n2)")}
+    table = compile_policy(parse_policy("rand-m9-n2"), recipe.data.mean, recipe.data.interpolation).table
+    assert used == {f"c{number:g}" for number in set(table[:, 0])}
+    assert 5 < len(used) < 40
+    section = recipe.data.model_copy(update={"eval_split": "train", "crop_pct": 1.0})
+    with EvalLoader(section, 1, Topology(0, 1, 0, 1, torch.device("cpu"))).batches() as batches:
+        first = denormalise(next(batches).inputs, section)
+    assert np.array_equal(before, grid([first[0]], [""], 1))
+
+
+def test_parts_of_a_sheet_are_below_each_other_each_under_its_heading():
+    tiles = [np.full((height, width, 3), value, np.uint8) for height, width, value in ((20, 300, 1), (9, 40, 2))]
+    sheet = np.asarray(augment.stacked([("one", tiles[0]), ("two\nlines", tiles[1])]))
+    line = augment.TEXT + 7
+    assert sheet.shape == (20 + 9 + 3 * line + GUTTER, 300, 3)
+    for value, top, height, width in ((1, GUTTER + line, 20, 300), (2, GUTTER + 3 * line + 20, 9, 40)):
+        rows, columns = np.nonzero((sheet == value).all(2))
+        assert (rows.min(), rows.max() + 1, columns.min(), columns.max() + 1) == (top, top + height, 0, width)
+    assert ((sheet != BACKGROUND) & (sheet > 2)).any()  # its headings
 
 
 def test_undoing_the_normalisation_gives_the_bytes_back():

@@ -15,13 +15,25 @@ from tests.conftest import ROOT
 from tests.studies.test_figure import bars
 from widemix.analysis.cka import LEAST, cka, diagonal_mean, random_samples
 from widemix.analysis.features import layer_features, layers_before_skips, layers_by_pattern
-from widemix.analysis.similarity import Samples, Similarity, compare, mean_diagonals, plot_diagonals, plot_matrix
+from widemix.analysis.similarity import (
+    Samples,
+    Similarity,
+    _inverse_density,
+    compare,
+    mean_diagonals,
+    mean_diagonals_csv,
+    plot_diagonals,
+    plot_matrix,
+    similarities_json,
+    similarity_figures,
+)
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
-from widemix.evaluation.networks import load_network
+from widemix.evaluation.networks import load_network, of_recipe
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model
+from widemix.recipe import load_recipe
 
 
 def hsic(x: np.ndarray, y: np.ndarray) -> float:
@@ -59,6 +71,11 @@ def test_one_batch_is_the_full_batch_formula_and_more_are_their_mean(features):
         np.average([hsic(a[part], b[part]) for part in uneven], weights=weights) for a, b in ((x, y), (x, x), (y, y))
     )
     assert cka({"x": x}, {"y": y}, batch=20).item() == pytest.approx(xy / np.sqrt(xx * yy), abs=1e-6)
+    uneven, weights = [slice(0, 22), slice(22, 44), slice(44, 48)], [22, 22, 4]
+    xy, xx, yy = (
+        np.average([hsic(a[part], b[part]) for part in uneven], weights=weights) for a, b in ((x, y), (x, x), (y, y))
+    )
+    assert cka({"x": x}, {"y": y}, batch=22).item() == pytest.approx(xy / np.sqrt(xx * yy), abs=1e-6)
     # a rest of fewer than four samples is left out
     assert cka({"x": x}, {"y": y}, batch=23).item() == cka({"x": x[:46]}, {"y": y[:46]}, batch=23).item()
 
@@ -106,6 +123,11 @@ def test_samples_are_taken_in_random_order_and_whole_batches():
     assert len(random_samples(1000, None, 33, seed=1)) == 1000
     assert len(random_samples(10, None, 256, seed=0)) == 10
     assert len(random_samples(9, None, LEAST + 1, seed=0)) == 9
+    assert len(random_samples(8, None, LEAST + 1, seed=0)) == 5  # three are no batch
+    assert len(random_samples(LEAST - 1, None, 2, seed=0)) == LEAST - 1
+    assert sorted(random_samples(50, 50, 10, seed=2)) == list(range(50))
+    assert list(random_samples(50, 20, 10, seed=2)) == list(random_samples(50, None, 10, seed=2)[:20])
+    assert list(random_samples(50, 20, 10, seed=2)) != list(random_samples(50, 20, 10, seed=3))
 
 
 def test_every_family_and_timms_networks_have_layers_before_their_skips():
@@ -139,8 +161,10 @@ def test_every_family_and_timms_networks_have_layers_before_their_skips():
 
 
 def test_streaming_over_a_split_is_the_formula_over_stored_features(digits, tmp_path):
+    """The second reads them with a mean and deviation of its own, of the split and folder of the first."""
     narrow = tmp_path / "narrow.yaml"
-    narrow.write_text(f"extends: {ROOT}/recipes/digits/rp_s_mixer.yaml\nmodel: {{channels: 36}}\n")
+    keys = "model: {channels: 36}\ndata: {mean: [0.1, 0.2, 0.6], std: [0.2, 0.5, 0.3], eval_split: train, path: no}"
+    narrow.write_text(f"extends: {ROOT}/recipes/digits/rp_s_mixer.yaml\n{keys}\n")
     first, second = map(load_network, ("recipes/digits/mixer.yaml", str(narrow)))
     found = compare(first, second, Samples(digits, batch=500, most=60, seed=4), ["blocks.*.norm1"], ["blocks.1"])
     assert found.samples == found.batch == 60
@@ -151,11 +175,13 @@ def test_streaming_over_a_split_is_the_formula_over_stored_features(digits, tmp_
     from widemix.data.loader import EvalLoader
     from widemix.distributed.topology import Topology
 
-    section = first.data.model_copy(update={"path": str(digits)})
-    with EvalLoader(section, 1000, Topology(0, 1, 0, 1, torch.device("cpu"))).batches() as batches:
-        inputs = next(batches).inputs[random_samples(360, 60, 500, seed=4)]
-    rows = layer_features(first.module, inputs, found.rows, lambda x: x.flatten(1).double().numpy())
-    column = layer_features(second.module, inputs, found.columns, lambda x: x.flatten(1).double().numpy())
+    inputs = []
+    for network in (first, second):
+        section = network.data.model_copy(update={"path": str(digits), "eval_split": "test"})
+        with EvalLoader(section, 1000, Topology(0, 1, 0, 1, torch.device("cpu"))).batches() as batches:
+            inputs.append(next(batches).inputs[random_samples(360, 60, 500, seed=4)])
+    rows = layer_features(first.module, inputs[0], found.rows, lambda x: x.flatten(1).double().numpy())
+    column = layer_features(second.module, inputs[1], found.columns, lambda x: x.flatten(1).double().numpy())
     expected = [[dense_cka(row, column["blocks.1"], [slice(60)])] for row in rows.values()]
     np.testing.assert_allclose(found.values, expected, atol=1e-5)
 
@@ -168,6 +194,12 @@ def test_the_command_writes_figures_and_json(digits, tmp_path, capsys):
     assert content[0]["rows"][:2] == ["blocks.0.mlp_tokens", "blocks.0.mlp_channels"]
     assert np.shape(content[0]["values"]) == (8, 8)
     assert content[1]["diagonal_mean"] == pytest.approx(1)  # the same weights
+    first, second, curve = capsys.readouterr().out.splitlines()[:3]
+    diagonals = [each["diagonal_mean"] for each in content]
+    said = f"with {recipes[1]}: 8 x 8 layers, 360 samples, mean of the diagonal {diagonals[0]:.4f}"
+    assert (first, second.rpartition(" ")[2]) == (f"{recipes[0]} {said}", "1.0000")
+    spread = f"+- {np.std(diagonals, ddof=1):.4f} (2 pairs)"
+    assert curve == f"1/p {content[0]['inverse_density']:g}: {np.mean(diagonals):.4f} {spread}"
     assert content[0]["inverse_density"] == pytest.approx(2 / (1 / 16 + 1 / 64))
     assert {path.name for path in tmp_path.glob("*.png")} == {"cka_1.png", "cka_2.png", "cka_diagonal.png"}
     assert main_with(["analyse", "cka", recipes[0], "nowhere"]) == 2
@@ -200,8 +232,9 @@ def test_several_first_networks_give_the_curve_over_all_pairs_and_tensorboard_ge
         "pairs": 4,
         "matched": [pytest.approx(means[0]), pytest.approx(means[3])],  # each network with itself
     }
-    row = (tmp_path / "cka_diagonal.csv").read_text().splitlines()[1].split(",")
-    assert row[1:] == [str(point["mean"]), str(point["std"]), "4"]
+    head, row = (line.split(",") for line in (tmp_path / "cka_diagonal.csv").read_text().splitlines())
+    assert head == ["inverse_density", "mean", "std", "pairs"]
+    assert row == [str(point[name]) for name in head]
     assert {path.name for path in tmp_path.glob("*.png")} == {"cka_diagonal.png"}
     board = EventAccumulator(str(run))
     board.Reload()
@@ -239,6 +272,64 @@ def test_pairs_without_a_mean_enter_no_curve():
     (point,) = mean_diagonals([pair(0.25), pair(np.nan), pair(0.75)])
     assert (point["mean"], point["pairs"]) == (0.5, 2)
     assert mean_diagonals([pair(np.nan)]) == []
+
+
+def test_one_pair_is_written_by_itself_and_a_constant_layer_as_null():
+    values = np.array([[0.5, np.nan], [0.25, 0.75]])
+    one = Similarity("a", "b", ["1", "2"], ["3", "4"], values, 48, 16, 2.0, 8.0)
+    assert similarities_json([one]) == {
+        "row_network": "a",
+        "column_network": "b",
+        "rows": ["1", "2"],
+        "columns": ["3", "4"],
+        "values": [[0.5, None], [0.25, 0.75]],
+        "diagonal_mean": 0.625,
+        "samples": 48,
+        "batch": 16,
+        "inverse_density": 2.0,
+        "row_inverse_density": 8.0,
+    }
+    assert replace(one, values=np.full((2, 2), np.nan)).as_json()["diagonal_mean"] is None
+    assert list(similarity_figures([one])) == ["cka.png"]
+    wide = replace(one, columns=["3"], values=values[:, :1])
+    assert wide.as_json()["diagonal_mean"] is None
+    assert list(similarity_figures([one, wide])) == ["cka_1.png", "cka_2.png"]  # no diagonal
+    assert list(similarity_figures([one, replace(one, row_network="c")])) == ["cka_diagonal.png"]
+    assert mean_diagonals_csv([one, wide]) == ""
+    assert mean_diagonals([one, replace(one, sparsity=None)]) == []
+
+
+def test_the_density_of_a_mask_is_its_key_and_of_timms_networks_none_is_known():
+    keys = [("model.density", "0.25"), ("model.width", "64"), ("model.depth", "1")]
+    recipe = load_recipe("recipes/cifar10/sw_mlp.yaml", keys)
+    network = of_recipe("sw", recipe, build_model(recipe.model, 32, 10))
+    assert _inverse_density(network) == 4
+    assert _inverse_density(replace(network, section=None)) is None
+
+
+def test_of_several_outputs_the_first_counts_and_layers_are_in_the_order_asked_for_without_a_trace():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.both, self.plain, self.silent = Both(), torch.nn.Identity(), torch.nn.Identity()
+
+        def forward(self, x):
+            return self.both(self.plain(x))
+
+    class Both(torch.nn.Module):
+        def forward(self, x):
+            return 2 * x, 3 * x
+
+    module, x = Two(), torch.arange(3.0)
+    found = layer_features(module, x, ["both", "plain"], torch.clone)
+    assert {name: values.tolist() for name, values in found.items()} == {"both": [0, 2, 4], "plain": [0, 1, 2]}
+    assert list(found) == ["both", "plain"]
+    with pytest.raises(InputError, match="layer silent: the network's forward pass does not call it"):
+        layer_features(module, x, ["plain", "silent"], torch.clone)
+    assert not any(layer._forward_hooks for layer in module.modules())
+    assert layers_by_pattern(module, ["silent", "b*"]) == ["both", "silent"]
+    with pytest.raises(InputError, match="layers nothing: matches no module"):
+        layers_by_pattern(module, ["both", "nothing"])
 
 
 def test_a_heat_map_has_the_names_of_its_networks_on_its_axes_within_the_figure():

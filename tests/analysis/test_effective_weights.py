@@ -8,6 +8,7 @@ import torch
 
 from tests.models.dense import matrix, transposition
 from widemix.analysis.effective_weights import (
+    block_weights,
     effective_weights,
     input_features,
     plot_fields,
@@ -109,6 +110,16 @@ def test_receptive_fields_are_those_of_a_dense_boolean_product(kind, keys, skips
     assert [each["tokens"] for each in found] == tokens
 
 
+def test_the_weights_of_a_later_block_are_of_the_features_that_it_has():
+    """Of a network whose first block projects 16 tokens to 6."""
+    model = build("s_mixer", project_tokens=True, **(MIXER | {"tokens": 6}))
+    shapes = [{name: m.shape for name, m in block_weights(model, (16, 8), number).items()} for number in (0, 2)]
+    assert shapes == [{"mlp_tokens": (48, 128), "mlp_channels": (48, 48)}, dict.fromkeys(shapes[0], (48, 48))]
+    for number in (-1, 3):
+        with pytest.raises(InputError, match=f"--block {number}: the network has blocks 0 to 2"):
+            block_weights(model, (16, 8), number)
+
+
 def test_an_rp_mixer_begins_with_the_inverse_root_of_its_width():
     """Appendix D.4, for S = C; sampled units of a larger one, of which no matrix is made."""
     model = build("s_mixer", **{**MIXER, "channels": 16}, permutation="random")
@@ -153,8 +164,14 @@ def test_the_command(tmp_path, capsys):
     recipes = ["recipes/digits/s_mixer.yaml", "recipes/digits/rp_s_mixer.yaml"]
     options = ["--to", str(tmp_path), "--json", str(tmp_path / "weights.json"), "--block", "1", "--units", "4"]
     assert run_command(make_parser(), argv=["analyse", "weights", *recipes, *options]) == 0
-    content = json.loads((tmp_path / "weights.json").read_text())
+    content, printed = json.loads((tmp_path / "weights.json").read_text()), capsys.readouterr().out
     assert content[1]["fields"][0]["mean"] == pytest.approx(1 / content[1]["layers"]["mlp_tokens"][1] * 16)
+    assert [(each["network"], each["features"], each["block"]) for each in content] == [(r, 1024, 1) for r in recipes]
+    assert content[0]["layers"] == {"mlp_tokens": [1024, 1024, 1 / 64], "mlp_channels": [1024, 1024, 1 / 16]}
+    assert [content[0][kind][0]["mean"] for kind in ("fields", "fields_with_skips")] == [16 / 1024] * 2  # of its row
+    assert content[1]["fields_with_skips"][0]["mean"] > content[1]["fields"][0]["mean"]
+    fractions = ", ".join(f"{each['mean']:.3f}" for each in content[1]["fields"][:4])
+    assert f"{recipes[1]}: m 1024; of the features reach a unit after 1, 2, ... mixings: {fractions}\n" in printed
     assert {path.name for path in tmp_path.glob("*.png")} == {"weights.png", "receptive_fields.png"}
     large = tmp_path / "large"
     options = ["--to", str(large), "--units", "2", "--json", str(tmp_path / "large.json")]

@@ -19,6 +19,7 @@ from widemix.analysis.filters import (
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
+from widemix.evaluation.networks import load_network
 from widemix.models.mixer.network import Mixer
 
 
@@ -128,6 +129,13 @@ def test_the_command(tmp_path, capsys):
     found = json.loads((tmp_path / "filters.json").read_text())
     assert [layer["layer"] for layer in found["layers"]] == names
     assert sorted(found["layers"][1]["order"]) == list(range(32))
+    assert [layer["shape"] for layer in found["layers"]] == [[64, 2, 2, 3], *[[32, 4, 4]] * 3]
+    values = load_network("recipes/digits/mixer.yaml").module.blocks[2].mlp_tokens.fc1.weight.detach()
+    order, frequency, opposition = sort_filters(values.reshape(32, 4, 4).numpy())
+    assert found["layers"][3] == {"layer": names[3], "shape": [32, 4, 4], "order": order.tolist()} | {
+        "frequency": pytest.approx(frequency.tolist()),
+        "opposition": pytest.approx(opposition.tolist()),
+    }
     assert "blocks.0.mlp_tokens.fc1: 32 filters of 4 x 4, frequencies" in capsys.readouterr().out
     assert run_command(make_parser(), argv=[*words[:3], "--blocks", "4"]) == 2
 

@@ -1,20 +1,34 @@
 """Accuracy on shuffled pixels: a run trained on them, against its own evaluations and a plain forward pass."""
 
+import argparse
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from widemix.analysis.pixels import shuffled_inputs
+from widemix.analysis.pixels import (
+    ORDERS,
+    ROW,
+    PixelScores,
+    patch_side,
+    pixel_scores,
+    plot_inputs,
+    plot_scores,
+    shuffled_inputs,
+)
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
+from widemix.data.grid import denormalise
 from widemix.data.loader import EvalLoader
 from widemix.data.pixel_order import pixel_permutation
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.evaluation.assessment import evaluate_checkpoint
 from widemix.evaluation.networks import load_network
+from widemix.recipe import load_recipe
 
 
 def test_the_command_on_a_run_that_was_stopped_and_resumed(digits, tmp_path, capsys):
@@ -55,3 +69,56 @@ def test_the_command_on_a_run_that_was_stopped_and_resumed(digits, tmp_path, cap
     assert "data.pixel_order patches" in capsys.readouterr().err
     with pytest.raises(InputError, match="patches of 3 pixels do not divide its 8 pixels"):
         shuffled_inputs(network, "patches", 3)
+
+
+def test_the_side_of_the_patches_is_that_of_training_or_the_networks_own():
+    network = load_network("recipes/digits/s_mixer.yaml")  # of patches of 2 pixels
+    trained = network.data.model_copy(update={"pixel_order": "patches", "pixel_patch": 4})
+    stem = argparse.Namespace(patch_size=(4, 4))
+    timms = argparse.Namespace(patch_embed=stem)
+    for changes, side in (
+        ({}, 2),
+        ({"data": trained}, 4),
+        ({"data": trained.model_copy(update={"pixel_order": "all"})}, 2),
+        ({"module": timms}, 4),
+        ({"module": argparse.Namespace()}, 16),
+    ):
+        assert patch_side(replace(network, **changes)) == side
+    assert shuffled_inputs(replace(network, data=trained), "all").data.pixel_patch == 4
+    given = shuffled_inputs(replace(network, data=trained), "patches", 1).data
+    assert (given.pixel_order, given.pixel_patch) == ("patches", 1)
+    with pytest.raises(InputError, match="reads tokens, which has no pixels"):
+        shuffled_inputs(replace(network, data=load_recipe("mnli/mixer").data), "all")
+    numbers = replace(network, data=network.data.model_copy(update={"targets": "regression"}))
+    with pytest.raises(InputError, match=r"predicts no classes \(data\.targets is regression\)"):
+        pixel_scores(numbers)
+
+
+def test_the_bars_are_those_of_each_order_next_to_chance():
+    tops = {"original": 90.0, "patches": 70.5, "all": 40.0}
+    scores = [PixelScores(name, name, 2, 9, {k: v + n for k, v in tops.items()}, {}) for n, name in enumerate("ab")]
+    figure = plot_scores(scores, 8)
+    [axes] = figure.axes
+    for number, (name, container) in enumerate(zip(ORDERS.values(), axes.containers, strict=True)):
+        assert container.get_label() == name
+        heights, centres = zip(
+            *((bar.get_height(), bar.get_x() + bar.get_width() / 2) for bar in container), strict=True
+        )
+        assert heights == tuple([*tops.values()][number] + n for n in (0, 1))
+        assert centres == pytest.approx([n + (number - 1) * 0.8 / 3 for n in (0, 1)])
+    assert [*axes.lines[0].get_ydata()] == [12.5, 12.5]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["a\ntrained: a", "b\ntrained: b"]
+
+
+def test_the_sheet_has_the_first_images_of_the_split_in_each_order(digits):
+    network = load_network("recipes/digits/s_mixer.yaml")
+    figure = plot_inputs(network, digits, "train", 4)
+    shown = np.array([axes.images[0].get_array() for axes in figure.axes]).reshape(3, ROW, 8, 8, 3)
+    section = network.data.model_copy(update={"path": str(digits), "eval_split": "train", "pixel_patch": 4})
+    with EvalLoader(section, ROW, Topology(0, 1, 0, 1, torch.device("cpu"))).batches() as batches:
+        plain = denormalise(next(batches).inputs, section)
+    for order, images in zip(ORDERS, shown, strict=True):
+        own = section.model_copy(update={"pixel_order": order})
+        place = pixel_permutation(own, torch.device("cpu"))
+        expected = plain if place is None else plain.reshape(ROW, 64, 3)[:, place].reshape(plain.shape)
+        assert np.array_equal(images, expected)

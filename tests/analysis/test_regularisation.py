@@ -18,6 +18,19 @@ def problem():
     return regression(3, 2, 30, noise=0.3, seed=0)
 
 
+def test_the_teacher_is_a_product_of_sparse_matrices_and_the_noise_a_fraction_of_its_outputs():
+    exact, noisy = (regression(3, 2, 500, noise, seed=5) for noise in (0.0, 0.25))
+    assert exact.x.shape == exact.y.shape == (500, 6)
+    teacher = np.linalg.lstsq(exact.x, exact.y, rcond=None)[0].T
+    assert exact.loss(teacher) == pytest.approx(0, abs=1e-20)
+    blocks = teacher.reshape(2, 3, 2, 3).transpose(0, 2, 1, 3).reshape(4, 9)  # a row for each entry of V
+    assert [(np.abs(blocks) > 1e-9).any(axis).sum() for axis in (1, 0)] == [1, 3]  # a third of 4, and of 9
+    assert np.array_equal(noisy.x, exact.x)
+    assert (noisy.y - exact.y).std() == pytest.approx(0.25 * exact.y.std(), rel=0.05)
+    assert noisy.loss(teacher) == pytest.approx(((noisy.y - exact.y) ** 2).sum() / 1000)
+    assert (noisy.tokens, noisy.channels) == (3, 2)
+
+
 def test_the_kronecker_side_is_that_of_a_general_minimiser(problem):
     def value(weights):
         v, w = weights[:4].reshape(2, 2), weights[4:].reshape(3, 3)

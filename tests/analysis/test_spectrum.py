@@ -68,6 +68,9 @@ def test_masked_monarch_and_kronecker_weights():
     found = {each.layer: each for each in spectra(model, torch.zeros(1, 3, 8, 8))}
     layer = model.blocks[0].fc1
     np.testing.assert_allclose(found["blocks.0.fc1"].values, numpys(layer.dense_weight()), atol=1e-6)
+    assert found["blocks.0.fc1"].edge == pytest.approx(sparse_edge(2.0, 24, 0.3))
+    assert found["blocks.0.fc2"].edge == pytest.approx(sparse_edge(0.5, 48, 0.3))
+    assert (found["blocks.0.fc1"].shape, found["blocks.0.fc1"].complete) == ((48, 24), True)
     model = build("s_mixer", patch_size=4, tokens=4, channels=6, depth=1, token_groups=2)
     found = {each.layer: each for each in spectra(model, torch.zeros(1, 3, 8, 8))}["blocks.0.mlp_tokens.fc"]
     wide = torch.func.jacrev(lambda x: model.blocks[0].mlp_tokens.fc(x.view(1, 6, 4)).flatten())(torch.randn(24))
@@ -117,6 +120,19 @@ def test_large_matrices_by_lanczos_are_the_dense_ones(monkeypatch):
     assert len(found) == spectrum.LANCZOS
     np.testing.assert_allclose(found, dense[: spectrum.LANCZOS])
     np.testing.assert_allclose(singular_values(operator), numpys(product)[: spectrum.LANCZOS], rtol=1e-5)
+    (large, small) = spectra(
+        torch.nn.Sequential(torch.nn.Linear(11, 12), torch.nn.Linear(12, 10)), torch.zeros(1, 11)
+    )
+    assert [(each.complete, len(each.values)) for each in (large, small)] == [(False, spectrum.LANCZOS), (True, 10)]
+
+
+def test_convolutions_of_patches_are_linear_layers_and_others_are_none():
+    """A window of each pixel, or of one channel, is no matrix of the whole image."""
+    convolutions = [torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Conv2d(4, 4, 2, 2, groups=2)]
+    convolutions += [torch.nn.Conv2d(4, 5, 2, 2), torch.nn.Conv2d(5, 2, 1)]
+    found = spectra(torch.nn.Sequential(*convolutions), torch.zeros(1, 3, 8, 8))
+    assert [(each.layer, each.shape, each.repeats) for each in found] == [("2", (5, 16), 4), ("3", (2, 5), 4)]
+    assert found[0].edge == pytest.approx((5**0.5 + 4) / 4)
 
 
 def test_the_edges_are_those_of_large_random_matrices():
@@ -148,6 +164,11 @@ def test_masked_gaussians_have_the_density_and_variance_of_sw_mlps():
     assert (sampled.toarray() ** 2).mean() == pytest.approx(1 / 400, rel=0.03)
     entry = widening(2_000, 2.0, [50], trials=2)[0]
     assert entry["density"] == pytest.approx(0.4)
+    assert entry["marchenko_pastur"] == pytest.approx(1 + 2**0.5)
+    assert (entry["l_plus"], entry["l_plus_as_printed"]) == tuple(
+        sparse_edge(2.0, 50, 0.4, printed) for printed in (False, True)
+    )
+    assert entry["l_plus"] < entry["l_plus_as_printed"]
     assert len(set(entry["largest"])) == 2
 
 
@@ -236,15 +257,21 @@ def test_figure_s1_shows_all_values_at_the_last_exponent_and_the_largest_over_th
 
 def test_a_run_from_its_start_on(train, tmp_path, capsys):
     options = ("--train.max_steps", "4", "--train.save_every_steps", "2", "--train.seed", "7")
+    options += ("--train.ema_decay", "0.9")
     assert train("run", *options).wait()[0] == 0
     steps = course(str(tmp_path / "run"), ["blocks.*.fc1"])
     assert [step for step, _ in steps] == [0, 2, 4]
+    averaged = course(str(tmp_path / "run"), ["blocks.*.fc1"], ema=True)
+    firsts = [[each[at][1][0].largest for at in range(3)] for each in (steps, averaged)]
+    assert [one == other for one, other in zip(*firsts, strict=True)] == [True, False, False]
+    assert [step for step, _ in course(str(tmp_path / "run/checkpoints/00000002"))] == [2]
     words = ["analyse", "spectrum", str(tmp_path / "run"), "--to", str(tmp_path), "--json", str(tmp_path / "s.json")]
     assert run_command(make_parser(), argv=words) == 0
     content = json.loads((tmp_path / "s.json").read_text())["steps"]
     start = course("recipes/digits/rp_mixer.yaml", ["blocks.*.fc1"])  # of another depth and seed
     names = [layer.layer for layer in steps[0][1]]
     assert names == [layer.layer for layer in start[0][1]][:4]
+    assert [step for step, _ in start] == [0]
     torch.manual_seed(7)
     keys = {"patch_size": 2, "tokens": 16, "channels": 64, "depth": 2, "expansion": 2, "permutation": "random"}
     weight = build("mixer", **keys).blocks[1].mlp_channels.fc1.weight
@@ -253,6 +280,10 @@ def test_a_run_from_its_start_on(train, tmp_path, capsys):
     assert found["effective_shape"] == [16 * 128, 16 * 64]
     assert found["largest"] == pytest.approx(numpys(weight)[0])
     assert "singular_values" not in content[1]["layers"][0]
+    last = {layer["layer"]: layer for layer in content[2]["layers"]}["blocks.1.mlp_channels.fc1"]
+    assert (last["shape"], last["repeats"], last["complete"]) == ([128, 64], 16, True)
+    assert last["singular_values"] == pytest.approx([*steps[2][1][3].values])
+    assert last["edge_at_start"] == pytest.approx(1 + 2**0.5)
     assert (tmp_path / "spectrum.png").exists()
     assert run_command(make_parser(), argv=[*words[:3], "--layers", "nothing"]) == 2
     assert "matches none of the linear layers" in capsys.readouterr().err

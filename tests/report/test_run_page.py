@@ -3,7 +3,9 @@
 import base64
 import html
 import json
+import math
 import re
+import time
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -324,3 +326,188 @@ def test_a_constant_curve_is_in_the_middle_and_its_end_on_the_right():
     (x, y), (end, same) = ([*map(float, pair.split(","))] for pair in points.split())
     assert (x, end, y) == (58, 460 - 12, same)
     assert y == (10 + 250 - 36) / 2
+
+
+def plain_run(folder, lines, **files):
+    """A run of digits/mixer with these lines; files: JSON by name."""
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(dump_recipe(load_recipe("digits/mixer", [])))
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def rows_of(part: str) -> list[list[str]]:
+    """The cells of a table as text, its head first."""
+    rows = part.partition("</table>")[0].split("<tr>")[1:]
+    return [
+        [html.unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", row, re.S)]
+        for row in rows
+    ]
+
+
+def charts_of(text: str) -> dict[str, dict[str, list[tuple]]]:
+    """By title and axis: name, x and y of each curve."""
+    found: dict = {}
+    for title, figure in re.findall(r"<figure><h3>(.*?)</h3>(.*?)</figure>", text, re.S):
+        for axis, label, svg in re.findall(r'<svg class="by-(\w+)" .*? by (.*?)">(.*?)</svg>', figure, re.S):
+            curves = re.findall(r'data-name="(.*?)" data-x="(.*?)" data-y="(.*?)"', svg)
+            values = [(name, [*map(float, x.split())], [*map(float, y.split())]) for name, x, y in curves]
+            found.setdefault(html.unescape(title), {})[axis] = (label, values)
+    return found
+
+
+TITLES = {
+    ("train", "loss"): "Training loss",
+    ("eval", "loss"): "Evaluation loss",
+    ("eval", "top1"): "Top-1, %",
+    ("eval", "top5"): "Top-5, %",
+    ("eval", "ema_loss"): "Evaluation loss of the averaged weights",
+    ("eval", "ema_top1"): "Top-1 of the averaged weights, %",
+    ("eval", "ema_top5"): "Top-5 of the averaged weights, %",
+    ("eval", "zero_weights"): "Weights that are zero, %",
+    ("train", "lr"): "Learning rate",
+    ("train", "grad_norm"): "Gradient norm",
+    ("train", "weight_norm"): "Weight norm",
+    ("train", "images_per_s"): "Samples per second, all ranks",
+    ("train", "mfu"): "Model FLOPs utilisation, fraction of the GPUs' peak",
+    ("train", "data_wait"): "Fraction of the time spent waiting for data",
+    ("train", "memory_gib"): "Peak memory of rank 0, GiB",
+    ("train", "replaced"): "Corrupt samples replaced",
+    ("eval", "own"): "own (eval)",
+}
+
+
+def test_each_metric_has_its_chart_and_blocks_have_theirs_in_one(tmp_path):
+    lines = []
+    for step in (1, 2):
+        for split in ("train", "eval"):
+            own = {name: step + at / 32 for at, (where, name) in enumerate(TITLES) if where == split}
+            lines.append({"step": step, "epoch": step / 2, "time": 5.0 + step, "split": split, **own})
+        lines[-2] |= {"grad_norm/blocks.0": step * 10.0, "grad_norm/head": step * 20.0}
+    lines += [{"step": 3, "epoch": 1.5, "time": 8.0, "split": "train", "loss": value} for value in (None, math.nan)]
+    run = plain_run(tmp_path / "one", lines)
+    found = charts_of(written(tmp_path, run))
+    expected = {title: [1 + at / 32, 2 + at / 32] for at, title in enumerate(TITLES.values())}
+    blocks = found.pop("Gradient norm by block, one")
+    assert list(found) == list(expected)
+    for title, values in expected.items():
+        for axis, label, x in (
+            ("epoch", "epoch", [0.5, 1]),
+            ("step", "step", [1, 2]),
+            ("time", "seconds since the first line", [0, 1]),
+        ):
+            (name, found_x, found_y), *rest = found[title][axis][1]
+            assert (found[title][axis][0], name, found_x, rest) == (label, "one", x, [])
+            assert found_y == pytest.approx(values, rel=1e-4)
+    assert blocks["step"] == ("step", [("blocks.0", [1, 2], [10, 20]), ("head", [1, 2], [20, 40])])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit", "end"),
+    [
+        (299, "seconds", 299),
+        (300, "minutes", 5),
+        (7199, "minutes", 7199 / 60),
+        (7200, "hours", 2),
+        (None, None, None),
+    ],
+)
+def test_time_runs_in_a_unit_that_suits_its_length(tmp_path, seconds, unit, end):
+    """Of runs of older versions, whose lines have no time, there is none."""
+    lines = [{"step": step, "split": "train", "loss": 1.0} for step in (1, 2)]
+    if seconds:
+        lines = [line | {"time": 1e9 + at * seconds} for at, line in enumerate(lines)]
+    axes = charts_of(written(tmp_path, plain_run(tmp_path / "run", lines)))["Training loss"]
+    assert "epoch" not in axes
+    assert axes["step"][1] == [("run", [1, 2], [1, 1])]
+    if seconds:
+        assert axes["time"] == (f"{unit} since the first line", [("run", [0, pytest.approx(end, rel=1e-5)], [1, 1])])
+    assert ("time" in axes) is bool(seconds)
+
+
+def test_the_summary_has_the_numbers_of_each_run_below_their_headings(tmp_path):
+    line = {"split": "train", "loss": 1.0}
+    going = plain_run(
+        tmp_path / "runs" / "going",
+        [{**line, "step": 1200, "epoch": 1.5, "images_per_s": 1999.6}],
+        environment={"ranks": 4, "device": "cuda", "commit": 40 * "d"},
+    )
+    done = plain_run(
+        tmp_path / "runs" / "old" / "done",
+        [{**line, "step": step, "epoch": 2.0, "images_per_s": 10.0 * step} for step in (1, 2, 9)],
+        done={"top1": 91.5, "loss": 0.5, "step": 9, "seconds": 5400.0, "recipe": "f"},
+        environment={"ranks": 1, "commit": None},
+    )
+    text = written(tmp_path, going, done, going)  # each once
+    epochs = load_recipe("digits/mixer", []).train.epochs
+    head, first, second = rows_of(text)
+    heads = "run,state,top-1 %,steps,epochs,samples/s,hours,ranks,device,commit"
+    assert head == heads.split(",")
+    assert first[0] == "going"
+    assert first[1].startswith("not done, last line ")
+    assert first[2:] == ["–", "1,200", f"1.5 of {epochs}", "2,000", "–", "4", "cuda", 10 * "d"]
+    assert second == ["old/done", "done", "91.50", "9", f"2 of {epochs}", "20", "1.50", "1", "–", "–"]
+    alone = written(tmp_path, done)
+    assert rows_of(alone)[1][0] == "done"
+    assert "<h1>done</h1>" in alone
+    assert "<h1>2 runs compared</h1>" in text
+    recipes = html.unescape("".join(re.findall(r"<summary>[\w/]+</summary><pre>(.*?)</pre>", text, re.S)))
+    assert recipes.count("channels: 64") == recipes.count('"ranks": ') == 2
+
+
+def test_evaluations_events_and_confusions_are_in_their_columns(tmp_path):
+    lines = [
+        {"split": "eval", "step": 1000, "epoch": 0.5, "time": 3.0, "loss": 2.5, "top1": 10.0},
+        {"split": "event", "step": 1500, "event": "save_failed", "reason": "no space", "time": 1.0},
+        {"split": "event", "step": 1600, "event": "save_failed", "reason": "none at all"},
+        {"split": "eval", "step": 2000, "epoch": 12.25, "time": 4.0, "loss": 1.25, "top1": 20.125, "ema_map": 0.5},
+        {"split": "eval", "step": 3000, "loss": None, "top1": 30.0, "own": 0.33333},
+    ]
+    counts = [[5, 1, 0], [2, 7, 4], [0, 0, 0]]
+    confusion = {"step": 3000, "classes": ["a", "b"], "counts": counts}
+    run = plain_run(tmp_path / "run", lines, confusion=confusion)
+    (run / "images").mkdir()
+    for name in ("first_batch", "mistakes", "other"):
+        (run / f"images/{name}.png").write_bytes(name.encode())
+    text = written(tmp_path, run)
+    assert rows_of(text.partition("<h2>Evaluations</h2>")[2]) == [
+        ["step", "epoch", "loss", "top-1 %", "ema_map", "own"],
+        ["1,000", "0.5", "2.5000", "10.00", "–", "–"],
+        ["2,000", "12.25", "1.2500", "20.12", "0.50", "–"],
+        ["3,000", "0", "–", "30.00", "–", "0.3333"],
+    ]
+    assert "run: 3 evaluations; the last: loss –, top-1 30.00 %, ema_map –, own 0.3333</summary>" in text
+    _, first, second = rows_of(text.partition("<h2>Events</h2>")[2])
+    assert (first[0], first[1], second[1], second[2]) == ("run", "1,500", "1,600", "–")
+    assert time.mktime(time.strptime(first[2], "%Y-%m-%d %H:%M:%S")) == 1
+    assert "no space" in first[3]
+    assert "none at all" in second[3]
+    part = text.partition('<table class="confusion">')[2]
+    assert rows_of(part) == [["", "a", "b", "2"], ["a", "5", "1", ""], ["b", "2", "7", "4"], ["2", "", "", ""]]
+    shades = [float(shade) for shade in re.findall(r"var\(--heat\),([\d.]+)", part)]
+    assert shades == [float(f"{0.75 * n / max(sum(row), 1):.2f}") for row in counts for n in row]
+    images = re.findall(r'src="data:image/png;base64,(.*?)".*?<figcaption>(.*?)</figcaption>', text)
+    assert [(base64.b64decode(data), caption) for data, caption in images] == [
+        (b"first_batch", "The first training batch"),
+        (b"mistakes", "Misclassified at the last evaluation"),
+    ]
+
+
+def test_thirty_classes_have_a_matrix_and_of_more_twenty_pairs_are_named(tmp_path):
+    for count in (30, 31):
+        counts = np.arange(count)[:, None] * 100 + np.arange(count)
+        confusion = {"step": 1, "classes": [], "counts": counts.tolist()}
+        text = written(tmp_path, plain_run(tmp_path / f"{count}", [], confusion=confusion))
+        assert ('<table class="confusion">' in text) is (count == 30)
+    rows = rows_of(text.partition("<h2>Confusions</h2>")[2])
+    assert len(rows) == 1 + 20
+    assert [row[:3] for row in rows[1:3]] == [["30", "29", "3,029"], ["30", "28", "3,028"]]
+
+
+def test_a_note_says_that_long_curves_are_thinned(tmp_path):
+    for count in (600, 601):
+        lines = [{"split": "train", "step": step, "loss": 1.0 / step} for step in range(1, count + 1)]
+        text = written(tmp_path, plain_run(tmp_path / f"{count}", lines))
+        assert ("Of curves with more than 600 points the extremes of 300 stretches" in text) is (count == 601)

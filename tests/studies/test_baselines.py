@@ -9,6 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import train_test_split
 
 from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
@@ -17,6 +18,7 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.formats.manifest import read_manifest
 from widemix.studies.baselines import FILE, Baseline, baseline_lines, measure, points_below, read_baselines
+from widemix.studies.page import write_report
 from widemix.studies.results import Result
 from widemix.studies.study import read_study, study_runs_of
 
@@ -50,6 +52,7 @@ def test_the_command_adds_a_row_for_each_data_set_once(study, digits, tmp_path, 
     train, test = splits["train"].per_class, splits[row["split"]].per_class
     assert row["majority"] == pytest.approx(100 * test[int(np.argmax(train))] / sum(test), abs=0.01)
     assert row["samples"] == sum(train) < len(load_digits().target)
+    assert row["features"] == "pixels"
     assert 90 < row["linear"] < 100  # scikit-learn's page on these digits: 95 to 97 % for linear models
     assert list(read_baselines(tmp_path / "results")) == [(digits.name, row["split"])]
 
@@ -67,6 +70,15 @@ def test_points_below_the_linear_baseline_are_named(study, digits, tmp_path):
         f"Normal on `{digits.name}`, model.channels 8 (59.00 %)."
     )
     assert points_below(results, tmp_path) == {runs[0].point}
+    page = write_report(results, read_study(study), study, tmp_path)[3].read_text()
+    assert f"\n\n{first}\n\n{second}\n\n" in page
+    for tops, below in (((60.0, 59.99), {runs[1].point}), ((59.99, 60.0), {runs[0].point})):
+        own = [Result(run, 0.0, {"top1": top1}) for run, top1 in zip(runs, tops, strict=True)]
+        assert points_below(own, tmp_path) == below  # one that is as good is not
+    seeds = [Result(replace(runs[0], seed=n), 0.0, {"top1": top1}) for n, top1 in enumerate((50.0, math.nan, 69.9))]
+    assert points_below(seeds, tmp_path) == {runs[0].point}  # by the mean of those that have not diverged
+    moved = Result(replace(runs[0], varied=(("data.path", str(digits)), ("optim.lr", "3"))), 0.0, {"top1": 1.0})
+    assert f"Normal on `{digits.name}`, optim.lr 3 (1.00 %)." in baseline_lines([moved], tmp_path)[1]
     many = [Result(replace(runs[0], varied=(("optim.lr", str(n)),)), 0.0, {"top1": 59.0}) for n in range(1, 10)]
     assert baseline_lines(many, tmp_path)[1].endswith("no result of a network: 9 of 9 points.")
     assert f"Normal on `{digits.name}`, optim.lr 8 (59.00 %)." in baseline_lines(many[:8], tmp_path)[1]
@@ -112,5 +124,15 @@ def test_of_text_the_words_are_counted_without_padding(tmp_path):
     counts = {split: counter.transform(own) for split, own in texts.items()}
     model = LogisticRegression(C=row.penalty, max_iter=200).fit(counts["train"], classes["train"])
     assert row.features == "counts of words"
+    fits = train_test_split(
+        counts["train"], classes["train"], test_size=0.2, stratify=classes["train"], random_state=0
+    )
+    scores = {
+        c: LogisticRegression(C=c, max_iter=200).fit(fits[0], fits[2]).score(fits[1], fits[3])
+        for c in (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    }
+    assert len(set(scores.values())) > 1
+    assert row.penalty == max(scores, key=scores.__getitem__)
+    assert (row.data, row.split) == ("prepared", "dev_matched")
     assert row.linear == round(100 * model.score(counts["dev_matched"], classes["dev_matched"]), 2)
     assert (row.samples, row.majority) == (60, 33.33)

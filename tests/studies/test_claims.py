@@ -178,10 +178,13 @@ def test_what_is_computed_has_no_error(tmp_path):
     (found,) = verdicts(results, study)
     assert (found.word, found.p, found.estimate.exact) == ("supported", 0, True)
     sizes = [
-        model_cost(results[at].study_run.recipe.model, 8, 10).parameters for at in (8, 12)  # RP, of depth 2 and 4
+        model_cost(results[at].study_run.recipe.model, 8, 10).parameters
+        for at in (8, 12)  # RP, of depth 2 and 4
     ]
     assert (found.estimate.mean, found.interval) == (sizes[1] - sizes[0], (sizes[1] - sizes[0],) * 2)
-    assert f"| greater | {found.estimate.mean:+.6g} | exact | |  | **supported** |" in as_page(results, study, "s.yaml")
+    assert f"| greater | {found.estimate.mean:+.6g} | exact | |  | **supported** |" in as_page(
+        results, study, "s.yaml"
+    )
 
 
 def test_sides_without_shared_seeds_are_welchs(tmp_path):
@@ -298,7 +301,11 @@ def test_holm_by_hand():
         ("{line: Normal}, expect: less", "{lnie: Normal}, expect: less", "did you mean line"),
         ("slope: {line: Normal}", "left: {line: Normal}", "give left and right, or slope"),
         ("slope: {line: Normal}", "slope: {line: RP}, right: {line: Normal}", "give left and right, or slope"),
-        ("right: {line: Normal}, expect", "right: {line: Normal}, slope: {line: RP}, expect", "give left and right, or"),
+        (
+            "right: {line: Normal}, expect",
+            "right: {line: Normal}, slope: {line: RP}, expect",
+            "give left and right, or",
+        ),
         ("margin: 1.5", "margin: -1.5", "claims.1.margin: "),
     ],
 )

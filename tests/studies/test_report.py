@@ -314,7 +314,9 @@ def test_sizes_are_drawn_without_runs(tmp_path):
     assert not parsed.measured
     assert {row["state"] for row in csv.DictReader(as_csv(results, parsed).splitlines())} == {"done"}
     page = as_page(results, parsed, path.name)
-    assert re.search(r"\n\nComputed on [\d-]+ with `widemix study report \S+/figure3.yaml`, without training.\n$", page)
+    assert re.search(
+        r"\n\nComputed on [\d-]+ with `widemix study report \S+/figure3.yaml`, without training.\n$", page
+    )
     assert not [word for word in ("Missing", "No values were searched", "±", "(1)") if word in page]
     points = next(iter(lines_of(results, results[0].study_run.panel, "width", parsed.figure).values()))
     best = max(points, key=lambda point: point.mean)

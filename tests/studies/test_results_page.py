@@ -68,11 +68,14 @@ def test_full_studies_take_the_hours_of_all_their_runs_or_unknown_ones(tmp_path)
     text = f"{head}- {{label: a, recipes: {{Digits: digits/%s}}}}\n"
     (tmp_path / "known.yaml").write_text((text + "- {label: b, recipes: {Digits: digits/%s}}\n") % (*recipes,))
     (tmp_path / "unknown.yaml").write_text(text.replace("digits/%s", "own.yaml"))
-    entries = [Entry(figure="1", full=["known", "unknown"]), Entry(figure="2", full=["known"])]
+    (tmp_path / "once.yaml").write_text(text.replace("seeds: [0, 1]\n", "") % "s_mixer")
+    entries = [Entry(figure="1", full=["known", "unknown"]), Entry(figure="2", full=["known", "once"])]
     rows = full_size_csv([Paper(paper="p", entries=entries)], tmp_path, "v100").splitlines()
     found = [estimate(recipe, Cluster(1, "v100"), 1437) for recipe in recipes.values()]
     total = sum(2 * row.value for each in found for row in each if row.name == "hours")
-    assert rows == ["study,runs,hours,gpu", f"known,4,{total:.3g},v100", "unknown,2,nan,v100"]
+    once = sum(row.value for row in found[0] if row.name == "hours")
+    assert rows[:3] == ["study,runs,hours,gpu", f"known,4,{total:.3g},v100", "unknown,2,nan,v100"]
+    assert rows[3:] == [f"once,1,{once:.3g},v100"]
 
 
 def check(**keys):
@@ -158,6 +161,12 @@ def test_a_file_that_is_not_there_decides_nothing_and_a_place_that_is_not_there_
     (tmp_path / "a.json").write_text('{"runs": []}')
     with pytest.raises(InputError, match=r"a\.json: has no runs\.1\.values, there is no 1"):
         check_estimate(check(), tmp_path)
+    for place, part in (("runs.first", "first"), ("trials", "trials")):
+        with pytest.raises(InputError, match=f"has no {place}, there is no {part}"):
+            check_estimate(check(left=place), tmp_path)
+    (tmp_path / "papers.yaml").write_text("- {paper: A, entries: []}\n")
+    with pytest.raises(InputError, match=r"papers\.yaml: 0\.entries: "):
+        read_papers(tmp_path / "papers.yaml")
 
 
 def test_a_study_by_the_protocol_has_no_verdict_and_no_hours_before_it_has_ended(tmp_path):

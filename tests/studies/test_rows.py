@@ -131,6 +131,7 @@ def test_only_runs_that_ended_have_rows(study_runs, tmp_path):
         "diverged",
         "diverged",
     ]
+    assert [table.row(study_run).seconds for study_run in study_runs[1:]] == [7.5, None]
     assert table.missing(study_runs) == study_runs[:1]
     again = Table(tmp_path / "study.jsonl")
     assert again.rows == table.rows

@@ -16,6 +16,7 @@ from tests.terminal import Terminal
 from widemix.errors import Exit, RunError
 from widemix.recipe import dump_recipe
 from widemix.run.lease import Leases
+from widemix.studies.rows import Table
 from widemix.studies.runner import Runner
 from widemix.studies.study import read_study, study_runs_of
 
@@ -202,12 +203,45 @@ def test_a_cell_trains_in_a_world_of_its_own_where_srun_started_several_runners(
     }.items():
         monkeypatch.setenv(name, value)
     print_world = (
-        "import os; print({'PMI_SIZE', 'SLURM_STEP_NUM_TASKS', 'SLURM_STEP_ID'} & set(os.environ)); os._exit(1)"
+        "import os, sys; print({'PMI_SIZE', 'SLURM_STEP_NUM_TASKS', 'SLURM_STEP_ID'} & set(os.environ)); "
+        "print(*sys.argv[1:]); sys.exit(1)"
     )
-    runner = Runner(study.folder, 2, program=(sys.executable, "-S", "-c", print_world))
+    runner = Runner(study.folder, 2, 3, program=(sys.executable, "-S", "-c", print_world))
     with pytest.raises(RunError):
         runner.run(study.study_runs)
-    assert {log.read_text() for log in (study.folder / "logs").glob("*.log")} == {"{'SLURM_STEP_ID'}\n"}
+    for study_run in study.study_runs:
+        words = [study_run.path, "--run-dir", study.folder / study_run.name, "--ranks", 3]
+        words += [f"--model.channels={study_run.recipe.model.channels}", "--train.seed=0"]
+        log = study.folder / f"logs/{study_run.name}.log"
+        assert log.read_text() == f"{{'SLURM_STEP_ID'}}\n{' '.join(map(str, words))}\n"
+
+
+DIVERGES = """
+import pathlib, shutil, sys
+run = pathlib.Path(sys.argv[sys.argv.index("--run-dir") + 1])
+run.mkdir()
+shutil.copy(run.parent.parent / "recipes" / run.name, run / "recipe.yaml")
+(run / "metrics.jsonl").write_text('{"event": "diverged"}')
+sys.exit("error: the loss is not finite")
+"""
+
+
+def test_a_run_that_diverges_is_a_result_and_one_that_another_process_has_is_left_to_it(tmp_path, capsys):
+    study, ended = Study(tmp_path, seeds=2), []
+    *mine, other = study.study_runs
+    leases = Leases(study.folder)
+    assert leases.take(other.name)
+    runner = Runner(study.folder, 3, program=(sys.executable, "-S", "-c", DIVERGES), ended=ended.append)
+    assert runner.run(study.study_runs) == Exit.DONE
+    said = capsys.readouterr().out
+    for study_run in mine:
+        assert f"{study_run.name}: diverged: the loss is not finite\n" in said
+        [seconds] = (study.folder / f"logs/{study_run.name}.core_seconds").read_text().split()
+        assert 0 <= float(seconds) < 60
+    assert sorted(study_run.name for study_run in ended) == sorted(study_run.name for study_run in mine)
+    assert f"{study.folder}: 3 of the 4 runs that were left have ended\n" in said
+    assert f"{other.name}: is trained by process {os.getpid()} on " in said
+    assert [path.name for path in (study.folder / "leases").iterdir()] == [f"{other.name}.1"]
 
 
 def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_path):
@@ -227,6 +261,10 @@ def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_p
     output, _ = runner.communicate(timeout=600)
     assert runner.returncode == 0, output
     assert study.done() == 4
+    logs = study.folder / "logs"
+    assert (logs / f"{study.study_runs[0].name}.log").read_text() == "error: refused\n"  # of the first start
+    starts = [len((logs / f"{each.name}.core_seconds").read_text().split()) for each in study.study_runs]
+    assert starts == [2, 2, 1, 1]
     first, last = (line for line in output.splitlines() if ": done, " in line)
     assert re.search(r": done, top-1 50\.00 %; 1 run left, about 0:0\d:\d\d$", first)
     assert last.endswith(": done, top-1 50.00 %")
@@ -257,11 +295,15 @@ def test_the_command_trains_a_study(tmp_path, digits):
     assert code == 1
     assert f"1 of 2 runs failed, first {wrong.name}: {study.folder / wrong.name}: is not empty" in output
     assert other.has_ended(study.folder)
+    [row] = Table(study.folder / "study.jsonl").rows.values()
+    assert (row.run, row.core_seconds > 0) == (other.name, True)
 
 
 def test_cells_that_run_at_once_share_cpus_and_gpus(tmp_path):
     runner = Runner(tmp_path, at_once=3, ranks=2, gpus=["0", "1", "GPU-2", "3"])
     assert [runner._devices(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["0,1", "GPU-2,3", "0,1"]
+    assert Runner(tmp_path)._devices(0) == {}
+    assert Runner(tmp_path, ranks=2, gpus=["3"])._devices(0) == {"CUDA_VISIBLE_DEVICES": "3"}  # the ranks share it
     usable = os.sched_getaffinity(0)
     parts = [set(runner._cpus(slot)) for slot in range(3)]
     assert all(part and part <= usable for part in parts)

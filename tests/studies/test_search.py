@@ -361,7 +361,7 @@ def test_a_value_that_the_search_would_replace_is_refused(tmp_path):
 def test_after_a_search_the_test_split_is_read_at_the_end(tmp_path):
     text = STUDY.replace("eval.every_epochs: 1000", "train.epochs: 40, eval.every_epochs: EVERY")
     plan_of(tmp_path, text.replace("EVERY", "40"))
-    with pytest.raises(InputError, match="eval.every_epochs 39 reads the test split before the end of 40 epochs"):
+    with pytest.raises(InputError, match=r"eval\.every_epochs 39 reads the test split before the end of 40 epochs"):
         plan_of(tmp_path, text.replace("EVERY", "39"))
 
 
@@ -394,7 +394,11 @@ def test_nor_does_it_choose_where_the_command_says_what_is_searched(tmp_path, mo
         ("keys: {", "keys: {optim.momentum: {low: 0, high: 1.5, log: false}, ", "optim.momentum"),
         ("keys: {", f"keys: {{{SIX}, ", "search: 7 keys for Digits, Normal, model.channels 8; at most 6"),
         ("set: {train.epochs: 3}", "set: {model.channels: 4}", "search: the study varies model.channels"),
-        ("axes: {model.channels: [8, 16]}", "axes: {data.eval_split: [test]}", "search: the study varies data.eval_s"),
+        (
+            "axes: {model.channels: [8, 16]}",
+            "axes: {data.eval_split: [test]}",
+            "search: the study varies data.eval_s",
+        ),
         ("{model.channels: [8, 16]}", "{optim.lr: [0.1]}", "search: the study varies optim.lr"),
         ("trials: 3", "trials: 0", "search.trials: "),
         ("widen: 3", "widen: -1", "search.widen: "),
