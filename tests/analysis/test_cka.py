@@ -163,7 +163,7 @@ def test_every_family_and_timms_networks_have_layers_before_their_skips():
 def test_streaming_over_a_split_is_the_formula_over_stored_features(digits, tmp_path):
     """The second reads them with a mean and deviation of its own, of the split and folder of the first."""
     narrow = tmp_path / "narrow.yaml"
-    keys = "model: {channels: 36}\ndata: {mean: [0.1, 0.2, 0.6], std: [0.2, 0.5, 0.3], eval_split: train, path: no}"
+    keys = "model: {channels: 36}\ndata: {mean: [0.1, 0.2, 0.6], std: [0.2, 0.5, 0.3], eval_split: train, path: none}"
     narrow.write_text(f"extends: {ROOT}/recipes/digits/rp_s_mixer.yaml\n{keys}\n")
     first, second = map(load_network, ("recipes/digits/mixer.yaml", str(narrow)))
     found = compare(first, second, Samples(digits, batch=500, most=60, seed=4), ["blocks.*.norm1"], ["blocks.1"])

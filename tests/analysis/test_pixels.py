@@ -87,7 +87,7 @@ def test_the_side_of_the_patches_is_that_of_training_or_the_networks_own():
     assert shuffled_inputs(replace(network, data=trained), "all").data.pixel_patch == 4
     given = shuffled_inputs(replace(network, data=trained), "patches", 1).data
     assert (given.pixel_order, given.pixel_patch) == ("patches", 1)
-    with pytest.raises(InputError, match="reads tokens, which has no pixels"):
+    with pytest.raises(InputError, match="reads text, which has no pixels"):
         shuffled_inputs(replace(network, data=load_recipe("mnli/mixer").data), "all")
     numbers = replace(network, data=network.data.model_copy(update={"targets": "regression"}))
     with pytest.raises(InputError, match=r"predicts no classes \(data\.targets is regression\)"):

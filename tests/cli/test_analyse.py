@@ -84,10 +84,12 @@ def test_networks_are_compared_and_evaluated_as_their_recipes_say_unless_told_ot
 def test_a_study_is_trained_one_run_at_a_time_in_a_folder_of_its_name(digits, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,2")
-    words = f"study run figure7-small --data.path {digits} --data.image_size 8 --data.eval_split test"
-    reached = call_of(f"{words} --model.patch_size 2", "widemix.studies.runner.Runner", monkeypatch)
-    assert reached.arguments == (P("runs/figure7-small"), 1, 1, ["4", "2"])
-    assert P("runs/figure7-small").is_dir()
+    P("mine.yaml").write_text(
+        "title: t\nsource: s\nruns:\n- {label: a, recipes: {D: digits/mixer}}\nfigure: {x: width}\n"
+    )
+    reached = call_of(f"study run mine.yaml --data.path {digits}", "widemix.studies.runner.Runner", monkeypatch)
+    assert reached.arguments == (P("runs/mine"), 1, 1, ["4", "2"])
+    assert P("runs/mine").is_dir()
 
 
 def run(words: str, **keys) -> None:

@@ -333,7 +333,7 @@ def plain_run(folder, lines, **files):
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(dump_recipe(load_recipe("digits/mixer", [])))
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    for name, content in files.items():
+    for name, content in ({"environment": {}} | files).items():
         (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
 
@@ -351,7 +351,9 @@ def charts_of(text: str) -> dict[str, dict[str, list[tuple]]]:
     """By title and axis: name, x and y of each curve."""
     found: dict = {}
     for title, figure in re.findall(r"<figure><h3>(.*?)</h3>(.*?)</figure>", text, re.S):
-        for axis, label, svg in re.findall(r'<svg class="by-(\w+)" .*? by (.*?)">(.*?)</svg>', figure, re.S):
+        for axis, label, svg in re.findall(
+            r'<svg class="by-(\w+)" [^>]*aria-label="[^"]* by ([^"]*)">(.*?)</svg>', figure, re.S
+        ):
             curves = re.findall(r'data-name="(.*?)" data-x="(.*?)" data-y="(.*?)"', svg)
             values = [(name, [*map(float, x.split())], [*map(float, y.split())]) for name, x, y in curves]
             found.setdefault(html.unescape(title), {})[axis] = (label, values)
@@ -386,7 +388,7 @@ def test_each_metric_has_its_chart_and_blocks_have_theirs_in_one(tmp_path):
             own = {name: step + at / 32 for at, (where, name) in enumerate(TITLES) if where == split}
             lines.append({"step": step, "epoch": step / 2, "time": 5.0 + step, "split": split, **own})
         lines[-2] |= {"grad_norm/blocks.0": step * 10.0, "grad_norm/head": step * 20.0}
-    lines += [{"step": 3, "epoch": 1.5, "time": 8.0, "split": "train", "loss": value} for value in (None, math.nan)]
+    lines += [{"step": 3, "epoch": 1.5, "time": 8.0, "split": "eval", "loss": value} for value in (None, math.nan)]
     run = plain_run(tmp_path / "one", lines)
     found = charts_of(written(tmp_path, run))
     expected = {title: [1 + at / 32, 2 + at / 32] for at, title in enumerate(TITLES.values())}
@@ -416,10 +418,10 @@ def test_each_metric_has_its_chart_and_blocks_have_theirs_in_one(tmp_path):
 )
 def test_time_runs_in_a_unit_that_suits_its_length(tmp_path, seconds, unit, end):
     """Of runs of older versions, whose lines have no time, there is none."""
-    lines = [{"step": step, "split": "train", "loss": 1.0} for step in (1, 2)]
+    lines = [{"step": step, "split": "eval", "loss": 1.0} for step in (1, 2)]
     if seconds:
         lines = [line | {"time": 1e9 + at * seconds} for at, line in enumerate(lines)]
-    axes = charts_of(written(tmp_path, plain_run(tmp_path / "run", lines)))["Training loss"]
+    axes = charts_of(written(tmp_path, plain_run(tmp_path / "run", lines)))["Evaluation loss"]
     assert "epoch" not in axes
     assert axes["step"][1] == [("run", [1, 2], [1, 1])]
     if seconds:
@@ -508,6 +510,7 @@ def test_thirty_classes_have_a_matrix_and_of_more_twenty_pairs_are_named(tmp_pat
 
 def test_a_note_says_that_long_curves_are_thinned(tmp_path):
     for count in (600, 601):
-        lines = [{"split": "train", "step": step, "loss": 1.0 / step} for step in range(1, count + 1)]
+        line = {"split": "train", "loss": 1.0, "images_per_s": 1.0}
+        lines = [{"step": step, **line} for step in range(1, count + 1)]
         text = written(tmp_path, plain_run(tmp_path / f"{count}", lines))
         assert ("Of curves with more than 600 points the extremes of 300 stretches" in text) is (count == 601)
