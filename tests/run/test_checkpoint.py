@@ -1,6 +1,7 @@
 """Checkpoints are complete or absent, whatever fails while they are written."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from widemix.engine.state import State
+from widemix.errors import InputError
 from widemix.run import checkpoint
 from widemix.run.checkpoint import Position, RetentionPolicy
 
@@ -77,18 +79,21 @@ def test_a_checkpoint_that_could_not_be_put_back_is_by_the_next_save(tmp_path):
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_is_no_failure_of_the_new_one(tmp_path, monkeypatch, capsys):
-    def refused(path, **options):
-        raise OSError(39, "Directory not empty", str(path))
+    def refused(path, ignore_errors=False):
+        if not ignore_errors:
+            raise OSError(39, "Directory not empty", str(path))
 
     checkpoint.save(tmp_path, state(1.0), position(1), RetentionPolicy(1))
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", refused)
-        assert checkpoint.save(tmp_path, state(2.0), position(2), RetentionPolicy(1)).name == "00000002"
-    assert "warning: " in (told := capsys.readouterr().err)
-    assert "00000001" in told
-    assert checkpoint.newest(tmp_path).position.step == 2
-    checkpoint.save(tmp_path, state(3.0), position(3), RetentionPolicy(1))
-    assert folders(tmp_path) == ["00000003"]
+        for step in (2, 3):
+            saved = checkpoint.save(tmp_path, state(2.0), position(step), RetentionPolicy(1))
+            assert saved.name == f"0000000{step}"
+            assert "warning: " in (told := capsys.readouterr().err)
+            assert f"0000000{step - 1}" in told
+            assert checkpoint.newest(tmp_path).position.step == step
+    checkpoint.save(tmp_path, state(3.0), position(4), RetentionPolicy(1))
+    assert folders(tmp_path) == ["00000004"]
 
 
 @pytest.mark.parametrize("call", ["rename", "mkdir", "write_text", "fsync"])
@@ -130,10 +135,11 @@ def test_folders_that_someone_else_has_named_are_left_alone(tmp_path):
     copied = checkpoint.save(tmp_path, state(), position(1), RetentionPolicy(1)).rename(
         tmp_path / "checkpoints/00000001-good"
     )
+    (tmp_path / "checkpoints/notes").mkdir()
     for step in (2, 3):
         checkpoint.save(tmp_path, state(), position(step), RetentionPolicy(1, every=10))
     assert checkpoint.newest(tmp_path).position.step == 3
-    assert folders(tmp_path) == ["00000001-good", "00000003"]
+    assert folders(tmp_path) == ["00000001-good", "00000003", "notes"]
     assert checkpoint.find(copied).position.step == 1  # but by its own name
 
 
@@ -186,3 +192,52 @@ def test_the_position_of_an_earlier_version_is_read():
     written = json.loads(position(3, metrics={"top1": 50.0}).model_dump_json())
     written["figures"] = written.pop("metrics")
     assert Position.model_validate_json(json.dumps(written)).metrics == {"top1": 50.0}
+
+
+def test_a_path_of_any_bytes_in_the_recipe_is_saved_and_read(tmp_path):
+    recipe = {"data": {"path": os.fsdecode(b"/data/\xff")}}
+    path = checkpoint.save(tmp_path, state(), position(3, recipe=recipe), RetentionPolicy(1))
+    assert checkpoint.read(path).position.recipe == recipe
+
+
+@pytest.mark.parametrize("content", [b'{"step": 1', b"\xff", None])
+def test_one_whose_position_cannot_be_read_is_not_the_best_and_stops_no_save(tmp_path, content):
+    for step, top1 in ((1, 90.0), (2, 50.0)):
+        checkpoint.save(tmp_path, state(), position(step, metrics={"top1": top1}), RetentionPolicy(2, best="top1"))
+    damaged = tmp_path / "checkpoints/00000001/state.json"
+    damaged.unlink() if content is None else damaged.write_bytes(content)
+    with pytest.raises(InputError, match=r"00000001/state.json: cannot be read \("):
+        checkpoint.read(damaged.parent)
+    checkpoint.save(tmp_path, state(), position(3, metrics={"top1": 40.0}), RetentionPolicy(1, best="top1"))
+    assert folders(tmp_path) == ["00000002", "00000003"]
+
+
+def test_a_damaged_checkpoint_stays_until_its_step_is_saved_again(tmp_path):
+    for step in (1, 2):
+        path = checkpoint.save(tmp_path, state(), position(step), RetentionPolicy(2))
+    hashes = (path / "COMPLETE").read_bytes()
+    checkpoint.mark_damaged(path)
+    assert (path / "DAMAGED").read_bytes() == hashes
+    checkpoint.save(tmp_path, state(), position(3), RetentionPolicy(1))
+    assert folders(tmp_path) == ["00000002", "00000003"]
+    assert not (path / "COMPLETE").exists()
+    checkpoint.save(tmp_path, state(2.0), position(2), RetentionPolicy(2))
+    assert not (path / "DAMAGED").exists()
+    assert checkpoint.read(path).load().model["fc.bias"].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_checkpoint_of_another_run_is_kept_by_its_step_also_on_a_disk_without_links(tmp_path, monkeypatch, links):
+    def refuse(*_):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    run, ema = tmp_path / "run", State(**vars(state()) | {"ema": state(5.0).model})
+    run.mkdir()
+    origin = checkpoint.save(tmp_path, ema, position(7), RetentionPolicy(1)).rename(tmp_path / "good")
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    checkpoint.keep(checkpoint.read(origin), run)
+    assert (origin / "model.safetensors").stat().st_nlink == 1 + links
+    shutil.rmtree(origin)
+    assert folders(run) == ["00000007"]
+    assert checkpoint.newest(run).load().ema["fc.bias"].tolist() == [5, 5, 5]

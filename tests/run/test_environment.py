@@ -41,10 +41,13 @@ def test_the_commit_is_that_of_the_folder_that_the_code_lies_in(topology, tmp_pa
 def test_the_command_the_machine_and_the_packages_are_named(topology, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["widemix", "train", "a b.yaml"])
     monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    monkeypatch.setattr(environment, "usable_cpus", lambda: 77)
     found = read_environment(topology)
     assert shlex.split(found["command"]) == sys.argv
     assert (found["host"], found["ranks"], found["python"]) == (socket.gethostname(), 4, platform.python_version())
     assert found["device"].split()[0] == "cpu"
+    assert (found["matmul_precision"], found["usable_cpus"]) == ("medium", 77)
     assert found["packages"]["numpy"] == np.__version__
     monkeypatch.setattr(environment, "version", lambda name: missing(name) if name == "ffcv" else "1.2")
     packages = read_environment(topology)["packages"]

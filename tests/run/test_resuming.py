@@ -1,7 +1,8 @@
 """What a run folder accepts when a run is resumed: the same data, and changes that change no number."""
 
+import json
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import pytest
 import torch
@@ -10,12 +11,22 @@ from tests.conftest import ROOT
 from tests.run.test_checkpoint import position, state
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
-from widemix.formats.manifest import manifest_json, read_manifest
-from widemix.recipe import load_recipe
+from widemix.formats.manifest import Prepared, manifest_json, read_manifest
+from widemix.recipe import dump_recipe, load_recipe, recipe_hash
 from widemix.run import checkpoint, lock, run_dir
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.lock import hold
-from widemix.run.run_dir import ResumeState, _acquire, acquire_run_dir, keep_origin
+from widemix.run.run_dir import (
+    ResumeState,
+    _acquire,
+    _check_usable,
+    _find_checkpoint,
+    acquire_run_dir,
+    keep_origin,
+    read_skipped_ranges,
+    write_result,
+    write_skipped_ranges,
+)
 
 ALONE = Topology(0, 1, 0, 1, torch.device("cpu"))
 
@@ -80,7 +91,7 @@ def test_the_network_may_not_change(digits, tmp_path):
         acquire(tmp_path / "run", digits, model__drop_path="0.1")
 
 
-def test_a_run_that_started_from_another_goes_on_by_the_same_command(digits, tmp_path):
+def test_a_run_that_started_from_another_goes_on_by_the_same_command(digits, tmp_path, monkeypatch):
     """Also where the other has gone on, or is gone; and without --resume it does not begin anew."""
     base, run = tmp_path / "base", tmp_path / "run"
     acquire(base, digits)
@@ -98,7 +109,8 @@ def test_a_run_that_started_from_another_goes_on_by_the_same_command(digits, tmp
     (run / "metrics.jsonl").write_text("{}\n")
     checkpoint.save(base, state(2.0), first.checkpoint.position.model_copy(update={"step": 4}), RetentionPolicy(1))
     assert not first.checkpoint.path.exists()
-    for resume in (str(base), str(first.checkpoint.path), "auto"):
+    monkeypatch.chdir(tmp_path)
+    for resume in (str(base), "base", str(first.checkpoint.path), "auto"):
         found = begin(resume)
         assert (found.step, found.is_of_another_run) == (3, False)
         found.checkpoint.verify()
@@ -152,7 +164,28 @@ def test_a_folder_is_removed_only_by_who_made_it(digits, tmp_path, there):
     assert run.exists() == there
 
 
-@pytest.mark.parametrize(("step", "due", "begins"), [(3, False, False), (3, True, True), (5, False, True)])
+@pytest.mark.usefixtures("without_ranks")
+@pytest.mark.parametrize(
+    ("written", "error", "stays"),
+    [
+        ("deepspeed.json", InputError, False),
+        ("metrics.jsonl", InputError, True),
+        ("deepspeed.json", KeyboardInterrupt, True),
+    ],
+)
+def test_a_folder_is_removed_only_by_a_mistake_before_the_first_line(digits, tmp_path, written, error, stays):
+    run, loaded = tmp_path / "run", load_recipe(ROOT / "recipes/digits/mixer.yaml", [("data.path", str(digits))])
+    with pytest.raises(error), acquire_run_dir(run, loaded, "auto", ALONE):
+        (run / written).write_text("{}")
+        raise error
+    assert run.exists() is stays
+    if stays:
+        assert {path.name for path in run.iterdir()} == {".lock", "recipe.yaml", "environment.json", written}
+
+
+@pytest.mark.parametrize(
+    ("step", "due", "begins"), [(3, False, False), (3, True, True), (5, False, True), (6, False, True)]
+)
 def test_a_start_begins_with_the_evaluation_of_its_checkpoint_where_it_is_due_or_at_the_end(
     tmp_path, step, due, begins
 ):
@@ -160,3 +193,143 @@ def test_a_start_begins_with_the_evaluation_of_its_checkpoint_where_it_is_due_or
     checkpoint.save(tmp_path, state(), position(step, evaluation_due=due), RetentionPolicy(1))
     assert ResumeState(tmp_path, checkpoint.newest(tmp_path)).evaluates(last_step=5) is begins
     assert not ResumeState(tmp_path).evaluates(last_step=0)
+
+
+@pytest.mark.parametrize(
+    ("done", "last_step", "complete"),
+    [({"step": 5}, 4, True), ({"step": 5}, 5, True), ({"step": 5}, 6, False), ({}, 3, True), ({}, 4, False)],
+)
+def test_a_run_is_complete_by_the_steps_of_its_result(tmp_path, done, last_step, complete):
+    """Those of old versions, which did not note them, by the steps of the checkpoint."""
+    checkpoint.save(tmp_path, state(), position(3), RetentionPolicy(1))
+    assert ResumeState(tmp_path, checkpoint.newest(tmp_path), done).is_complete(last_step) is complete
+    assert not ResumeState(tmp_path, checkpoint.newest(tmp_path)).is_complete(last_step)
+
+
+def test_a_run_reached_by_a_link_is_no_other_run(tmp_path):
+    run, link = tmp_path / "run", tmp_path / "link"
+    run.mkdir()
+    link.symlink_to(run)
+    checkpoint.save(run, state(), position(3), RetentionPolicy(1))
+    for one, other in ((run, link), (link, run)):
+        assert not ResumeState(one, checkpoint.newest(other)).is_of_another_run
+
+
+def test_a_start_knows_what_is_skipped_and_what_is_damaged_and_finds_what_was_being_replaced(digits, tmp_path):
+    first = acquire(tmp_path, digits)
+    assert first.prepared == Prepared.of(read_manifest(digits))
+    assert (first.skipped_ranges, first.problems) == ([], [])
+    write_skipped_ranges(tmp_path, [(9, 12), (3, 7)])
+    checkpoint.save(tmp_path, state(), position(5), RetentionPolicy(2))
+    (tmp_path / "checkpoints/00000005/model.safetensors").write_bytes(b"damaged")
+    (tmp_path / "checkpoints/00000003").rename(tmp_path / "checkpoints/.replaced-00000003")
+    found = acquire(tmp_path, digits)
+    assert (found.step, found.skipped_ranges) == (3, [(9, 12), (3, 7)])
+    assert found.prepared == first.prepared
+    (problem,) = found.problems
+    assert "00000005/model.safetensors: is damaged" in problem
+
+
+@pytest.mark.parametrize("content", ["[[3, 7]", "[[3]]", '[["a", 7]]', "[3]", '{"3": 7}'])
+def test_damaged_skipped_ranges_are_named(tmp_path, content):
+    assert read_skipped_ranges(tmp_path) == []
+    (tmp_path / "skipped_ranges.json").write_text(content)
+    with pytest.raises(InputError, match=r"skipped_ranges.json: cannot be read \("):
+        read_skipped_ranges(tmp_path)
+
+
+def mixer(**changes):
+    overrides = [(name.replace("__", "."), value) for name, value in changes.items()]
+    return load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "is_result"),
+    [
+        ("metrics.jsonl", "{}", True),
+        ("metrics.jsonl", "", False),
+        ("metrics.superseded.jsonl", "{}", True),
+        ("done.json", "{}", True),
+        ("checkpoints/00000003/COMPLETE", "{}", True),
+        ("checkpoints/00000003/model.safetensors", "", False),
+        ("environment.json", "{}", False),
+    ],
+)
+def test_a_folder_takes_another_recipe_until_it_has_a_result_of_the_first(tmp_path, name, content, is_result):
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(mixer()))
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(content)
+    _check_usable(tmp_path, mixer(), "auto")
+    with pytest.raises(InputError) if is_result else nullcontext() as raised:
+        _check_usable(tmp_path, mixer(optim__lr="0.1"), "auto")
+    assert not is_result or "with another recipe (optim.lr differ)" in str(raised.value)
+    with pytest.raises(InputError, match="holds a run already") if is_result else nullcontext():
+        _check_usable(tmp_path, mixer(), "never")
+
+
+def test_only_a_complete_run_says_that_its_epochs_are_over(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(mixer()))
+    longer, other = {"train__epochs": "90"}, {"train__epochs": "90", "optim__lr": "0.1"}
+    for name, changes, says in (
+        ("metrics.jsonl", longer, "with another recipe (train.epochs differ)"),
+        ("done.json", other, "with another recipe ("),
+        ("done.json", longer, "is complete, after train.epochs 30"),
+    ):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(InputError) as raised:
+            _check_usable(tmp_path, mixer(**changes), "auto")
+        assert says in str(raised.value)
+
+
+def test_what_a_job_leaves_in_a_folder_before_the_first_start_is_no_run_and_anything_else_is_refused(tmp_path):
+    for name in (".lock", ".recipe.yaml", "leases", "slurm"):
+        (tmp_path / name).mkdir()
+    _check_usable(tmp_path, mixer(), "auto")
+    _check_usable(tmp_path, mixer(), "never")
+    (tmp_path / "lock").touch()
+    with pytest.raises(InputError, match="is not empty and not a run folder"):
+        _check_usable(tmp_path, mixer(), "auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("data.train_split", "test"),
+        ("data.order", "paged"),
+        ("data.memory_gib", "3"),
+        ("data.shuffle_window_mib", "5"),
+        ("train.global_batch", "32"),
+        ("train.seed", "7"),
+        ("augment.aug_repeats", "2"),
+        ("model.drop_path", "0.1"),
+        ("optim.name", "sgd"),
+        ("optim.lr", None),
+        ("train.epochs", None),
+        ("augment.hflip", None),
+        ("data.workers", None),
+        ("eval.batch_size", None),
+    ],
+)
+def test_a_run_goes_on_from_another_only_with_its_network_its_optimizer_and_its_order_of_the_data(
+    tmp_path, name, value
+):
+    """Anything else, such as learning rates, may differ."""
+    saved = position(3, recipe=mixer().model_dump(mode="json"), data={"train.beton": "1", "other.beton": "2"})
+    path = checkpoint.save(tmp_path, state(), saved, RetentionPolicy(1))
+    changed = mixer(**{name: value or {"augment.hflip": "0.25", "optim.lr": "0.1"}.get(name, "3")})
+    data = {"train.beton": "1", "test.beton": "3"}
+    if value:
+        with pytest.raises(InputError, match=rf"\({name} differ\); train.init_from takes weights alone"):
+            _find_checkpoint(tmp_path / "new", changed, str(tmp_path), data)
+        return
+    assert _find_checkpoint(tmp_path / "new", changed, str(tmp_path), data)[0].path == path
+    assert _find_checkpoint(tmp_path / "new", changed, "never", data) == (None, [])
+    (path / "optimizer.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="optimizer.safetensors: is damaged"):
+        _find_checkpoint(tmp_path / "new", changed, str(tmp_path), data)
+
+
+def test_the_result_has_the_recipes_hash(tmp_path):
+    done = write_result(tmp_path, mixer(), {"top1": 50.0, "step": 3})
+    assert done == {"top1": 50.0, "step": 3, "recipe": recipe_hash(mixer())}
+    assert json.loads((tmp_path / "done.json").read_text()) == done

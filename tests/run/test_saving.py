@@ -2,17 +2,19 @@
 
 import errno
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 
 from tests.run.test_checkpoint import folders, position
 from widemix.distributed.topology import Topology
 from widemix.engine.state import Shard
-from widemix.errors import InputError
+from widemix.errors import InputError, RunError
 from widemix.run import checkpoint, saving
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.saving import Saver
@@ -121,8 +123,11 @@ def test_what_a_killed_run_left_behind_is_removed_at_the_next_start(tmp_path):
     left = tmp_path / "checkpoints" / ".parts-7"
     left.mkdir(parents=True)
     (left / "1").write_bytes(b"half a part")
+    others = [Saver(tmp_path, Topology(1, 2, 1, 2, torch.device("cpu")), dist.HashStore(), RetentionPolicy(2))]
+    assert folders(tmp_path) == [".parts-7"]  # other ranks may come when rank 0 is already writing
     savers(tmp_path, 2)
     assert folders(tmp_path) == []
+    assert not others[0].writing
 
 
 def test_keeps_the_newest_the_best_and_every_so_many(tmp_path):
@@ -195,3 +200,66 @@ def test_a_file_without_a_hash_is_not_taken_for_intact(tmp_path, name):
         checkpoint.newest(tmp_path).load()
     assert save([saver], [0, 15], 2) is None  # until the run reaches that step again
     assert checkpoint.newest(tmp_path).position.step == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff"])
+def test_a_checkpoint_whose_mark_is_damaged_is_not_resumed(tmp_path, content):
+    (saver,) = savers(tmp_path, 1)
+    for step in (1, 2):
+        save([saver], [0, 15], step)
+    (tmp_path / "checkpoints/00000002/COMPLETE").write_bytes(content)
+    origin, (problem,) = checkpoint.newest_valid(tmp_path)
+    assert origin.position.step == 1
+    assert "00000002" in problem
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_run_whose_folder_is_moved_ends_and_does_not_make_it_again(tmp_path, world):
+    run, cuts = tmp_path / "run", [0, 7, 15] if world == 2 else [0, 15]
+    run.mkdir()
+    ranks = savers(run, world)
+    assert save(ranks, cuts, 1) is None
+    run.rename(tmp_path / "moved")
+    with pytest.raises(RunError, match="run: was renamed or removed while the run wrote to it"):
+        save(ranks, cuts, 2)
+    assert not run.exists()
+    assert folders(tmp_path / "moved") == ["00000001"]
+
+
+def test_a_part_that_is_torn_on_its_way_costs_that_save_alone(tmp_path, monkeypatch):
+    """As on a full disk of a file system that tells it late."""
+    ranks, save_file = savers(tmp_path, 2), saving.save_file
+
+    def torn(tensors, path, metadata):
+        save_file(tensors, path, metadata=metadata)
+        os.truncate(path, 100)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "save_file", torn)
+        assert ".parts-1/1-" in save(ranks, [0, 7, 15], 1)
+    assert folders(tmp_path) == []
+    assert save(ranks, [0, 7, 15], 2) is None
+
+
+@pytest.mark.parametrize("error", [RuntimeError(), SafetensorError("No space left")])
+def test_whatever_fails_on_another_rank_rank_0_is_told(tmp_path, monkeypatch, error):
+    def fails(*_, **__):
+        raise error
+
+    ranks = savers(tmp_path, 2)
+    monkeypatch.setattr(saving, "save_file", fails)
+    assert (str(error) or "RuntimeError") in save(ranks, [0, 7, 15], 1)
+
+
+def test_a_run_whose_last_checkpoint_is_not_saved_fails(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(saving, "on_main", lambda _, act: act())
+    (saver,) = savers(tmp_path, 1)
+    saver.begin(parts(0, [0, 15]), position(1))
+    saver.finish_all_ranks()
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
+    saver.begin(parts(0, [0, 15]), position(2))
+    with pytest.raises(RunError, match="00000002: the checkpoint could not be written .*No space left on device"):
+        saver.finish_all_ranks()

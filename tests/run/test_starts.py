@@ -71,7 +71,7 @@ def test_only_rank_0_writes_a_line_and_only_of_its_first_step(tmp_path, monkeypa
             record.got_batch()
             record.stepped(step)
     (line,) = read_starts(tmp_path)
-    assert (line["step"], line["ranks"], line["logs"]) == (5, 2, "7.1")
+    assert (line["step"], line["ranks"], line["logs"], line["memory_layout"]) == (5, 2, "7.1", "plain")
     assert list(line["seconds"]) == ["queue", "first batch", "compiling and first step"]
     with (tmp_path / "starts.jsonl").open("a") as file:
         file.write('{"time": 1, "st')
@@ -108,3 +108,14 @@ def test_a_start_on_two_ranks_and_one_that_resumes(train, tmp_path):
         assert sum(start["seconds"].values()) < time.time() - began
     steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert first["time"] <= next(line["time"] for line in steps if line["step"] == 1)
+
+
+def test_a_start_without_a_launchers_logs_and_without_a_layout_names_neither(tmp_path, monkeypatch):
+    monkeypatch.delenv(STATUS_DIR_VARIABLE, raising=False)
+    topology = SimpleNamespace(is_main=True, world=1, device=torch.device("cpu"))
+    began = time.time()
+    StartRecord(tmp_path, StartTimes({}), topology, compiled=False, memory_layout=None).stepped(1)
+    (line,) = read_starts(tmp_path)
+    assert list(line) == ["time", "step", "ranks", "seconds"]
+    assert list(line["seconds"]) == ["first step"]
+    assert began - 0.1 <= line["time"] <= time.time() + 0.1

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -155,3 +156,5 @@ def test_a_run_without_a_folder_is_named_by_what_is_changed():
     assert str(default_run_dir(Path("recipes/digits/mixer.yaml"), overrides)).startswith(
         "runs/mixer-lr-1e-3-mean-0_1-2"
     )
+    long = default_run_dir(Path("r.yaml"), [("train.freeze", "[stem.*]"), ("model.name", 200 * "x")])
+    assert re.fullmatch(r"runs/r-freeze-stem-name-x{81}-\d{8}-\d{6}", str(long))
