@@ -5,14 +5,20 @@ import io
 import json
 import os
 import re
+import shutil
 import time
 
 import pytest
 
+from tests.run.test_checkpoint import position, state
 from widemix.cli.listing import table_lines
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
+from widemix.errors import InputError
 from widemix.recipe import dump_recipe, load_recipe
+from widemix.run import checkpoint
+from widemix.run.checkpoint import RetentionPolicy
+from widemix.run.listing import evaluated, find_runs, summarise
 
 
 @pytest.fixture
@@ -81,6 +87,7 @@ def test_a_long_list_of_keys_is_cut_and_says_where_the_rest_is(runs, capsys):
 def test_a_later_evaluation_is_the_runs_newest(runs, capsys):
     own = {"step": 20, "ema": False, "data": "datasets/digits", "split": "test", "samples": 360, "top1": 61.67}
     lines = [own | {"top1": 60.0}, own, own | {"ema": True, "top1": 1.0}, own | {"split": "train", "top1": 2.0}]
+    lines.append(own | {"data": "datasets/others", "top1": 3.0})
     (runs / "b/evaluations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (_, _, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs)))
     assert b[2] == "61.67"
@@ -161,3 +168,45 @@ def test_a_line_too_long_for_the_terminal_has_its_last_column_below():
     assert list(table_lines(rows)) == list(table_lines(rows, 57)) == wide
     below = ["done     20  runs/a", "  optim.lr=0.004,", "  train.ema_decay=null"]
     assert list(table_lines(rows, 32)) == [wide[0], *below]
+
+
+def test_a_run_that_is_not_done_has_the_hours_of_its_newest_checkpoint(runs, capsys):
+    for step, seconds in ((10, 1800.0), (15, 7200.0)):
+        checkpoint.save(runs / "b", state(), position(step, seconds=seconds), RetentionPolicy(2))
+        checkpoint.save(runs / "a", state(), position(step, seconds=1.0), RetentionPolicy(2))
+    (_, a, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs)))
+    assert (a[4], b[4]) == ("1.50", "2.00")
+    assert b[1] == "20"  # of its lines
+    for minutes, age in ((118, "118 min ago"), (122, "2 h ago")):
+        os.utime(runs / "b/metrics.jsonl", (time.time() - 60 * minutes,) * 2)
+        assert summarise(runs / "b").state == age
+    (runs / "b/metrics.jsonl").write_text('{"step": 17, "split": "event", "event": "stopped"}\n')
+    assert (summarise(runs / "b").state, summarise(runs / "b").step) == ("stopped, checkpoint 15", 17)
+    assert summarise(runs / "a").state == "done"
+
+
+def test_only_folders_with_a_recipe_and_an_environment_are_runs_and_none_within_one_is(runs):
+    for name in ("recipe.yaml", "environment.json"):
+        (runs / f"only/{name[0]}").mkdir(parents=True)
+        (runs / f"only/{name[0]}" / name).touch()
+    shutil.copytree(runs / "b", runs / "a/within")
+    shutil.copytree(runs / "b", runs / "deep/er/c")
+    assert list(find_runs([runs])) == [runs / "a", runs / "b", runs / "deep/er/c"]
+    with pytest.raises(InputError, match="recipe.yaml: no such folder"):
+        list(find_runs([runs / "a/recipe.yaml"]))
+
+
+def test_evaluations_of_the_average_are_read_under_the_names_of_the_others(runs):
+    recipe = load_recipe("digits/mixer")
+    where = {"data": recipe.data.path, "split": recipe.data.eval_split}
+    lines = [{"split": "eval", "step": step, "loss": 1.0, "top1": step, "ema_loss": 0.5, "ema_top1": step + 0.5}
+             for step in (20, 10)]  # fmt: skip
+    later = {"step": 10, **where, "loss": 0.1, "top1": 99.0}
+    (runs / "b/evaluations.jsonl").write_text(
+        "".join(f"{json.dumps(later | {'ema': ema, 'top5': 1.0 + ema})}\n" for ema in (False, True))
+    )
+    for ema in (False, True):
+        early, late = evaluated(runs / "b", lines, recipe, ema)
+        assert early == later | {"ema": ema, "top5": 1.0 + ema}
+        own = {"loss": 0.5, "top1": 20.5} if ema else {"loss": 1.0, "top1": 20}
+        assert late == {"step": 20, **where, **own, "top5": None}

@@ -6,13 +6,14 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
 from widemix.recipe import flat_recipe, load_recipe
-from widemix.run.metrics import MetricsWriter
+from widemix.run.metrics import MetricsWriter, peak_memory
 
 
 def line(step: int) -> dict:
@@ -118,3 +119,8 @@ def test_tensorboard_has_what_the_lines_say(tmp_path):
     drawn = {tag for category in layout.category for chart in category.chart for tag in chart.multiline.tag}
     assert by_step | by_epoch <= drawn
     assert np.array_equal(np.asarray(Image.open(tmp_path / "images/first_batch.png")), image)
+
+
+def test_peak_memory_is_in_gib(monkeypatch):
+    monkeypatch.setattr("widemix.run.metrics.peak_resident_bytes", lambda: 3 * 2**29)
+    assert peak_memory(torch.device("cpu")) == 1.5

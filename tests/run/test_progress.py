@@ -38,3 +38,15 @@ def test_quiet_leaves_the_warnings_and_verbose_says_every_line(capsys):
         assert [step for step in range(1, 10) if f"step {step}/9" in said] == steps
         assert ("eval loss" in said) == (verbosity >= 0)
         assert "warning: it is late" in said
+
+
+def test_a_line_says_each_of_its_figures(capsys):
+    progress = Progress(True, first_step=0, last_step=80, verbosity=1)
+    figures = {"epoch": 2.25, "loss": 1.5, "images_per_s": 1234.0, "data_wait": 0.25, "step": 20}
+    progress.show({"split": "train", **figures})
+    assert "epoch 2.25  step 20/80  loss 1.5000  1,234 images/s  data wait 25 %" in capsys.readouterr().err
+    progress.show({"split": "eval", "step": 22, "loss": 0.75, "top1": 62.5, "top5": 87.25, "ema_loss": 0.5})
+    said = capsys.readouterr().err
+    assert "step 22  eval loss 0.7500  top-1 62.50 %  top-5 87.25 %" in said
+    Progress(False, first_step=0, last_step=80, verbosity=1).show({"split": "train", **figures})
+    assert capsys.readouterr().err == ""

@@ -11,7 +11,7 @@ from widemix.distributed.topology import Topology, process_group
 from widemix.recipe.faults import FaultsSection
 from widemix.run import checkpoint
 from widemix.run.events import describe_event
-from widemix.training.faults import Diverged, HealthMonitor, Rollback, StepMetrics
+from widemix.training.faults import Diverged, GradientWatch, HealthMonitor, Rollback, StepMetrics
 
 NAN, INF = math.nan, math.inf
 
@@ -147,3 +147,11 @@ def test_skipped_ranges_are_stepped_over_also_where_one_follows_another(tmp_path
     rollback = Rollback(tmp_path, Topology(0, 1, 0, 1, torch.device("cpu")), 5, [(10, 12), (6, 9), (4, 6)])
     assert [rollback.next_used(step) for step in range(14)] == [0, 1, 2, 3, 9, 9, 9, 9, 9, 9, 12, 12, 12, 13]
     assert [rollback.next_skipped(step) for step in (0, 4, 5, 9, 11)] == [4, 4, 6, 10, None]
+
+
+def test_on_a_cpu_the_watch_tells_of_a_step_whether_its_own_gradient_was_finite():
+    watch = GradientWatch(torch.device("cpu"))
+    norms = (1.0, INF, 1e30, NAN, 0.0)
+    assert [watch.failed(torch.tensor(norm)) for norm in norms] == [False, True, False, True, False]
+    watch.reset()
+    assert not watch.failed(torch.tensor(1.0))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -12,23 +13,27 @@ from tests.conftest import ROOT
 from widemix.data.random import DROPOUT, key
 from widemix.distributed.requests import Request
 from widemix.engine import StepResult
+from widemix.formats.manifest import Prepared
 from widemix.recipe import load_recipe
 from widemix.run.checkpoint import Checkpoint, Position, UnloggedSteps
 from widemix.run.run_dir import ResumeState
 from widemix.training import log_interval, loop
+from widemix.training.faults import Diverged
 from widemix.training.log_interval import LogInterval
 from widemix.training.loop import Loop, RunContext
 from widemix.training.schedule import Schedule
 
 STEP_S, WAIT_S, EVALUATION_S, SAVE_S = 1.0, 0.25, 100.0, 10.0
 BATCH, EPOCH, LAST, EVERY = 64, 4, 12, 2  # samples of a step, and steps
+WORLD = 3  # ranks, all of which have the same
 
 
 class Run:
     """A loop of three epochs of four steps whose parts take the seconds above; the loss of a step is its number."""
 
-    def __init__(self, monkeypatch, tmp_path, *overrides, position=None, asked=None, rank=0):
+    def __init__(self, monkeypatch, tmp_path, *overrides, position=None, asked=None, rank=0, rollback=None, **known):
         self.now, self.lines, self.saved, self.evaluated, self.seeds = 0.0, [], [], [], []
+        self.averaged, self.loaded, self.beats, self.rewound = [], [], [], []  # each by the step at which it was
         self.asked = asked or {}  # by the number of its poll, from 1
         self.polls = 0
         monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self.now))
@@ -36,7 +41,7 @@ class Run:
         monkeypatch.setattr(loop, "LogInterval", lambda *steps: LogInterval(*steps, began=self.now))
         monkeypatch.setattr(log_interval, "mean_over_ranks", lambda tensor: tensor)
         monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: WORLD)
         fixed = [
             ("train.epochs", "3"),
             ("train.global_batch", f"{BATCH}"),
@@ -49,21 +54,29 @@ class Run:
             step=self._step,
             blocks=lambda: ["stem", "head"],
             weight_norm=lambda: 3.0,
-            average_buffers=lambda: None,
+            average_buffers=lambda: self.averaged.append((self.loop.step, len(self.evaluated), len(self.saved))),
+            load=self.loaded.append,
             scalars=dict,
             local_shards=list,
         )
         context = RunContext(
-            log=SimpleNamespace(**dict.fromkeys(("write", "report_event", "record"), self.lines.append), writer=None),
-            saver=SimpleNamespace(begin=self._save, failure=lambda: None, finish_all_ranks=lambda: None),
-            rollback=SimpleNamespace(next_used=lambda step: step, next_skipped=lambda step: None),
-            watchdog=SimpleNamespace(beat=lambda: None),
+            log=SimpleNamespace(
+                **dict.fromkeys(("write", "report_event", "record"), self.lines.append),
+                rewind=self.rewound.append,
+                writer=None,
+            ),
+            saver=SimpleNamespace(
+                begin=self._save, failure=lambda: None, finish=lambda: None, finish_all_ranks=lambda: None
+            ),
+            rollback=rollback or SimpleNamespace(next_used=lambda step: step, next_skipped=lambda step: None),
+            watchdog=SimpleNamespace(beat=lambda: self.beats.append(self.loop.step)),
             stop=SimpleNamespace(requested=False),
             requests=SimpleNamespace(poll=self._poll, finish=lambda: None),
             peak_fraction=0.001,
         )
-        state = ResumeState(tmp_path, position and Checkpoint(tmp_path, position))
+        state = ResumeState(tmp_path, position and Checkpoint(tmp_path, position), **known)
         schedule = Schedule(EPOCH, LAST, lambda step: 0.5**step)
+        self.recipe = recipe
         self.loop = Loop(recipe, engine, schedule, self._evaluate, context, state)
         self.result = self.loop.fit(SimpleNamespace(batches=self._batches))
         self.trained = [line for line in self.lines if line["split"] == "train"]
@@ -120,7 +133,7 @@ def test_a_line_has_the_means_of_its_steps_and_their_speed_without_evaluations_a
         assert line["images_per_s"] == pytest.approx(BATCH / (STEP_S + WAIT_S))
         assert line["mfu"] == pytest.approx(0.001 * line["images_per_s"])
         assert line["data_wait"] == pytest.approx(WAIT_S / (STEP_S + WAIT_S))
-        assert line.get("replaced") == (1 if last == 6 else None)
+        assert line.get("replaced") == (WORLD if last == 6 else None)
         assert (line["grad_norm/stem"], line["grad_norm/head"], line["weight_norm"]) == (1, 2, 3)
 
 
@@ -177,10 +190,95 @@ def test_a_resumed_run_has_the_seconds_before_and_the_speed_of_its_own_steps(run
 def test_a_save_keeps_the_steps_that_no_line_has_yet(run):
     saving = run(("train.save_every_steps", "3"))
     assert [line["loss"] for line in saving.trained] == [1.5, 3.5, 5.5, 7.5, 9.5, 11.5]  # no step is counted twice
-    assert [line.get("replaced") for line in saving.trained] == [None, None, 1, None, None, None]
+    assert [line.get("replaced") for line in saving.trained] == [None, None, WORLD, None, None, None]
     saved = saving.saved
     assert [(each.step, each.unlogged.losses) for each in saved] == [(3, [3]), (6, []), (9, [9]), (12, [])]
     assert [each.unlogged.grad_norms for each in saved] == [[4], [], [16], []]
+    # Each once, before what is evaluated and saved at its step.
+    assert saving.averaged == [(3, 0, 0), (4, 0, 1), (6, 1, 1), (8, 1, 2), (9, 2, 2), (12, 2, 3)]
+    assert saving.beats == list(range(1, LAST + 1))
+
+
+def test_a_save_keeps_recipe_and_data_and_both_counts_of_steps(run):
+    prepared, data = Prepared(max_size=77), {"train.beton": "1"}
+    whole = run(data=data, prepared=prepared)
+    for each in whole.saved:
+        assert (each.data, each.prepared, each.recipe) == (data, prepared, whole.recipe.model_dump(mode="json"))
+        assert each.step == each.data_step
+
+
+def test_a_run_that_was_killed_before_its_result_only_evaluates(run):
+    resumed = run(position=place(LAST))
+    assert (resumed.evaluated, resumed.saved, resumed.beats) == ([LAST], [], [])
+    assert resumed.result == {"top1": 12.0, "loss": 1.0, "step": 12, "seconds": 1000 + EVALUATION_S}
+
+
+class Fails(Run):
+    """The losses of some data steps are not finite, which their gradients do not show."""
+
+    failing: Sequence[int] = ()
+
+    def _step(self, batches, lr):
+        result, fails = super()._step(batches, lr), self.loop.data_step in self.failing
+        return StepResult(torch.tensor(math.nan) if fails else result.loss, result.grad_norm, result.block_norms)
+
+
+def test_no_step_is_saved_unless_its_loss_was_finite_and_no_run_ends_with_one_that_was_not(monkeypatch, tmp_path):
+    class NoWay(SimpleNamespace):
+        def exclude(self, diverged):
+            raise Diverged(f"{diverged}; no way", diverged.first, diverged.stop)
+
+    rollback = NoWay(next_used=lambda step: step, next_skipped=lambda step: None)
+    often = ("train.save_every_steps", "3"), ("log.every", "100")
+    monkeypatch.setattr(Fails, "failing", (2, 4))
+    failing = Fails(monkeypatch, tmp_path, *often)
+    assert [each.step for each in failing.saved] == [6, 9, 12]
+    skipped = [line["step"] for line in failing.lines if line.get("event") == "step_skipped"]
+    assert skipped == [3, 5]
+    (line,) = failing.trained
+    assert line["loss"] == (sum(range(1, 13)) - 3 - 5) / 10
+    monkeypatch.setattr(Fails, "failing", (11,))
+    lines = []
+    monkeypatch.setattr(Fails, "_evaluate", lambda self: lines.append(self.lines) or {"loss": 1.0})
+    with pytest.raises(Diverged, match="the loss is nan at step 12; no way"):
+        Fails(monkeypatch, tmp_path, *often, rollback=rollback)
+    event = {"step": 12, "split": "event", "event": "diverged", "reason": "the loss is nan at step 12; no way"}
+    assert lines[0][-1] == event
+
+
+def test_a_rollback_goes_on_from_the_checkpoint_behind_the_data_of_the_failed_steps(monkeypatch, tmp_path):
+    """Data steps 5 and 6 fail, which is seen at the line of step 8; the checkpoint has a step that no line has yet."""
+    skipped, excluded = [], []
+
+    def next_used(step):
+        return next((stop for first, stop in skipped if first <= step < stop), step)
+
+    def exclude(diverged):
+        excluded.append((diverged.first, diverged.stop))
+        skipped.append(excluded[-1])
+        origin = place(3, unlogged=UnloggedSteps(losses=[3.0], grad_norms=[4.0]))
+        return SimpleNamespace(position=origin, load=lambda verify: f"state, verified again: {verify}")
+
+    rollback = SimpleNamespace(
+        next_used=next_used,
+        exclude=exclude,
+        next_skipped=lambda step: min((first for first, _ in skipped if first >= step), default=None),
+    )
+    monkeypatch.setattr(Fails, "failing", (5, 6))
+    failing = Fails(monkeypatch, tmp_path, ("faults.max_skipped_steps", "1"), rollback=rollback)
+    assert excluded == [(5, 7)]
+    assert failing.loaded == ["state, verified again: False"]
+    assert failing.rewound == [3]
+    (event,) = (line for line in failing.lines if line.get("event") == "rollback")
+    assert event == {
+        "step": 3, "split": "event", "event": "rollback", "from": 8, "skipped_ranges": [5, 7],
+        "reason": "the loss is nan at step 6",
+    }  # fmt: skip
+    again = failing.lines[failing.lines.index(event) + 1 :]
+    losses = [(line["step"], line["loss"]) for line in again if line["split"] == "train"]
+    assert losses == [(4, 3.5), (6, 5.5), (8, 7.5), (10, 9.5), (12, 11.5)]
+    assert [(each.step, each.data_step) for each in failing.saved] == [(4, 4), (4, 4), (6, 8), (10, 12), (12, 14)]
+    assert failing.result["step"] == 12
 
 
 def test_a_run_that_was_stopped_before_its_evaluation_begins_with_it_and_no_line_counts_it(run):
@@ -226,3 +324,21 @@ def test_dropout_has_a_seed_of_its_own_in_each_step_of_each_rank_whatever_came_b
     assert len({*first.seeds, *other.seeds}) == 2 * LAST
     assert resumed.seeds == first.seeds[5:]
     assert not {*run(("train.seed", "1")).seeds} & {*first.seeds}
+
+
+def test_means_are_of_the_steps_and_the_norms_that_are_finite(monkeypatch):
+    monkeypatch.setattr(log_interval, "mean_over_ranks", lambda tensor: tensor)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    interval = LogInterval(began=0.0)
+    rows = [(1.0, 6.0), (math.nan, 1.0), (4.0, math.inf), (7.0, 2.0)]
+    for step, (loss, norm) in enumerate(rows, start=5):
+        interval.pending.append((step, step + 10, StepResult(torch.tensor(loss), torch.tensor(norm)), step % 2))
+    metrics = interval.collect()
+    assert [(each.step, each.data_step) for each in metrics] == [(5, 15), (6, 16), (7, 17), (8, 18)]
+    assert [(each.loss, each.grad_norm) for each in (metrics[0], metrics[3])] == [rows[0], rows[3]]
+    line = interval.summary(64)
+    assert (line["loss"], line["grad_norm"], line["replaced"]) == (4.0, 4.0, 4)
+    failed = LogInterval(began=0.0)
+    failed.pending.append((1, 1, StepResult(torch.tensor(math.nan), torch.tensor(math.nan)), 0))
+    failed.collect()
+    assert failed.summary(64) is None

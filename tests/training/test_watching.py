@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from widemix.estimate.utilisation import find_gpu, fraction_of_peak
 from widemix.models.cost import model_cost
 from widemix.recipe import load_recipe
 from widemix.run.run_dir import default_run_dir
+from widemix.training import mistakes, profile
 from widemix.training.mistakes import confusion_image
 
 WATCHED = (
@@ -158,3 +160,64 @@ def test_a_run_without_a_folder_is_named_by_what_is_changed():
     )
     long = default_run_dir(Path("r.yaml"), [("train.freeze", "[stem.*]"), ("model.name", 200 * "x")])
     assert re.fullmatch(r"runs/r-freeze-stem-name-x{81}-\d{8}-\d{6}", str(long))
+
+
+class Trace:
+    """A profiler that notes when it began and ended."""
+
+    def __init__(self, log):
+        self.start, self.stop = (lambda: log.append("start")), (lambda: log.append("stop"))
+        self.export_chrome_trace = lambda path: log.append(Path(path).name)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (range(8), ["start", "stop", "steps-3-6.pt.trace.json.gz"]),
+        (range(4, 8), ["start", "stop", "steps-4-6.pt.trace.json.gz"]),  # of a run that begins within them
+        (range(5), ["start", "stop", "steps-3-5.pt.trace.json.gz"]),  # of one that ends within them
+        (range(3), []),
+        (range(6, 8), []),
+    ],
+)
+def test_a_trace_has_those_of_the_steps_that_the_run_makes(tmp_path, monkeypatch, steps, expected):
+    log: list[str] = []
+    monkeypatch.setattr(profile, "torch_profiler", lambda record_shapes: Trace(log))
+    with profile.Profiler(tmp_path, 3, 6) as profiler:
+        for step in steps:
+            profiler.before(step)
+    assert log == expected
+
+
+def batch_of(samples, targets) -> SimpleNamespace:
+    return SimpleNamespace(samples=np.array(samples), targets=torch.tensor(targets))
+
+
+def test_confusions_have_true_classes_in_rows_and_mistakes_are_the_first_of_the_split(tmp_path, monkeypatch):
+    data, shown = SimpleNamespace(num_classes=3, path=str(tmp_path)), []
+    writer = SimpleNamespace(
+        write_confusion=lambda confusion: shown.append(confusion),
+        show=lambda name, image, step: shown.append((name, step)),
+        add_image=lambda name, image, step: shown.append((name, image, step)),
+    )
+    loader = SimpleNamespace(data=data, topology=SimpleNamespace(device=torch.device("cpu")))
+    monkeypatch.setattr(mistakes.dist, "all_reduce", lambda tensor: None)
+    monkeypatch.setattr(mistakes.dist, "get_world_size", lambda: 2)
+    other = [(1, 0, 2), (8, 2, 1)]  # of another rank
+
+    def gather(every, own):
+        every[:] = [own, other]
+
+    monkeypatch.setattr(mistakes.dist, "all_gather_object", gather)
+    monkeypatch.setattr(mistakes, "read_manifest", lambda folder: SimpleNamespace(classes=("a", "b", "c")))
+    monkeypatch.setattr(mistakes, "mistakes_grid", lambda loader, wrong, classes: (wrong, classes))
+    watched = mistakes.Mistakes(3, loader, SimpleNamespace(writer=writer))
+    for step in (5, 9):  # the second begins anew
+        watched.observe(torch.eye(3)[[1, 1, 2, 0]], batch_of([0, 2, 4, 6], [0, 1, 0, 2]))
+        watched.observe(torch.eye(3)[[0, 2]], batch_of([10, 12], [0, 0]))
+        watched.write(step)
+        confusion, matrix, grid = shown
+        assert confusion == {"step": step, "classes": ["a", "b", "c"], "counts": [[1, 1, 2], [0, 1, 0], [1, 0, 0]]}
+        assert matrix == ("confusion", step)
+        assert grid == ("mistakes", ([(0, 0, 1), (1, 0, 2), (4, 0, 2)], ["a", "b", "c"]), step)
+        shown.clear()
