@@ -7,7 +7,15 @@ from tests.distributed.test_launchers import SRUN
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.distributed.launcher_table import LAUNCHERS
-from widemix.distributed.launchers import export_torchrun_env, torchrun_env, unused_tasks, without_launcher
+from widemix.distributed.launchers import (
+    export_torchrun_env,
+    how_to_train_alone,
+    master_address,
+    read_place,
+    torchrun_env,
+    unused_tasks,
+    without_launcher,
+)
 from widemix.distributed.topology import read_topology
 from widemix.errors import LauncherError
 
@@ -73,6 +81,62 @@ def test_every_launcher_is_read_like_torchrun(said):
     assert read_topology(alone).world == 1
 
 
+@pytest.mark.parametrize("said", [HYDRA, INTEL, OPENMPI_5, PALS, JSRUN, FLUX, MVAPICH, HOROVOD, PMI2])
+def test_the_place_on_the_node_is_not_taken_for_that_in_the_world(said):
+    """Rank 5 of 8 is the second of the four on the second of two nodes."""
+    values = {name: ("4" if name.endswith(("SIZE", "LOCALNRANKS")) else "1") for name in said if "LOCAL" in name}
+    values |= {"SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4,4", "FLUX_JOB_NNODES": "2"}
+    values |= dict.fromkeys(("PMI_RANK", "PMIX_RANK", "SLURM_PROCID", "FLUX_TASK_RANK"), "5")
+    values |= {name: "5" for name in said if name.endswith("_RANK") and "LOCAL" not in name}
+    values |= {name: "8" for name in said if name.endswith(("_SIZE", "NUM_TASKS")) and "LOCAL" not in name}
+    environ = {name: values.get(name, value) for name, value in said.items()}
+    environ |= {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}
+    assert torchrun_env(environ) == {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "head",
+        "MASTER_PORT": "1234",
+    }
+    assert without_launcher(environ | {"PATH": "/bin"}).keys() <= {*said, "PATH"}
+    assert without_launcher(environ | {"PATH": "/bin"})["PATH"] == "/bin"
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"])
+@pytest.mark.parametrize("said", [HYDRA, OPENMPI_5, MVAPICH, HOROVOD])
+def test_where_the_launcher_does_not_tell_its_jobs_apart_the_batch_system_does(said, name):
+    unnamed = {key: value for key, value in said.items() if key != "PMIX_NAMESPACE"}
+    ports = [torchrun_env(unnamed | job)["MASTER_PORT"] for job in ({}, {name: "77"}, {name: "78.head"})]
+    assert len(set(ports)) == 3
+
+
+def test_what_makes_the_world_is_what_to_unset_to_train_alone():
+    assert how_to_train_alone(HYDRA | {"WORLD_SIZE": "2"}).endswith("unset PMI_SIZE")
+    assert how_to_train_alone(HYDRA | {"WORLD_SIZE": "3"}).endswith("unset RANK and WORLD_SIZE")
+
+
+def test_a_place_is_by_torchruns_variables_and_within_its_bounds():
+    def place(*values: int, size: str = "LOCAL_WORLD_SIZE"):
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", size)
+        return read_place({name: str(value) for name, value in zip(names, values, strict=True)})
+
+    assert place(3, 4, 1, 2) == place(3, 4, 1, 2, size="LOCAL_SIZE") == (3, 4, 1, 2)
+    assert place(3, 4, 3, 4) == (3, 4, 3, 4)
+    assert read_place({}) == (0, 1, 0, 1)
+    for wrong in ((4, 4, 0, 1), (-1, 4, 0, 1), (0, 4, 2, 2), (0, 4, -1, 2), (0, 4, 0, 5)):
+        with pytest.raises(LauncherError, match="do not fit"):
+            place(*wrong)
+
+
+def test_a_port_is_1_to_65535():
+    for port in (1, 65535):
+        assert master_address({"MASTER_ADDR": " head ", "MASTER_PORT": str(port)}) == ("head", port)
+    for port in (0, 65536, -1):
+        with pytest.raises(LauncherError, match=f"MASTER_PORT={port}: a port is 1 to 65535"):
+            master_address({"MASTER_ADDR": "head", "MASTER_PORT": str(port)})
+
+
 def test_what_tells_the_jobs_of_a_launcher_apart_gives_their_ports():
     ports = {torchrun_env(said)["MASTER_PORT"] for said in (INTEL, OPENMPI_5, PALS, JSRUN, FLUX, PMI2)}
     assert len(ports) == 6
@@ -118,7 +182,13 @@ STANDALONE = {"TORCHELASTIC_RUN_ID": "9b0f8ab4-5b7a-4f5e-9d57-0c7c3a2e6f11", "RA
             "^PMIX_RANK=1: prterun started this process, and no variable says how many there are; set",
         ),
         (HYDRA | {"RANK": "0", "WORLD_SIZE": "1"}, "^PMI_SIZE=2: .* start them by mpiexec alone, without RANK; to"),
+        ({"PALS_RANKID": "1"}, "^PALS_RANKID=1: PALS started this process, and no variable says"),
+        ({"ALPS_APP_PE": "0"}, "^ALPS_APP_PE=0: aprun started this process, and no variable says"),
         (HYDRA | STANDALONE, "^PMI_SIZE=2: .* start one torchrun a node, with --nnodes"),
+        (
+            HYDRA | STANDALONE | {"TORCHELASTIC_RUN_ID": "none"},
+            "^PMI_SIZE=2: .* start one torchrun a node, with --nnodes",
+        ),
         (SRUN | STANDALONE, "^SLURM_STEP_NUM_TASKS=4: srun started 4 .* to train apart unset SLURM_STEP_NUM_TASKS"),
         (
             HYDRA | {"MPI_LOCALNRANKS": "1"},

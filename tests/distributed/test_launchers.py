@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from widemix.distributed import topology
 from widemix.distributed.launchers import USES, first_host, job_port, route_from, tasks_per_node, torchrun_env
 from widemix.distributed.rank_status import (
     RankStatus,
+    has_rank_status,
+    node_name,
     read_rank_statuses,
     remove_earlier_statuses,
     write_rank_status,
@@ -65,7 +68,7 @@ def test_openmpi_and_srun_are_read_like_torchrun():
     assert torchrun_env(SRUN)["MASTER_ADDR"] == "n2"
 
 
-@pytest.mark.parametrize(("gpus", "hint"), [(1, True), (2, False)])
+@pytest.mark.parametrize(("gpus", "hint"), [(1, True), (2, False), (3, False)])
 def test_a_rank_without_a_gpu_of_its_own_is_an_error(monkeypatch, gpus, hint):
     monkeypatch.setattr(topology.torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(topology.torch.cuda, "device_count", lambda: gpus)
@@ -73,6 +76,20 @@ def test_a_rank_without_a_gpu_of_its_own_is_an_error(monkeypatch, gpus, hint):
     with pytest.raises(InputError, match=f"LOCAL_RANK 3 .* sees {gpus}; start as many processes") as error:
         read_topology(environ)
     assert ("--gpus-per-node instead of --gpus-per-task" in str(error.value)) == hint
+
+
+def test_the_device_of_a_rank_is_its_number_on_the_node(monkeypatch):
+    environ = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for there, device in ((False, "cpu"), (True, "cuda:1")):
+        monkeypatch.setattr(topology.torch.cuda, "is_available", lambda there=there: there)
+        monkeypatch.setattr(topology.torch.cuda, "device_count", lambda: 2)
+        assert str(read_topology(environ).device) == device
+
+
+def test_ranks_that_are_more_than_the_cpus_have_one_each(monkeypatch):
+    monkeypatch.setattr(topology, "usable_cpus", lambda: 3)
+    shares = [topology.share_cpus(read_topology({"LOCAL_WORLD_SIZE": n, "WORLD_SIZE": "8"})) for n in "1248"]
+    assert shares == [3, 1, 1, 1]
 
 
 def test_ranks_of_one_job_agree_on_a_port_and_those_of_the_next_take_another():
@@ -165,7 +182,9 @@ def test_nccl_uses_the_interface_of_the_first_node_and_the_fastest_active_ports(
     monkeypatch.setattr("widemix.distributed.topology.route_from", lambda host: "10.0.0.7")
     environ = {"MASTER_ADDR": "10.0.0.1"}
     chosen = set_nccl_devices(environ, tmp_path)
+    set_gloo_interface(environ)
     assert chosen == ["NCCL_SOCKET_IFNAME==ib0", "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1"]
+    assert environ["GLOO_SOCKET_IFNAME"] == "ib0"
     assert environ["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
     assert set_nccl_devices(environ, tmp_path) == []  # what is set stays
     environ = {"MASTER_ADDR": "10.0.0.1", "NCCL_IB_HCA": "mlx5_3"}
@@ -181,6 +200,12 @@ def test_an_exit_code_that_no_restart_would_change_is_0_to_the_launcher(tmp_path
     assert [write_rank_status(code) for code in (0, 2, 75, 1)] == [0, 0, 0, 1]
     (status,) = read_rank_statuses(tmp_path)
     assert (status.rank, status.code) == (3, 1)
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    assert write_rank_status(None, "it runs") == 0
+    (status,) = read_rank_statuses(tmp_path)
+    assert (status.host, status.code, status.message) == ("n7", None, "it runs")
+    monkeypatch.delenv("SLURMD_NODENAME")
+    assert node_name() == platform.node()
     monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", "/dev/null/no-folder")
     assert write_rank_status(75) == 75
     monkeypatch.delenv("WIDEMIX_RANK_STATUS_DIR")
@@ -225,3 +250,17 @@ def test_a_crash_writes_its_message_to_the_status(tmp_path):
     status = RankStatus(**json.loads((tmp_path / "rank-0.json").read_text()))
     assert status.code == 1
     assert status.message == "ZeroDivisionError: division by zero"
+
+
+def test_statuses_are_in_the_order_of_ranks_and_a_torn_one_has_no_code(tmp_path, monkeypatch):
+    monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", str(tmp_path))
+    for rank in ("10", "2"):
+        monkeypatch.setenv("RANK", rank)
+        assert not has_rank_status()
+        write_rank_status(0)
+        assert has_rank_status()
+    for name, text in (("rank-12.json", '{"rank": 12, "ho'), ("rank-7.json", "3"), ("rank-3.json", '{"rank": 3}')):
+        (tmp_path / name).write_text(text)
+    found = read_rank_statuses(tmp_path)
+    assert [(status.rank, status.code) for status in found] == [(2, 0), (3, None), (7, None), (10, 0), (12, None)]
+    assert "rank-12.json: is damaged" in found[-1].message

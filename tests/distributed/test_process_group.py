@@ -1,5 +1,6 @@
 """Leaving the process group: NCCL destroys its communicators on all ranks of a node together."""
 
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -39,3 +40,16 @@ def test_a_rank_that_fails_alone_does_not_wait_for_the_others_in_nccl(device, wo
     with pytest.raises(OSError, match="of this rank alone"), process_group(topology, 60):
         raise OSError("of this rank alone")
     assert ("destroy_process_group" in calls) == destroyed
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
+@pytest.mark.parametrize("world", [1, 3])
+def test_the_group_is_of_the_ranks_and_waits_as_long_as_is_said(calls, monkeypatch, device, backend, world):
+    made = []
+    monkeypatch.setattr(dist, "init_process_group", lambda *words, **options: made.append((*words, options)))
+    with process_group(Topology(world - 1, world, world - 1, world, torch.device(device, 0)), 77) as store:
+        store.set("a", "key")
+    ((kind, options),) = made
+    own = options.pop("store")
+    assert (kind, options) == (backend, {"rank": world - 1, "world_size": world, "timeout": timedelta(seconds=77)})
+    assert dist.PrefixStore("run", own).get("a") == b"key"

@@ -50,6 +50,19 @@ def test_a_rank_that_waits_says_for_whom_and_ends_at_a_signal(digits, tmp_path, 
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        ([3], "rank 3"),
+        ([1, 3], "ranks 1, 3"),
+        (range(16), f"ranks {', '.join(map(str, range(16)))}"),
+        (range(20), f"ranks {', '.join(map(str, range(16)))} and 4 more"),
+    ],
+)
+def test_of_many_missing_ranks_the_first_are_named(missing, named):
+    assert rendezvous._list(missing) == named
+
+
 @pytest.fixture
 def places(monkeypatch) -> int:
     """MASTER_ADDR, and the MASTER_PORT that it returns, in this process."""

@@ -190,3 +190,13 @@ def test_a_process_in_which_no_thread_of_python_runs_ends_with_its_stacks(tmp_pa
     assert codes == [1]
     assert re.fullmatch(rf"error: rank 0 on \S+: no thread of Python ran; the stacks are in {stacks}\n", output)
     assert f'"{__file__}", line {guarded.__code__.co_firstlineno + 5} in guarded' in stacks.read_text()
+
+
+def test_stacks_of_an_earlier_start_stay(tmp_path):
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "stacks/rank-0.txt").write_text("of an earlier start\n")
+    for rank in (0, 1):
+        with Watchdog(tmp_path, Topology(rank, 1, rank, 1, torch.device("cpu")), HashStore(), 600):
+            pass
+    (left,) = (tmp_path / "stacks").iterdir()
+    assert left.read_text() == "of an earlier start\n"
