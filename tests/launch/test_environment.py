@@ -15,6 +15,7 @@ from blake3 import blake3
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
+from widemix.launch import environment as module
 from widemix.launch.environment import pack, unpack
 
 
@@ -30,7 +31,11 @@ def environment(tmp_path):
 def test_an_unpacked_environment_runs_where_it_is(tmp_path, environment):
     archive = pack(tmp_path / "shared", environment)
     assert [path.name for path in (tmp_path / "shared").iterdir()] == [archive.name]
+    (tmp_path / f"local/{archive.stem}.unfinished/lib").mkdir(parents=True)  # of a process that was killed
+    (tmp_path / f"local/{archive.stem}.unfinished/lib/left").touch()
     place = unpack(archive, tmp_path / "local")
+    assert {path.name for path in (tmp_path / "local").iterdir()} == {archive.stem, f".{archive.stem}.lock"}
+    assert not (place / "lib/left").exists()
     environment.rename(tmp_path / "gone")
     found = subprocess.run([place / "bin/python", "-m", "only_here"], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == str(place)
@@ -150,6 +155,36 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, environment):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"env cannot be packed into .*/file/shared \(Not a directory\)"):
         pack(tmp_path / "file/shared", environment)
+
+
+def test_a_conda_environment_is_one_too(tmp_path):
+    (tmp_path / "env/conda-meta").mkdir(parents=True)
+    assert (unpack(pack(tmp_path, tmp_path / "env"), tmp_path / "local") / "conda-meta").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("./bin/python", True),
+        ("bin/python3.11-config", True),
+        ("./bin/pip", False),
+        ("./bin/python/x", False),
+        ("./lib/bin/python", False),
+        ("./bin/xpython", False),
+    ],
+)
+def test_the_interpreter_alone_may_be_a_link_to_that_of_the_system(tmp_path, name, kept):
+    for link in ("/usr/bin/python3", "../../../outside"):
+        info = member(name, tarfile.SYMTYPE, link)
+        info.uid, info.gid, info.uname, info.gname = 7, 8, "someone", "theirs"
+        if kept:
+            found = module._inside(info, tmp_path)
+            assert (found.linkname, found.uid, found.gid, found.uname, found.gname) == (link, *[None] * 4)
+        else:
+            with pytest.raises(tarfile.FilterError):
+                module._inside(info, tmp_path)
+    with pytest.raises(tarfile.FilterError):  # as a link of the kind that is a file
+        module._inside(member("./bin/python", tarfile.LNKTYPE, "/usr/bin/python3"), tmp_path)
 
 
 def test_what_cannot_be_packed_is_told(tmp_path):

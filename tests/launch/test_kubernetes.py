@@ -9,11 +9,13 @@ from types import ModuleType
 
 import pytest
 import yaml
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import split_overrides
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, RankStatus
+from widemix.errors import Exit
 from widemix.launch import pod as launched
 from widemix.recipe import check_world, load_recipe
 
@@ -74,18 +76,22 @@ def test_all_nodes_of_the_jobset_have_their_number():
 
 
 @pytest.mark.parametrize(
-    ("codes", "code"), [([0, 0], 0), ([2, 2], 2), ([75, 75], 143), ([1, None], 143), ([0, None], 143), ([], 143)]
+    ("codes", "code"),
+    [([0, 0], 0), ([2, 2], 2), ([1, 2], 2), ([0, 75], 143), ([75, 75], 143), ([1, None], 143), ([0, None], 143), ([], 143)],
 )
 @pytest.mark.parametrize("override", ["--data.path=DIGITS", "--data.path|DIGITS"])
 def test_a_pod_ends_with_what_its_ranks_ended_with(digits, monkeypatch, codes, code, override):
     """torchrun's own exit code is 1 or 0 for all of them: a wrong recipe was started 20 times."""
-    seen = []
+    seen, folders = [], []
 
     def torchrun(command):
         seen.extend(command)
+        folders.append(os.environ[STATUS_DIR_VARIABLE])
         for rank, found in enumerate(codes):
             status = RankStatus(rank, "n0", found, "", 0.0)
             Path(os.environ[STATUS_DIR_VARIABLE], f"rank-{rank}.json").write_text(json.dumps(asdict(status)))
+        if codes != [0, 0]:
+            raise ChildFailedError("train", {0: ProcessFailure(0, 1, 1, "none")})
 
     monkeypatch.setattr(launched, "run_torchrun", torchrun)
     monkeypatch.setenv("RANK", "3")  # which the training operator sets for the pod
@@ -97,11 +103,62 @@ def test_a_pod_ends_with_what_its_ranks_ended_with(digits, monkeypatch, codes, c
         launched.main()
     assert ended.value.code == code
     assert seen == ["-m", "widemix", "train", *words[2:], f"--data.path={digits}"]
-    for wrong in (["recipes/nowhere.yaml"], ["--data.path", str(digits)], ["--run-dir", "r"]):
-        monkeypatch.setattr("sys.argv", ["widemix.launch.pod", "--", *wrong])
+    assert STATUS_DIR_VARIABLE not in os.environ
+    assert not Path(folders[0]).exists()
+    for wrong in (["--", "recipes/nowhere.yaml"], ["--", "--data.path", str(digits)], ["--", "--run-dir", "r"], ["--"], []):
+        monkeypatch.setattr("sys.argv", ["widemix.launch.pod", *wrong])
         with pytest.raises(SystemExit) as ended:
             launched.main()
         assert ended.value.code == 2
+
+
+def test_pods_wait_for_each_other_while_they_stage_and_for_their_ranks_to_save(monkeypatch):
+    """By variables of torchrun; one that the user has set stays."""
+    staged, seen = [], []
+
+    def torchrun(command):
+        seen.append({name: os.environ[f"PET_{name}"] for name in ("RDZV_CONF", "SHUTDOWN_TIMEOUT")})
+
+    monkeypatch.setattr(launched, "run_torchrun", torchrun)
+    monkeypatch.setattr(launched, "data_for", lambda *given: staged.append(given) or Path("/cache/copy"))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    assert launched.run_pod(["digits/mixer"], "/cache") == Exit.FAILED
+    assert staged == [(["digits/mixer"], "/cache")]
+    day = 24 * 3600
+    own = {"RDZV_CONF": f"timeout={day},join_timeout={day}", "SHUTDOWN_TIMEOUT": str(launched.SHUTDOWN_TIMEOUT_S)}
+    os.environ |= {"PET_RDZV_CONF": "timeout=3", "PET_SHUTDOWN_TIMEOUT": "7"}
+    monkeypatch.setattr("sys.argv", ["pod", "--stage-to", "/disk", "--", "digits/mnist", "--stage-to"])
+    with pytest.raises(SystemExit):
+        launched.main()
+    assert staged[1:] == [(["digits/mnist", "--stage-to"], "/disk")]
+    assert seen == [own, {"RDZV_CONF": "timeout=3", "SHUTDOWN_TIMEOUT": "7"}]
+
+
+def test_a_wrong_recipe_ends_the_job_and_all_else_starts_again():
+    """By the pod's exit code."""
+    found = manifests()
+    jobs = [found["JobSet"]["spec"], found["TrainingRuntime"]["spec"]["template"]["spec"]]
+    for name, spec in zip(("JobSet", "TrainJob"), jobs, strict=True):
+        (job,) = spec["replicatedJobs"]
+        ends = job["template"]["spec"]
+        (rule,) = ends["podFailurePolicy"]["rules"]
+        codes = {"containerName": job["name"], "operator": "In", "values": [Exit.WRONG_INPUT]}
+        assert rule == {"action": "FailJob", "onExitCodes": codes}
+        assert pods()[name]["containers"][0]["name"] == job["name"]
+        assert (ends["backoffLimit"], pods()[name]["restartPolicy"]) == (0, "Never")
+        policy = spec["failurePolicy"]
+        (rule,) = policy["rules"]
+        assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+        assert policy["maxRestarts"] > 1
+    older = found["PyTorchJob"]["spec"]
+    replicas = older["pytorchReplicaSpecs"]
+    assert {name: replica["restartPolicy"] for name, replica in replicas.items()} == {
+        "Master": "ExitCode",
+        "Worker": "ExitCode",
+    }
+    assert replicas["Master"]["replicas"] == 1
+    assert older["runPolicy"]["backoffLimit"] > 1
+    assert {pods()[name]["containers"][0]["name"] for name in replicas} == {"pytorch"}
 
 
 def test_every_mount_has_its_volume_and_the_claim_exists():
@@ -111,6 +168,9 @@ def test_every_mount_has_its_volume_and_the_claim_exists():
         (container,) = pod["containers"]
         assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes), name
         assert volumes["shared"]["persistentVolumeClaim"]["claimName"] == claim
+        assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/shared", "/cache", "/dev/shm"}
+        assert volumes["memory"]["emptyDir"]["medium"] == "Memory"
+        assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}["memory"] == "/dev/shm"
         assert pod["terminationGracePeriodSeconds"] > launched.SHUTDOWN_TIMEOUT_S
         assert not any("hostPath" in volume for volume in volumes.values())  # which most clusters' policies forbid
 

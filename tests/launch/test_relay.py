@@ -7,18 +7,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from tests.forks import free_port
-from tests.launch.test_stage import contents, folder
+from tests.launch.test_stage import contents, folder, prepared
 from widemix.launch import relay as module
 from widemix.launch import stage as staging
 from widemix.launch.relay import Neighbour, Relay
 from widemix.launch.stage import Folder, stage
 
-assert folder  # the digits in blocks of 4 KiB
+assert prepared and folder  # the digits in blocks of 4 KiB
 TOKEN = "secret"
 HOME = "127.0.0.1"
 
@@ -125,7 +126,10 @@ def test_what_a_neighbour_that_fails_has_not_sent_is_read_from_the_source(tmp_pa
             copy = stage(folder, tmp_path / "n1", second)
     assert contents(copy) == contents(folder)
     assert [kind for kind, _ in sources].count(Folder) >= blocks - 50
-    assert f"{HOME}: Connection reset by peer; what is missing is read from {folder}\n" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{HOME}: Connection reset by peer; what is missing is read from {folder}\n" in said
+    assert said.count("what is missing") <= staging.RELAY_THREADS  # it is not asked again
+    assert count < 50 + staging.RELAY_THREADS
 
 
 def test_damaged_blocks_of_a_neighbour_are_not_taken(tmp_path, folder, ports, capsys):
@@ -136,7 +140,9 @@ def test_damaged_blocks_of_a_neighbour_are_not_taken(tmp_path, folder, ports, ca
             os.pwrite(file.fileno(), b"x", 7 * 4096)
         with Relay(Neighbour(HOME, ports[0], TOKEN), ports[1], TOKEN) as second:
             assert contents(stage(folder, tmp_path / "n1", second)) == contents(folder)
-    assert f"{HOME}: its block 7 of test.beton is damaged; what is missing" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"copying from {HOME}, and from {folder}\n" in said
+    assert f"{HOME}: its block 7 of test.beton is damaged; what is missing" in said
 
 
 def test_only_those_who_know_the_token_are_served(tmp_path, folder, ports, capsys):
@@ -184,3 +190,63 @@ def test_a_node_that_dies_while_it_reads_is_no_error_of_the_one_before(ports, mo
             dies.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert ended.wait(300)
     assert capsys.readouterr().err == ""
+
+
+def test_a_neighbour_that_does_not_listen_is_waited_for_until_it_has_begun(ports, monkeypatch, tmp_path):
+    """For a minute; once it has answered it is not waited for again."""
+    now = [100.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    never = Neighbour(HOME, ports[1], TOKEN)
+    with pytest.raises(ConnectionRefusedError):
+        never.read("a", 0, 3)
+    assert 60 < now[0] - 100 < 61
+    (tmp_path / "file").write_bytes(b"0123456789")
+    neighbour, began = Neighbour(HOME, ports[0], TOKEN), now[0]
+    with Relay(None, ports[0], TOKEN) as relay, (tmp_path / "file").open("rb") as file:
+        relay.add_file("a", file.fileno())
+        relay.add_blocks("a", range(1))
+        assert neighbour.read("a", 0, 3) == b"012"
+        neighbour.close()
+    with pytest.raises(ConnectionRefusedError):
+        neighbour.read("a", 3, 5)
+    assert now[0] == began
+
+
+def test_each_file_is_served_by_its_name_and_only_the_blocks_that_were_checked(ports, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(module, "_TIMEOUT_S", 5)
+    names = ("a b.beton", "c%20d.beton")
+    with Relay(None, ports[0], TOKEN) as relay:
+        for number, name in enumerate(names):
+            (tmp_path / name).write_bytes(bytes([65 + number]) * (2 << 20))
+            with (tmp_path / name).open("rb") as file:
+                relay.add_file(name, file.fileno())
+        monkeypatch.setattr(module.blocks, "BLOCK", 1 << 20)
+        relay.add_blocks(names[0], range(1, 2))
+        relay.add_blocks(names[1], range(1))
+        neighbour = Neighbour(HOME, ports[0], TOKEN)
+        assert neighbour._request(names[0], 1 << 20, 2 << 20) == b"A" * (1 << 20)  # its first and last byte too
+        assert neighbour._request(names[1], 0, 1 << 20) == b"B" * (1 << 20)
+        assert neighbour._request(names[0], (1 << 20) - 1, 1 << 20) is None
+        assert neighbour._request(names[1], 1 << 20, (1 << 20) + 1) is None
+        assert neighbour._request("e.beton", 0, 1) is None
+        relay.add_blocks(names[0], range(2, 3))
+        with pytest.raises(OSError, match="no answer in HTTP"):  # beyond the end of the file
+            neighbour.read(names[0], 2 << 20, (2 << 20) + 5)
+        neighbour.close()
+
+
+@pytest.mark.parametrize("words", ["/secret/a", "/secre/a", "/secrets/a", "/a", "/"])
+@pytest.mark.parametrize("bytes_of", ["bytes=0-2", "bytes=0-", "bytes=-3", "0-2", ""])
+def test_what_is_no_request_of_a_neighbour_is_not_found(words, bytes_of):
+    answers = []
+    relay = SimpleNamespace(token=TOKEN, wait_for=lambda name, block: answers.append((name, block)))
+    handler = object.__new__(module._Handler)
+    handler.server, handler.path, handler.headers = SimpleNamespace(relay=relay), words, {"Range": bytes_of}
+    handler.send_error = answers.append
+    handler.do_GET()
+    assert answers == ([("a", 0), 503] if (words, bytes_of) == ("/secret/a", "bytes=0-2") else [404])

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,7 +10,9 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from widemix.cli.parser import make_parser
@@ -47,9 +50,8 @@ STAGE = """
 """
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The digits, in blocks of 4 KiB and small pages."""
+def make_small(monkeypatch):
+    """Blocks of 4 KiB and small pages."""
     for place in (
         "widemix.formats.blocks.BLOCK",
         "widemix.formats.blocks.PIECE",
@@ -59,7 +61,22 @@ def folder(tmp_path, monkeypatch):
     for name in ("BLOCK", "PIECE"):
         monkeypatch.setattr(f"widemix.launch.stage.{name}", 4096)
     monkeypatch.setattr("widemix.data_prep.write.PAGE", 8192)
-    prepare("digits", None, tmp_path / "digits", PrepSettings())
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        make_small(monkeypatch)
+        folder = tmp_path_factory.mktemp("prepared") / "digits"
+        prepare("digits", None, folder, PrepSettings())
+    return folder
+
+
+@pytest.fixture
+def folder(prepared, tmp_path, monkeypatch):
+    """The digits, in blocks of 4 KiB and small pages."""
+    make_small(monkeypatch)
+    shutil.copytree(prepared, tmp_path / "digits")
     return tmp_path / "digits"
 
 
@@ -180,18 +197,70 @@ def test_a_truncated_copy_is_repaired(tmp_path, folder):
 def test_a_disk_without_space_is_refused_before_copying(tmp_path, folder, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(InputError, match=r"has 0 MiB free, a copy of .*digits needs \d+"):
+    with pytest.raises(InputError, match=r"has 0 MiB free, a copy of .*digits needs \d+$"):
         stage(folder, tmp_path / "local")
     assert not any((tmp_path / "local").glob("*/*.beton"))
     [unfinished] = (tmp_path / "local").glob("*.unfinished")
     for split in folder.glob("*.beton"):  # as a copy that was cut off: long, and without data
         with (unfinished / split.name).open("wb") as file:
             file.truncate(split.stat().st_size)
-    with pytest.raises(InputError, match=r"has 0 MiB free, a copy of .*digits needs \d+"):
+    (tmp_path / "local/other-0123456789abcdef").mkdir()
+    cure = f"; `widemix stage --to {tmp_path / 'local'} --clean 7` removes copies not used for 7 days"
+    with pytest.raises(InputError, match=rf"has 0 MiB free, a copy of .*digits needs \d+{cure}$"):
         stage(folder, tmp_path / "local")
 
 
-def test_old_copies_are_removed_and_nothing_else(tmp_path, folder):
+def test_a_copy_needs_the_space_of_what_is_not_there_yet(tmp_path, folder, monkeypatch):
+    """Of one that was cut off, the blocks that it has are not needed again."""
+    sizes = sum(path.stat().st_size for path in folder.glob("*.beton"))
+    copied, free = [], [sizes - 1]
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=free[0]))
+    with pytest.raises(InputError, match="a copy of .*digits needs"):
+        stage(folder, tmp_path / "local")
+    [unfinished] = (tmp_path / "local").glob("*.unfinished")
+    shutil.copy(folder / "train.beton", unfinished)
+    occupied = (unfinished / "train.beton").stat().st_blocks * 512
+    assert occupied > 4096
+    free[0] = sizes - occupied
+    monkeypatch.setattr(module, "_copy_split", lambda source, target, *_: copied.append(target.name))
+    assert stage(folder, tmp_path / "local").is_dir()
+    assert sorted(copied) == sorted(path.name for path in folder.glob("*.beton"))
+
+
+def test_a_disk_that_holds_something_else_than_what_was_written_is_named(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(module, "_copy_block", lambda *_: None)
+    with pytest.raises(InputError, match=r"unfinished/\w+\.beton: differs from what was written to it; the disk is"):
+        stage(folder, tmp_path / "local")
+    assert not list((tmp_path / "local").glob("digits-*/manifest.json"))
+
+
+def test_small_files_are_compared_with_the_manifest_in_the_source_and_in_a_copy(tmp_path, folder, capsys):
+    copy = stage(folder, tmp_path / "local")
+    changes = {"test.crc32c": lambda path: path.write_bytes(b"x"), "train.crc32c": Path.unlink}
+    assert read_manifest(folder).files.keys() > changes.keys()
+    for name, change in changes.items():
+        change(copy / name)
+        capsys.readouterr()
+        assert stage(folder, tmp_path / "local") == copy
+        assert contents(copy) == contents(folder)
+        assert re.search(rf"{copy / name}: (is damaged|cannot be read)", capsys.readouterr().err)
+    (folder / name).write_bytes(b"x")
+    with pytest.raises(InputError, match=rf"^{folder / name}: is damaged; prepare the folder again$"):
+        stage(folder, tmp_path / "other")
+    assert not list((tmp_path / "other").glob("digits-*/manifest.json"))
+
+
+def test_a_folder_is_staged_by_the_name_that_it_has_whatever_leads_to_it(tmp_path, folder, monkeypatch):
+    copy = stage(folder, tmp_path / "local")
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    assert stage(Path(), tmp_path / "local") == stage(tmp_path / "link", tmp_path / "local") == copy
+    assert copy.name.startswith("digits-")
+
+
+def test_old_copies_are_removed_and_nothing_else(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(psutil, "process_iter", lambda: [psutil.Process()])  # others of this machine may be many
     local = tmp_path / "local"
     old = stage(folder, local)
     prepare("digits", None, folder, PrepSettings(fraction=0.5), force=True)
@@ -222,11 +291,46 @@ def test_old_copies_are_removed_and_nothing_else(tmp_path, folder):
         "linked-0123456789abcdef",
     }
     stage(folder, local)
+    with (local / f".{recent.name}.lock").open("a") as lock:
+        assert module.try_lock(lock.fileno())  # as a process that copies
+        assert remove_old(local, days=0) == []
     (copy,) = remove_old(local, days=0)
     assert copy == recent
+    assert not recent.exists()
 
 
-def test_days_are_days(tmp_path, folder, capsys):
+@pytest.mark.parametrize("way", ["open_files", "memory_maps"])
+def test_a_folder_is_open_in_a_process_that_reads_or_maps_a_file_of_it(tmp_path, monkeypatch, way):
+    """Others may not be looked into; a folder whose name begins alike is another one."""
+
+    def process(*paths, hidden=False):
+        def files():
+            if hidden:
+                raise psutil.AccessDenied
+            return [SimpleNamespace(path=str(path)) for path in paths]
+
+        return SimpleNamespace(**{"open_files": list, "memory_maps": list} | {way: files})
+
+    inside, beside = tmp_path / "a-0123/train.beton", tmp_path / "a-0123.unfinished/train.beton"
+    for last, is_open in ((inside, True), (beside, False)):
+        found = [process(hidden=True), process(tmp_path / "a-0123"), process(tmp_path / "b", last)]
+        monkeypatch.setattr(module.psutil, "process_iter", lambda found=found: found)
+        assert module._is_open(tmp_path / "a-0123") is is_open
+
+
+def test_a_copy_that_cannot_be_removed_is_named(tmp_path, folder, monkeypatch):
+    def fails(path):
+        raise PermissionError(13, "Permission denied")
+
+    copy = stage(folder, tmp_path / "local")
+    monkeypatch.setattr(module, "_is_open", lambda _: False)
+    monkeypatch.setattr(module.shutil, "rmtree", fails)
+    with pytest.raises(InputError, match=rf"^{copy}: cannot be removed \(Permission denied\)$"):
+        remove_old(tmp_path / "local", days=0)
+
+
+def test_days_are_days(tmp_path, folder, monkeypatch, capsys):
+    monkeypatch.setattr(module, "_is_open", lambda _: False)
     local = tmp_path / "local"
     lock = local / f".{stage(folder, local).name}.lock"
     for days, removed in ((6.99, False), (7.01, True)):

@@ -1,5 +1,6 @@
 """What is submitted to Slurm, and how a job is judged by its ranks' status. A real Slurm is in test_slurm.py."""
 
+import getpass
 import json
 import os
 import re
@@ -27,6 +28,7 @@ from widemix.distributed.start_times import VARIABLE
 from widemix.errors import Exit, InputError
 from widemix.launch.relay import Relay
 from widemix.launch.slurm import commands
+from widemix.launch.slurm import options as options_module
 from widemix.launch.slurm import finish as finish_module
 from widemix.launch.slurm import node as node_module
 from widemix.launch.slurm import ports as ports_module
@@ -106,10 +108,106 @@ def test_an_elastic_job_is_told_the_numbers_of_nodes_by_which_the_batch_divides(
     assert words[words.index(str(module.SCRIPT)) + 7] == ""
 
 
+def parts(output: str) -> tuple[list[str], list[str]]:
+    """The words of a dry run's command up to its script, and those after it."""
+    words = shlex.split(output.partition("\n")[0])
+    script = next(number for number, word in enumerate(words) if word.endswith(".sbatch"))
+    return words[: script + 1], words[script + 1 :]
+
+
+def test_every_option_is_where_sbatch_and_train_sbatch_look_for_it(dry_run, tmp_path):
+    for name in ("own.sbatch", "e.tar"):
+        (tmp_path / name).touch()
+    passed = {"partition": "p", "account": "a", "qos": "q", "time": "6", "constraint": "c", "exclude": "x"}
+    given = {"nodes": 4, "gpus-per-node": 2, "ranks-per-node": 1, "cpus-per-node": 6, "elastic": 2, "restarts": 3}
+    given |= {"requeues": 7, "stage-to": "$S/x", "setup": "module load cuda", "script": tmp_path / "own.sbatch"}
+    given |= {"environment": tmp_path / "e.tar"} | passed
+    sbatch, others = parts(dry_run(tmp_path / "a b", *(f"--{name}={value}" for name, value in given.items())))
+    assert sbatch[:2] == ["sbatch", "--parsable"]
+    assert sbatch[-1] == str(tmp_path / "own.sbatch")
+    own = {"job-name": "widemix-a b", "nodes": "4", "gpus-per-node": "2", "cpus-per-task": "6"} | passed
+    own["output"] = f"{tmp_path}/a b/slurm/%j.log"
+    assert "--no-kill" in sbatch
+    pairs = [word for word in sbatch[2:-1] if word != "--no-kill"]
+    assert dict(zip(pairs[::2], pairs[1::2], strict=True)) == {f"--{name}": value for name, value in own.items()}
+    places = [str(tmp_path / "a b"), "1", "3", "7", "no", "$S/x", "4,2", str(tmp_path / "e.tar"), "module load cuda"]
+    assert others[:11] == [*places, sys.executable, "--"]
+
+
+def test_without_options_a_job_has_whole_nodes_a_rank_for_each_gpu_and_no_checks(dry_run, tmp_path):
+    sbatch, others = parts(dry_run(tmp_path / "run"))
+    gpus = ["--gpus-per-node", "4"]
+    start = ["sbatch", "--parsable", "--job-name", "widemix-run", "--nodes", "1"]
+    output = ["--output", f"{tmp_path}/run/slurm/%j.log"]
+    assert sbatch == [*start, *output, *gpus, "--exclusive", "--mem", "0", str(module.SCRIPT)]
+    assert others[:9] == [str(tmp_path / "run"), "4", "2", "100", "no", "", "", "", ""]
+    sbatch, others = parts(dry_run(tmp_path / "run", "--gpus-per-node", "0", "--preflight", "report"))
+    assert "--gpus-per-node" not in sbatch
+    assert (others[1], others[4]) == ("1", "report")
+    sbatch, others = parts(dry_run(tmp_path / "runs", "--vary", "train.seed=0,1", "--preflight", "exclude"))
+    assert sbatch[sbatch.index("--output") + 1] == f"{tmp_path}/runs/slurm/%A_%a.log"
+    assert (others[4], others[-2:]) == ("exclude", [sys.executable, "--"])
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"),
+    [
+        ("6", 6),
+        ("90", 90),
+        ("5:01", 5 + 1 / 60),
+        ("90:30", 90.5),
+        ("1:30:00", 90),
+        ("48:00:06", 2880.1),
+        ("1-0", 1440),
+        ("2-3", 51 * 60),
+        ("1-2:03", 26 * 60 + 3),
+        ("1-2:03:30", 26 * 60 + 3.5),
+        ("30-23:59:59", 30 * 1440 + 23 * 60 + 59 + 59 / 60),
+        ("5:60", None),
+        ("1:60:00", None),
+        ("1:00:60", None),
+        ("1-24", None),
+        ("1-2:60", None),
+        ("1:2:3:4", None),
+        ("1-", None),
+        ("-1", None),
+        ("1.5", None),
+        ("UNLIMITED", None),
+    ],
+)
+def test_a_time_limit_is_read_as_sbatch_reads_it(time, minutes):
+    with nullcontext() if minutes else pytest.raises(InputError, match=f"^--time {time}: "):
+        assert options_module._minutes(time) == pytest.approx(minutes)
+
+
+def test_an_elastic_study_trains_on_numbers_of_nodes_by_which_all_its_batches_divide():
+    sizes = [[("train.global_batch", size), ("augment.mix_group", "2")] for size in ("48", "64")]
+    recipes = [load_recipe(RECIPE, overrides) for overrides in sizes]
+    elastic_sizes, arguments = options_module.elastic_sizes, Namespace(nodes=8, elastic=2)
+    assert elastic_sizes(arguments, recipes[:1], 1) == "8,6,4,3,2"
+    assert elastic_sizes(arguments, recipes, 1) == elastic_sizes(arguments, recipes[::-1], 1) == "8,4,2"
+    assert elastic_sizes(arguments, recipes, 2) == "4,2"
+    assert elastic_sizes(Namespace(nodes=8, elastic=3), recipes, 1) == "8,4"
+    assert elastic_sizes(Namespace(nodes=8, elastic=None), recipes, 1) == ""
+
+
+@pytest.mark.parametrize(
+    ("image", "is_file"),
+    [("ubuntu", False), ("a.io#b/c:25.01", False), ("/x/y", True), ("./y", True), ("../y", True), ("y.sqsh", True)],
+)
+def test_an_image_is_a_file_or_a_name_in_a_registry(image, is_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert options_module.container_image(image) == (Path(os.path.normpath(tmp_path / image)) if is_file else image)
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
         (("--nodes", "3"), "does not divide by 12 ranks"),
+        (("--sbatch=--output=x",), "--sbatch=--output=x: is set by submit itself"),
+        (("--sbatch=--nodes=3",), "--sbatch=--nodes=3: is set by submit itself"),
+        (("--sbatch=--wrap", "--sbatch=x"), "--sbatch=--wrap: is set by submit itself"),
+        (("--environment", "e.tar", "--stage-to", "/x", "--container", "c.sif"), "goes without a container"),
         (("--nodes", "0"), "--nodes 0: must be at least 1"),
         (("--time", "5"), "--time 5: is 5 minutes, and 5 minutes before its end a job is told to save"),
         (("--time", "4:59"), "is 4.98333 minutes"),
@@ -166,9 +264,15 @@ def test_a_run_folder_that_cannot_be_one_is_refused(dry_run, tmp_path):
         output = dry_run(tmp_path / name, "--nodes", "1", code=2)
         assert len(output.splitlines()) == 1
         assert error_message in output
+    (tmp_path / "run" / ".lock").touch()
     dry_run(tmp_path / "run", "--nodes", "1")  # submitted before, and not started yet
+    (tmp_path / "studies" / "a-run").mkdir(parents=True)
+    assert "is not empty and not a run folder" in dry_run(tmp_path / "studies", "--nodes", "1", code=2)
+    dry_run(tmp_path / "studies", "--vary", "train.seed=1")
     (tmp_path / "run" / "recipe.yaml").touch()
     assert "is a run folder" in dry_run(tmp_path / "run", "--vary", "train.seed=1", code=2)
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    dry_run(tmp_path / "run", "--nodes", "1")  # to go on with it
     dry_run(tmp_path / "thesis" / "ünïcode $HOME `x`", "--nodes", "1")
 
 
@@ -198,6 +302,10 @@ def test_a_container_sees_the_recipe_and_the_stage_folder(digits, tmp_path, monk
     command = shlex.split(capsys.readouterr().out.splitlines()[0])
     bound = command[command.index("--bind") + 1].split(",")
     assert {str(recipe.parent), str(digits.resolve()), str(tmp_path), os.getcwd()} <= set(bound)
+    start = command.index("apptainer")
+    assert command[start : command.index("--", start)] == [
+        *("apptainer", "exec", "--nv", "--bind", ",".join(bound), str(image), "python3")
+    ]
     lines = (ROOT / "launch/slurm/train.sbatch").read_text().splitlines()
     first = lines.index(next(line for line in lines if line.startswith('if [ -n "$stage" ]')))
     text = "\n".join(lines[first : lines.index("fi", first) + 1])
@@ -217,7 +325,7 @@ def test_a_container_sees_the_recipe_and_the_stage_folder(digits, tmp_path, monk
 def fake(tmp_path, monkeypatch, reason: str) -> None:
     """Slurm's commands, each writing what it is called with; jobs wait for a reason."""
     (tmp_path / "bin").mkdir()
-    outputs = {"sbatch": "12", "squeue": reason, "scancel": ""}
+    outputs = {"sbatch": "'12;cluster'", "squeue": reason, "scancel": ""}
     scripts = {name: f'echo {name} "$@" >> {tmp_path}/calls\necho {output}' for name, output in outputs.items()}
     put_on_path(scripts, tmp_path / "bin", monkeypatch)
 
@@ -227,6 +335,7 @@ def fake(tmp_path, monkeypatch, reason: str) -> None:
     [
         ("Priority", 0, "job 12; logs in"),
         ("PartitionDown", 0, "job 12 waits for the partition, which is down"),
+        ("PartitionInactive", 0, "job 12 waits for the partition, which is down"),
         ("PartitionTimeLimit", 2, r"job 12 could never start \(PartitionTimeLimit\) and is cancelled"),
     ],
 )
@@ -236,10 +345,103 @@ def test_a_job_that_could_never_start_is_told_at_once(digits, tmp_path, monkeypa
     module.add_arguments(parser)
     words = ["recipes/digits/mixer.yaml", "--data.path", str(digits), "--run-dir", str(tmp_path / "run")]
     assert run_command(parser, module.submit, words) == code
-    assert re.search(said, "".join(capsys.readouterr()))
+    assert re.search(said, output := "".join(capsys.readouterr()))
+    assert ("waits for" in output) == (reason not in ("Priority", "PartitionTimeLimit"))
     tried, submitted, *others = (tmp_path / "calls").read_text().splitlines()
     assert tried.replace("--test-only ", "") == submitted
     assert others[-1] == ("scancel 12" if code else "squeue --noheader --job 12 --format %r")
+    (line,) = (tmp_path / "run/slurm/jobs.jsonl").read_text().splitlines()
+    assert json.loads(line)["job"] == "12"
+    assert " ".join(json.loads(line)["command"]) == submitted
+
+
+def test_a_study_that_is_submitted_again_adds_a_job_and_keeps_its_table(digits, tmp_path, monkeypatch, capsys):
+    fake(tmp_path, monkeypatch, "Priority")
+    parser = Parser()
+    module.add_arguments(parser)
+    words = ["recipes/digits/mixer.yaml", "--data.path", str(digits), "--run-dir", str(tmp_path / "run")]
+    for seeds, count in (("0,1", 2), ("1,5,0", 3)):
+        assert run_command(parser, module.submit, [*words, "--vary", f"train.seed={seeds}"]) == 0
+        assert f"job 12, {count} runs; logs in {tmp_path}/run/slurm\n" in capsys.readouterr().out
+    lines = (tmp_path / "run/cells.tsv").read_text().splitlines()
+    assert [line.split("\t")[-1] for line in lines] == [f"--train.seed={seed}" for seed in (0, 1, 5)]
+    assert len((tmp_path / "run/slurm/jobs.jsonl").read_text().splitlines()) == 2
+    kept = {Path(line.split("\t")[1]) for line in lines}
+    assert kept == {*(tmp_path / "run/slurm").glob("recipe-*.yaml")}
+
+
+def test_what_sbatch_refuses_leaves_nothing_behind(digits, tmp_path, monkeypatch, capsys):
+    put_on_path({"sbatch": '[[ "$*" != *--test-only* ]] || { echo "sbatch: error: no such account"; exit 1; } >&2'},
+                tmp_path, monkeypatch)  # fmt: skip
+    parser = Parser()
+    module.add_arguments(parser)
+    words = ["recipes/digits/mixer.yaml", "--data.path", str(digits), "--run-dir", str(tmp_path / "run")]
+    assert run_command(parser, module.submit, words) == 2
+    assert capsys.readouterr().err == "error: sbatch failed: no such account\n"
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ((), ["torch"]),
+        (("--container", "c.sif"), []),
+        (("--environment", "e.tar", "--stage-to", "/x"), []),
+        (("--container-image", "ubuntu"), ["pyxis"]),
+    ],
+)
+def test_the_torch_of_this_machine_is_looked_at_if_nodes_have_it(digits, tmp_path, monkeypatch, options, asked):
+    found: list[str] = []
+    monkeypatch.chdir(tmp_path)
+    for name in ("c.sif", "e.tar"):
+        Path(name).touch()
+    monkeypatch.setattr(module, "check_torch", lambda: found.append("torch"))
+    monkeypatch.setattr(module, "check_pyxis", lambda: found.append("pyxis"))
+    monkeypatch.setattr(module, "run", lambda command: "12")
+    monkeypatch.setattr(module, "waits_for", lambda job: "Priority")
+    parser = Parser()
+    module.add_arguments(parser)
+    words = ["digits/mixer", "--data.path", str(digits), "--run-dir", str(tmp_path / "run"), *options]
+    assert run_command(parser, module.submit, words) == 0
+    assert found == asked
+
+
+@pytest.mark.parametrize("reason", [
+    "PartitionConfig", "PartitionTimeLimit", "PartitionNodeLimit", "BadConstraints", "InvalidAccount", "InvalidQOS",
+    "AccountNotAllowed", "QOSNotAllowed", "QOSMaxCpuPerJobLimit", "AssocMaxNodePerJobLimit",
+])  # fmt: skip
+def test_reasons_that_do_not_pass_cancel_a_job_once_the_scheduler_has_looked(reason, monkeypatch):
+    now, asked = [0.0], []
+
+    def run(command):
+        asked.append(command)
+        return f"{reason}\n"
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(commands, "run", run)
+    monkeypatch.setattr(commands, "time", Namespace(monotonic=lambda: now[0], sleep=sleep))
+    with pytest.raises(InputError, match=rf"job 12 could never start \({reason}\) and is cancelled"):
+        commands.waits_for("12")
+    assert asked[-1] == ["scancel", "12"]
+    assert (now[0] > 4) == (reason == "PartitionConfig")  # Slurm's first word for any of them
+
+
+@pytest.mark.parametrize("reasons", [
+    ["Priority"], ["Resources"], ["PartitionDown"], ["Dependency"], ["ReqNodeNotAvail,"], ["QOSMaxJobsPerUserLimit"],
+    ["AssocGrpCpuLimit"], ["JobHeldUser"], [""], ["PartitionConfig", "PartitionConfig", "Resources"],
+])  # fmt: skip
+def test_a_job_that_may_start_is_kept_and_the_reason_for_which_it_waits_told(reasons, monkeypatch):
+    told, now = iter(reasons), [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(commands, "run", lambda command: f"{next(told)}\n")
+    monkeypatch.setattr(commands, "time", Namespace(monotonic=lambda: now[0], sleep=sleep))
+    assert commands.waits_for("12") == reasons[-1]
+    assert next(told, "all asked") == "all asked"
 
 
 def test_an_error_of_slurm_is_one_line_with_its_message(tmp_path, monkeypatch):
@@ -249,6 +451,9 @@ def test_an_error_of_slurm_is_one_line_with_its_message(tmp_path, monkeypatch):
         commands.run(["sbatch"])
     with pytest.raises(InputError, match=r"^no-sbatch: not found"):
         commands.run(["no-sbatch"])
+    put_on_path({"sbatch": "exit 3"}, tmp_path, monkeypatch)
+    with pytest.raises(InputError, match=r"^sbatch failed: exit code 3$"):
+        commands.run(["sbatch"])
 
 
 def test_a_recipe_that_is_edited_later_changes_no_job_that_waits(digits, tmp_path, monkeypatch):
@@ -776,6 +981,15 @@ def test_queued_jobs_are_not_submitted_again(tmp_path, monkeypatch):
     (tmp_path / "slurm").mkdir()
     (tmp_path / "slurm" / "jobs.jsonl").write_text(json.dumps({"job": "12", "command": []}) + "\n")
     assert commands.queued(tmp_path) == ["12_1", "12_3"]
+    with (tmp_path / "slurm" / "jobs.jsonl").open("a") as file:
+        file.write(json.dumps({"job": "9", "command": []}) + "\n")
+    asked = []
+    monkeypatch.setattr(commands, "run", lambda command: asked.append(command) or "12_1\n9_N/A\n99_1\n")
+    assert commands.queued(tmp_path) == ["12_1", "9_N/A"]
+    [squeue] = asked
+    assert {"--noheader", "--array"} < {*squeue}  # a line for each run
+    user, form = (squeue[squeue.index(option) + 1] for option in ("--user", "--format"))
+    assert (user, form) == (getpass.getuser(), "%F_%K")
 
 
 def test_runs_that_are_queued_running_or_done_are_not_submitted_again(dry_run, tmp_path, monkeypatch):

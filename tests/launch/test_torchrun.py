@@ -1,12 +1,18 @@
 """torchrun in a job: a signal reaches the ranks, which save before it ends, with its own options or without."""
 
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import PContext, SignalException
 
 from tests.conftest import ROOT
+from widemix.errors import InputError
+from widemix.launch import torchrun
 from widemix.torch_support import TORCHRUN_STOPS_RANKS, torch_is_at_least
 
 # torchrun forgets ranks that it has started but not noted yet when a signal comes: so it says when it watches them.
@@ -52,3 +58,60 @@ def test_a_signal_lets_the_ranks_save(options, number):
         process.send_signal(number)
         assert process.stdout.read().decode() == f"saved after {number.name}"
         process.wait(600)
+
+
+@pytest.mark.parametrize("torch_has_options", [True, False])
+def test_torchrun_forwards_all_signals_and_waits_for_the_ranks_to_save(torch_has_options, monkeypatch):
+    """An older one, which has no options for it, is made to: SIGUSR1 it does not know, and it waits for 30 s."""
+
+    def close(self, death_sig=None, timeout=30):
+        pass
+
+    def ended(words):
+        ran.append((words, os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"], signal.getsignal(signal.SIGUSR1)))
+        raise SignalException("torchrun got SIGTERM", signal.SIGTERM)
+
+    ran: list[tuple] = []
+    monkeypatch.setattr(torchrun, "torch_is_at_least", lambda version: torch_has_options)
+    monkeypatch.setattr(run, "main", ended)
+    monkeypatch.setattr(PContext, "close", close)
+    monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        torchrun.run_torchrun(("--standalone", "x"))
+        [(words, alone, handler)] = ran
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        os.environ.pop("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", None)
+    assert (words, alone) == (["--standalone", "x"], "1")
+    if torch_has_options:
+        forwarded, seconds = torchrun.stop_options()[1::2]
+        assert torchrun.stop_options()[::2] == ["--signals-to-handle", "--shutdown-timeout"]
+        assert {*forwarded.split(",")} == {"SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
+        assert (handler, close.__defaults__) == (before, (None, 30))
+    else:
+        assert torchrun.stop_options() == []
+        with pytest.raises(SignalException, match="SIGUSR1") as raised:
+            handler(signal.SIGUSR1, None)
+        assert raised.value.sigval == signal.SIGUSR1
+        seconds, (number, waited) = str(close.__defaults__[1]), close.__defaults__
+        assert (number, waited) == (None, int(seconds))
+    assert 240 < int(seconds) < 300  # of which jobs have 300 until they are killed
+
+
+def test_a_recipes_data_are_read_where_they_are_or_copied_to_a_folder_of_this_node(digits, monkeypatch):
+    staged = []
+    monkeypatch.setattr(torchrun, "stage", lambda *given: staged.append(given) or Path("/disk/7/copy"))
+    monkeypatch.setenv("OF_NODE", "/disk/7")
+    train = ["digits/mixer", "--data.path", str(digits), "--run-dir", "r"]
+    assert torchrun.data_for(train, "") == digits
+    assert staged == []
+    assert torchrun.data_for(train, "$OF_NODE/a", "relay") == Path("/disk/7/copy")
+    assert torchrun.data_for(train, "/disk") == Path("/disk/7/copy")
+    assert staged == [(digits, Path("/disk/7/a"), "relay"), (digits, Path("/disk"), None)]
+    monkeypatch.setenv("OF_NODE", "disk")
+    with pytest.raises(InputError, match=r"^--stage-to \$OF_NODE/a: is disk/a on this node"):
+        torchrun.data_for(train, "$OF_NODE/a")
+    for wrong in ([], ["--data.path", str(digits)], ["--run-dir", "r", "digits/mixer"]):
+        with pytest.raises(InputError, match="give the recipe first"):
+            torchrun.data_for(wrong, "")
