@@ -25,7 +25,7 @@ from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command, split_overrides
 from widemix.distributed.rank_status import RankStatus, read_rank_statuses
 from widemix.distributed.start_times import VARIABLE
-from widemix.errors import Exit, InputError
+from widemix.errors import Exit, InputError, RunError
 from widemix.launch.relay import Relay
 from widemix.launch.slurm import commands
 from widemix.launch.slurm import options as options_module
@@ -530,34 +530,44 @@ def batch(tmp_path, monkeypatch):
 
     batch(question, unanswered) -> exit code, output, and the words. unanswered: how often Slurm's controller does not
     answer each question that begins so. excluded: the nodes without which the job is to be requeued. signals: what
-    the script gets while it trains, and when that has ended.
+    the script gets while it trains, and when that has ended. given: the script's words.
     """
     (tmp_path / "noted").mkdir()
     note = f'words="${{0##*/}} $*"; echo "$words" >>{tmp_path}/noted/words\n'
     lines = {
-        "srun": f"echo $PPID >{tmp_path}/noted/script; [ -z $FIRST ] || kill -$FIRST $PPID",
+        "srun": f"""echo $PPID >{tmp_path}/noted/script; [ -z $FIRST ] || kill -$FIRST $PPID
+            echo "$SRUN_CPUS_PER_TASK|$WIDEMIX_RANK_STATUS_DIR|$WIDEMIX_STAGE_TOKEN|$LOADED" >{tmp_path}/noted/environ""",
         "sleep": "",
         "python": """case $2 in
             *.ports) echo 1,2,3 ;;
-            *.finish) echo -n $EXCLUDED >"$4/excluded-nodes"; exit 75 ;;
+            *.finish) printf %s "$EXCLUDED" >"$4/excluded-nodes"; exit $CODE ;;
         esac""",
         "scontrol": f"""asked=$(grep -cFx -- "$words" {tmp_path}/noted/words)
         [[ $* != $QUESTION* || $asked -gt $UNANSWERED ]] || exit 1
         case "$1 $2" in
             "show hostnames") printf 'n1\\nn2\\n' ;;
             "show node") [ -z $SECOND ] || {{ read script <{tmp_path}/noted/script && kill -$SECOND $script; }}
-                echo "NodeName=$4 NodeAddr=10.0.0.${{4#n}} State=ALLOCATED" ;;
-            "show job") echo "JobId=7 JobState=RUNNING Restarts=0 SubmitTime=2026-11-27 ExcNodeList=(null)" ;;
+                echo "NodeName=$4 NodeAddr=10.0.0.${{4#n}} State=ALLOCATED"
+                [[ -z $LOST || $4 != "$SLURM_JOB_NODELIST" ]] || echo "NodeName=$LOST NodeAddr=10.0.0.9 State=DOWN*+CLOUD" ;;
+            "show job") echo "JobId=7 JobState=$STATE Restarts=$RESTARTS SubmitTime=2026-11-27 ExcNodeList=$WITHOUT" ;;
         esac""",
     }
     put_on_path({name: note + text for name, text in lines.items()}, tmp_path, monkeypatch)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n1", "SLURM_CPUS_ON_NODE": "4"}
     words = [str(tmp_path / "a run"), "1", "2", "100", "no", "", "", "", "", "python", "--", "digits/mixer"]
 
-    def run(question: str, unanswered: int, excluded: str = "", signals: tuple[str, str] = ("", "")):
-        told = {"QUESTION": question, "UNANSWERED": str(unanswered), "EXCLUDED": excluded}
-        environ = os.environ | job | told | {"FIRST": signals[0], "SECOND": signals[1]}
-        script = ["bash", str(ROOT / "launch/slurm/train.sbatch"), *words]
+    def run(
+        question: str,
+        unanswered: int,
+        excluded: str = "",
+        signals: tuple[str, str] = ("", ""),
+        given: list[str] = words,
+        **changes: str,
+    ):
+        told = {"QUESTION": question, "UNANSWERED": str(unanswered), "EXCLUDED": excluded, "CODE": "75", "LOST": ""}
+        told |= {"STATE": "RUNNING", "RESTARTS": "0", "WITHOUT": "(null)"}
+        environ = os.environ | job | told | {"FIRST": signals[0], "SECOND": signals[1]} | changes
+        script = ["bash", str(ROOT / "launch/slurm/train.sbatch"), *given]
         done = subprocess.run(script, env=environ, capture_output=True, text=True)
         return done.returncode, done.stdout, (tmp_path / "noted/words").read_text().splitlines()
 
@@ -596,6 +606,75 @@ def test_a_requeue_is_told_also_where_the_nodes_could_not_be_excluded(batch):
     assert words[-1] == "scontrol update JobId=7 ExcNodeList=n3"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "alone"), [("", "--kill-on-bad-exit=1"), ("2,1", "--kill-on-bad-exit=0 --no-kill")]
+)
+def test_the_script_hands_on_the_words_of_submit(batch, tmp_path, sizes, alone):
+    """Also that a node is lost only with the whole job, unless that is elastic."""
+    folder = f"{tmp_path}/runs"
+    words = [folder, "3", "5", "9", "report", "/disk/x", sizes, "e.tar", "export LOADED=$NOWHERE-yes", "python", "--"]
+    code, output, words = batch("none", 0, given=[*words, "r.yaml", "--train.seed=4"], CODE="0", SLURM_CPUS_PER_TASK="6")
+    assert code == 0
+    assert not [line for line in words if "requeue" in line.split()]
+    logs = f"{folder}/slurm/7.0"
+    assert output == f"job 7, start 0: 2 nodes x 3 ranks, logs in {logs}\n"
+    [started] = [line for line in words if line.startswith("srun")]
+    places = "--addresses 10.0.0.1,10.0.0.2 --ports 1,2,3 --ranks 3 --restarts 5 --preflight report --stage /disk/x"
+    rest = f"--sizes {sizes} --environment e.tar --logs {logs} -- r.yaml --train.seed=4 --run-dir {folder}"
+    assert started == f"srun --export=ALL {alone} python -m widemix.launch.slurm.node {places} {rest}"
+    [ended] = [line for line in words if "slurm.finish" in line]
+    judged = f"python -m widemix.launch.slurm.finish {folder} {logs} 6 --requeues 9 --restarts 5"
+    assert ended == f"{judged} --nodes n1 n2 --lost "
+    cpus, status, token, loaded = (tmp_path / "noted/environ").read_text().strip().split("|")
+    assert (cpus, status, loaded) == ("6", logs, "-yes")
+    assert re.fullmatch("[0-9a-f]{32}", token)
+    assert Path(logs, "started").exists()
+
+
+def test_a_run_of_an_array_is_its_line_of_the_table(batch, tmp_path):
+    """And is requeued by the array's number and its own, in a start of its own logs."""
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "cells.tsv").write_text("a\tr a.yaml\t--x.y=1\nb\tr b.yaml\t--x.y=2\t--z=p q\nc\tr c.yaml\n")
+    words = [str(folder), "1", "2", "100", "no", "", "", "", "", "python", "--"]
+    array = {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "3", "RESTARTS": "3"}
+    code, output, words = batch("none", 0, given=words, **array)
+    assert (code, words[-1]) == (75, "scontrol requeue 6_2")
+    [started] = [line for line in words if line.startswith("srun")]
+    assert started.endswith(f" --logs {folder}/b/slurm/7.3 -- r b.yaml --x.y=2 --z=p q --run-dir {folder}/b")
+    assert output.splitlines()[-1] == "job 6_2 is requeued"
+    assert (tmp_path / "noted/environ").read_text().startswith("4|")  # all CPUs of the node
+
+
+@pytest.mark.parametrize(
+    ("changes", "last", "requeued"),
+    [
+        ({"STATE": "COMPLETING"}, "job 7 is COMPLETING and not requeued: to continue, submit it again", False),
+        ({"RESTARTS": "1"}, "job 7 is requeued by Slurm", False),
+        ({"RESTARTS": "2", "SLURM_RESTART_COUNT": "2"}, "job 7 is requeued", True),
+        ({"WITHOUT": "n7,n8"}, "job 7 is requeued", True),
+    ],
+)
+def test_a_job_is_requeued_if_nobody_else_has_ended_or_requeued_it(batch, changes, last, requeued):
+    code, output, words = batch("none", 0, excluded="n3\n", LOST="n2", **changes)
+    assert (code, output.splitlines()[-1]) == (75, last)
+    assert ("scontrol requeue 7" in words) is requeued
+    if requeued:
+        without = ",".join(["n3", *([changes["WITHOUT"]] if "WITHOUT" in changes else [])])
+        assert words[-1] == f"scontrol update JobId=7 ExcNodeList={without}"
+    [ended] = [line for line in words if "slurm.finish" in line]
+    assert ended.endswith(" --lost n2")
+
+
+def test_a_job_that_cannot_begin_says_so_before_it_trains(batch, tmp_path):
+    words = [str(tmp_path / "run"), "1", "2", "100", "no", "", "", "", "false", "python", "--", "r.yaml"]
+    (tmp_path / "noted/words").touch()
+    assert batch("none", 0, given=words) == (2, "--setup false: failed\n", [])
+    words[8:10] = ["", "no-python"]
+    assert batch("none", 0, given=words) == (2, "n1 has no no-python: all nodes need it\n", [])
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_job_whose_nodes_have_no_address_does_not_start(batch):
     code, output, words = batch("show node --oneliner n1", 99)
     assert code == 1
@@ -622,6 +701,37 @@ def test_a_faulty_node_is_kept_if_the_partition_has_too_few_others(tmp_path, mon
     assert not _can_exclude([], {})
     monkeypatch.setenv("PATH", str(tmp_path / "container"))
     assert _can_exclude(["n3"], job)  # without Slurm's commands
+
+
+def test_other_nodes_of_the_partition_are_those_that_may_be_used_each_once(monkeypatch):
+    """A run of an array is asked for by the array's number and its own: its job's number may stand for all of them."""
+    asked = []
+
+    def words(*command):
+        asked.append(command)
+        excluded = "ExcNodeList=(null) Comment=x" if len(asked) == 1 else "ExcNodeList=n4"
+        jobs = ["JobId=9", *excluded.split()]
+        return {"sinfo": ["n0", "n1", "n0", "n2", "n4"], "scontrol": jobs if "job" in command else ["n4"]}[command[0]]
+
+    monkeypatch.setattr(node_module, "_words", words)
+    environ = {"SLURM_JOB_ID": "9", "SLURM_JOB_PARTITION": "gpu"}
+    assert node_module._count_others(["n1"], environ) == 3  # n0, n2 and n4
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    assert node_module._count_others(["n1"], environ | array) == 2
+    jobs = [command[-1] for command in asked if "job" in command]
+    assert jobs == ["9", "7_2"]
+    [(*_, sinfo), *_] = [[command] for command in asked if command[0] == "sinfo"]
+    assert {"--noheader", "--Node", "--format=%N", "--partition=gpu"} < {*sinfo}
+    [states] = [word.removeprefix("--states=").split(",") for word in sinfo if word.startswith("--states=")]
+    assert {*states} == {"idle", "mixed", "allocated", "completing"}  # as this job's own nodes
+
+
+def test_of_faulty_nodes_that_are_kept_the_first_node_alone_tells(monkeypatch, capsys):
+    monkeypatch.setattr(node_module, "_count_others", lambda faulty, environ: 2)
+    for node, nodes, without in (("1", "3", False), ("1", "2", True), ("0", "3", False)):
+        assert capsys.readouterr().out == ""
+        assert _can_exclude(["n3", "n4"], {"SLURM_NODEID": node, "SLURM_STEP_NUM_NODES": nodes}) is without
+    assert capsys.readouterr().out.startswith("n3, n4: faulty, but kept")
 
 
 def end(folder, logs, requeues=100, lost=(), preempted=False):
@@ -747,6 +857,30 @@ def test_a_port_is_free_as_soon_as_its_server_has_ended():
     assert _is_free(port)
 
 
+def test_a_port_that_is_in_use_on_ipv6_alone_is_not_free():
+    with socket.socket(socket.AF_INET6) as server:
+        server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        port = free_port()
+        try:
+            server.bind(("::1", port))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        server.listen()
+        assert not _is_free(port)
+    assert _is_free(port)
+
+
+def test_uses_of_a_job_never_meet_and_a_node_without_free_ports_is_told(monkeypatch):
+    """Each goes on in steps of its own; after the last port comes the first."""
+    busy = {31_999, 31_998, 31_997, 20_000, 20_002}
+    monkeypatch.setattr(ports_module, "_is_free", lambda port: port not in busy)
+    job = next(job for job in range(12_000) if ports_module.job_port(job, "rendezvous") == 31_999)
+    assert free_ports(job) == {"train": 20_003, "preflight": 20_001, "rendezvous": 20_005}
+    monkeypatch.setattr(ports_module, "_is_free", lambda port: False)
+    with pytest.raises(RunError, match=r"^this node has no free port from 20000 to 31999$"):
+        free_ports(1)
+
+
 def test_only_a_start_that_trained_nothing_excludes_nodes(tmp_path):
     for start, trained in enumerate((False, True)):
         logs = tmp_path / "slurm" / f"7.{start}"
@@ -856,6 +990,22 @@ def test_blocks_are_handed_on_between_machines(monkeypatch):
     monkeypatch.setattr(node_module, "route_from", lambda host: host)
     for words, node in ((environ, "1"), ({}, "0")):
         assert not isinstance(node_module._relay(arguments, words | {"SLURM_NODEID": node}), Relay)
+    monkeypatch.setattr(node_module, "route_from", lambda host: "10.0.0.9")
+    for changes in ({"stage": ""}, {"addresses": ["10.0.0.7"]}):
+        alone = Namespace(**vars(arguments) | changes)
+        assert not isinstance(node_module._relay(alone, environ | {"SLURM_NODEID": "0"}), Relay)
+
+
+def test_nodes_hand_on_by_the_jobs_token_and_a_port_that_torchrun_does_not_need_yet(monkeypatch):
+    made = []
+    monkeypatch.setattr(node_module, "route_from", lambda host: "10.0.0.9")
+    monkeypatch.setattr(node_module, "Neighbour", lambda *given: made.append(given) or "neighbour")
+    monkeypatch.setattr(node_module, "Relay", lambda *given: made.append(given))
+    ports = {"train": 20001, "preflight": 20002, "rendezvous": 20003}
+    arguments = Namespace(stage="/disk", addresses=["10.0.0.7", "10.0.0.8"], ports=ports)
+    for node in ("0", "1"):
+        node_module._relay(arguments, {"WIDEMIX_STAGE_TOKEN": "secret", "SLURM_NODEID": node})
+    assert made == [(None, 20001, "secret"), ("10.0.0.7", 20001, "secret"), ("neighbour", 20001, "secret")]
 
 
 def test_nodes_wait_for_the_last_however_long_it_stages_and_say_for_which(monkeypatch, capsys):
@@ -1052,12 +1202,31 @@ def status(rank: int, code: int | None, message: str = "", time: float = 0.0) ->
             "rank 1 on n1 failed first: nan",
         ),
         ([status(0, None)], False, 0, Exit.FAILED, "1 of 2 ranks never started"),
+        ([status(1, 0)], False, 0, Exit.FAILED, "^1 of 2 ranks never started; this start saved nothing and another"),
+        ([status(1, 75, "stopped")], False, 3, Exit.REQUEUE, "^1 of 2 ranks .* first: stopped; this start saved 3 steps"),
+        ([status(0, 0), status(1, 2, "no")], False, 9, Exit.WRONG_INPUT, r"^the input is wrong \(rank 1\): no$"),
+        ([status(0, 75), status(1, 75)], False, -1, Exit.REQUEUE, "^stopped by a signal, without a new checkpoint$"),
+        (
+            [status(0, 1, "nan. In block 3", 7), status(1, 1, "lost n0", 8)],
+            False,
+            0,
+            Exit.FAILED,
+            "^rank 0 on n0 failed first: nan; this",
+        ),
+        ([], False, 0, Exit.FAILED, "^no rank started: see the log"),
     ],
 )
 def test_the_verdict(statuses, stop_requested, new_steps, code, reason):
     verdict = judge(statuses, 2, stop_requested, new_steps, crashed=True)
     assert verdict.code == code
     assert re.search(reason, "; ".join(verdict.lines))
+
+
+def test_of_many_killed_ranks_four_are_named():
+    verdict = judge([status(rank, None) for rank in range(6)], 6, False, 0, crashed=False)
+    assert [line.split(" was killed")[0] for line in verdict.lines[:-1]] == [f"rank {n} on n{n}" for n in range(4)]
+    assert verdict.lines[-1] == "this start saved nothing: requeued once, since a node may have failed"
+    assert not verdict.stopped
 
 
 @pytest.mark.parametrize("stop_requested", [False, True])  # as Slurm tells it to stop, if it comes to that
@@ -1077,8 +1246,11 @@ def test_a_start_without_progress_is_requeued_once_unless_its_ranks_crashed_as_o
 
     def lost(name: str, attempts: int) -> Exit:
         logs = start(tmp_path, name, code=None)
+        (logs / "node-1/train/attempt_0").mkdir(parents=True)  # where torchrun has noticed less
         for number in range(attempts):
             (logs / f"node-0/train-{name}/attempt_{number}").mkdir(parents=True)
+            (logs / f"node-0/preflight-{name}/attempt_{number}").mkdir(parents=True)
+            (logs / f"node-0/train-{name}/log_{number}").mkdir(parents=True)
         if not attempts:
             (logs / "rank-0.json").unlink()
         return end(tmp_path, logs)
@@ -1093,6 +1265,73 @@ def test_a_start_without_progress_is_requeued_once_unless_its_ranks_crashed_as_o
     assert lost("8.0", attempts=1) == Exit.REQUEUE
     assert lost("9.0", attempts=3) == Exit.FAILED
     assert "another would fail too" in capsys.readouterr().out
+    assert lost("10.0", attempts=2) == Exit.REQUEUE
+
+
+def test_the_start_before_is_the_latest_of_the_same_job(tmp_path):
+    """Not the last by name, nor one of a job whose number begins alike."""
+
+    def earlier(name: str, seconds: int, **changes) -> None:
+        (tmp_path / "slurm" / name).mkdir(parents=True)
+        path = tmp_path / "slurm" / name / "summary.json"
+        path.write_text(json.dumps({"step": 5, "code": 75, "new_steps": 5} | changes))
+        os.utime(path, (seconds, seconds))
+
+    earlier("7.9", 100, new_steps=0)
+    earlier("7.10", 200)
+    earlier("70.0", 300, new_steps=0)
+    assert end(tmp_path, start(tmp_path, "7.11")) == Exit.REQUEUE
+    assert end(tmp_path, start(tmp_path, "7.12")) == Exit.FAILED
+    earlier("8.0", 100, new_steps=0, code=1)  # which was not requeued
+    assert end(tmp_path, start(tmp_path, "8.1")) == Exit.REQUEUE
+    earlier("9.0", 100, new_steps=None)
+    assert end(tmp_path, start(tmp_path, "9.1")) == Exit.REQUEUE
+    assert end(tmp_path, start(tmp_path, "70.1"), requeues=1) == Exit.FAILED  # the second in a row
+
+
+def test_a_start_leaves_a_summary_and_says_it(tmp_path, capsys, monkeypatch):
+    now = 1_000_000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    logs = start(tmp_path, "7.0", steps=40, code=0)
+    os.utime(logs / "started", 2 * (now - 90,))
+    for number, (rank, seconds) in enumerate(((1, 80), (2, 70))):
+        (logs / f"node-{number}.json").touch()
+        os.utime(logs / f"node-{number}.json", 2 * (now - seconds,))
+        (logs / f"rank-{rank}.json").write_text(json.dumps(asdict(status(4 - rank, 0))))
+    (tmp_path / "done.json").write_text('{"top1": 61.25, "seconds": 12.5}')
+    assert end(tmp_path, logs) == Exit.DONE
+    summary = {"code": 0, "why": ["done"], "step": 40, "hosts": ["n2", "n3"], "new_steps": 40, "minutes": 1.5}
+    summary |= {"top1": 61.25, "seconds": 12.5, "first_step": {"import": 2.0}}
+    assert json.loads((logs / "summary.json").read_text()) == summary
+    said = ["done", "step 40, 1.5 min on n2, n3, top-1 61.25 %", "first step after 2.0 s: import 2.0"]
+    assert capsys.readouterr().out.splitlines() == [f"7.0: {line}" for line in said]
+    logs = start(tmp_path, "7.1", steps=50)  # done.json is of an earlier start
+    (logs / "started").unlink()
+    (logs / "node-0.json").touch()
+    os.utime(logs / "node-0.json", 2 * (now - 30,))
+    assert end(tmp_path, logs) == Exit.REQUEUE
+    found = json.loads((logs / "summary.json").read_text())
+    assert (found["code"], found["new_steps"], found["minutes"], found["hosts"]) == (75, 10, 0.5, ["n3"])
+    assert not {"top1", "seconds"} & found.keys()
+    capsys.readouterr()
+
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(finish_module, "atomic_write", full)
+    assert end(tmp_path, start(tmp_path, "8.0", steps=60)) == Exit.REQUEUE  # the verdict counts all the same
+    assert re.search(r"8\.0/summary\.json: not written \(No space left on device\)\n8\.0: s", capsys.readouterr().out)
+
+
+def test_why_nodes_ended_before_they_trained_is_told_with_how_many_others(tmp_path, capsys):
+    for errors, more in ((1, ""), (2, "; 1 other node failed too"), (4, "; 3 other nodes failed too")):
+        logs = tmp_path / f"slurm/{errors}.0"
+        logs.mkdir(parents=True)
+        for node in range(errors):
+            (logs / f"node-{node}.error").write_text(f"n{node}: no disk\n")
+        assert end(tmp_path, logs) == Exit.WRONG_INPUT
+        assert capsys.readouterr().out.splitlines()[0] == f"{errors}.0: n0: no disk{more}"
+        assert json.loads((logs / "summary.json").read_text())["new_steps"] is None
 
 
 @pytest.mark.parametrize(("head", "endpoint"), [("127.0.0.1", "127.0.0.1:20015"), ("::1", "[::1]:20015")])
@@ -1108,6 +1347,121 @@ def test_torchrun_is_given_numbers_not_names(tmp_path, head, endpoint):
     assert parse_rendezvous_endpoint(endpoint, 1) == (head, 20015)
     assert parsed.local_addr == head
     assert (parsed.training_script, parsed.training_script_args) == ("widemix", ["train", "r.yaml"])
+    assert (parsed.max_restarts, parsed.rdzv_backend, parsed.rdzv_id) == (2, "c10d", "train-12005-0")
+    assert (parsed.log_dir, parsed.tee, parsed.local_ranks_filter) == (str(tmp_path / "node-1"), "3", "0")
+
+
+def test_the_first_node_hosts_the_meeting_at_the_address_by_which_others_reach_it(tmp_path, monkeypatch):
+    """Each use has its port and its name, in each start of the job; the doctor is not started again."""
+    from torch.distributed.run import parse_args
+
+    routes = []
+    monkeypatch.setattr(node_module, "route_from", lambda host: routes.append(host) or f"to {host}")
+    monkeypatch.setattr(node_module, "_numeric_address", lambda host: host)
+    ports = {"train": 20015, "preflight": 20016, "rendezvous": 20017}
+    arguments = Namespace(addresses=["10.0.0.1", "10.0.0.2", "10.0.0.3"], ranks=4, restarts=2, logs=tmp_path, ports=ports)
+    job = {"SLURM_JOB_ID": "9", "SLURM_STEP_NUM_NODES": "3", "SLURM_RESTART_COUNT": "4"}
+    for node, use, number, endpoint, host, restarts in (
+        ("0", "train", "train-9-4", 20015, "10.0.0.2", 2),
+        ("2", "train", "train-9-4", 20015, "10.0.0.1", 2),
+        ("1", "preflight", "preflight-9-4", 20016, "10.0.0.1", 0),
+    ):
+        parsed = parse_args(torchrun_command(arguments, ["widemix"], job | {"SLURM_NODEID": node}, use))
+        assert (parsed.rdzv_id, parsed.rdzv_endpoint) == (number, f"10.0.0.1:{endpoint}")
+        assert (parsed.rdzv_conf, parsed.local_addr) == (f"is_host={int(node == '0')}", f"to {host}")
+        assert (parsed.max_restarts, parsed.nproc_per_node) == (restarts, "4")
+    alone = Namespace(**vars(arguments) | {"addresses": ["10.0.0.1"]})
+    assert parse_args(torchrun_command(alone, ["x"], job | {"SLURM_NODEID": "0"})).local_addr == "to 10.0.0.1"
+    monkeypatch.setattr(node_module, "route_from", lambda host: None)
+    with pytest.raises(InputError, match=r"^node 1: no route to 10\.0\.0\.1$"):
+        torchrun_command(arguments, ["x"], job | {"SLURM_NODEID": "1"})
+
+
+def test_a_name_that_does_not_resolve_yet_is_asked_for_again(monkeypatch):
+    waits, answers = [], [OSError(2, "not known")] * 3 + [[(0, 0, 0, "", ("10.0.0.1", 0)), (0, 0, 0, "", ("::1", 0))]]
+
+    def getaddrinfo(host, port, type):
+        assert (host, port) == ("n1", None)
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(node_module.socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(node_module, "time", Namespace(sleep=waits.append))
+    assert node_module._numeric_address("n1") == "10.0.0.1"
+    assert waits == [1, 3, 9]
+    answers.extend([OSError(2, "not known")] * 4)
+    with pytest.raises(InputError, match=r"^n1: this node cannot resolve the first node's address \(not known\)$"):
+        node_module._numeric_address("n1")
+
+
+@pytest.fixture
+def node(tmp_path, monkeypatch):
+    """Runs this node's part of a job: node(changes...) -> how it ended, and what it did in what order."""
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    monkeypatch.delenv(node_module.LOCAL_VARIABLE, raising=False)
+
+    def run(faulty: bool = False, **changes) -> tuple[Exit, list]:
+        done: list = []
+
+        class Handing:
+            def __enter__(self):
+                done.append("hands on")
+                return "relay"
+
+            def __exit__(self, *_):
+                done.append("hands on no more")
+
+        known = {
+            "note_part": lambda part: done.append(f"noted {part}"),
+            "check_torch": lambda: done.append("torch"),
+            "_use_local_python": lambda *given: done.append(("python", *given)),
+            "_relay": lambda given, environ: Handing(),
+            "data_for": lambda *given: done.append(("staged", *given)) or Path("/disk/copy"),
+            "wait_for_all_nodes": lambda given, environ: done.append("all are here"),
+            "_preflight": lambda given, data: done.append(("preflight", data)) or ["n3"],
+            "_can_exclude": lambda names, environ: names == ["n3"] and faulty,
+            "torchrun_command": lambda given, program, environ: ["torchrun", *program],
+            "run_torchrun": lambda command: done.append(command),
+        }
+        for name, function in known.items():
+            monkeypatch.setattr(node_module, name, function)
+        own = {"sizes": [], "stage": "/disk", "environment": "", "preflight": "no", "logs": tmp_path / "logs"}
+        return _start(Namespace(**own | changes), ["r.yaml"]), done
+
+    return run
+
+
+def test_a_node_stages_waits_for_all_and_trains_on_its_own_data(node, tmp_path):
+    """It hands on blocks until all have theirs, and notes how long each part took."""
+    code, done = node()
+    train = ["torchrun", "widemix", "train", "r.yaml", "--data.path=/disk/copy"]
+    begun = ["noted batch script", "torch", "hands on", ("staged", ["r.yaml"], "/disk", "relay"), "noted staging"]
+    met = ["all are here", "hands on no more", "noted waiting for nodes"]
+    assert (code, done) == (Exit.DONE, [*begun, *met, train])
+    assert json.loads((tmp_path / "logs/node-1.json").read_text()) == train
+    assert (tmp_path / "logs/node-1.started").exists()
+
+
+def test_a_node_changes_to_its_environment_once(node, monkeypatch):
+    _, done = node(environment="e.tar")
+    assert done[:3] == ["noted batch script", ("python", "e.tar", "/disk"), "torch"]
+    monkeypatch.setenv(node_module.LOCAL_VARIABLE, "e")
+    _, done = node(environment="e.tar")
+    assert done[:2] == ["torch", "hands on"]
+
+
+@pytest.mark.parametrize("preflight", ["report", "exclude"])
+def test_a_node_trains_after_the_preflight_unless_the_job_can_do_without_it(node, preflight, tmp_path):
+    code, done = node(preflight=preflight)
+    assert code == Exit.DONE
+    assert done[-3:-1] == [("preflight", Path("/disk/copy")), "noted preflight"]
+    (tmp_path / "logs/node-1.json").unlink()
+    code, done = node(preflight=preflight, faulty=True)
+    assert (code, done[-1]) == (Exit.FAILED, ("preflight", Path("/disk/copy")))
+    assert not (tmp_path / "logs/node-1.json").exists()
 
 
 def test_ranks_train_on_the_data_of_their_node_whatever_is_in_its_path():
