@@ -1,17 +1,21 @@
 """The checks of `widemix doctor`, each on an installation that really has the fault wherever a test can cause it."""
 
+import logging
 import os
 import re
 import subprocess
 import sys
 import sysconfig
+import warnings
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
 
-from widemix.doctor import CHECKS, Finding, run_check, software
+from widemix import doctor
+from widemix.doctor import CHECKS, Check, Finding, finding, run_check, software
 from widemix.torch_support import runs_on
 
 PIP = r"\S*bin/python\S* -m pip install"
@@ -173,6 +177,8 @@ def test_a_cpu_on_which_bf16_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert look("CPU").fix == "train there in fp32"
     seconds[torch.bfloat16] = 0.001
     assert look("CPU").state == "ok"
+    monkeypatch.setattr(precision, "bf16_slowdown", lambda: precision.SLOW)
+    assert look("CPU") == Finding(f"a linear layer in bf16 takes {precision.SLOW:.1f} times as long as in fp32")
 
 
 def test_a_driver_that_is_too_old_and_one_without_gpus(tmp_path: Path) -> None:
@@ -235,7 +241,7 @@ def test_builds_run_on_gpus_of_their_architectures(
     assert runs_on(capability, architectures) == runs
 
 
-@pytest.mark.parametrize(("gpus", "state"), [(0, "note"), (2, "missing")])
+@pytest.mark.parametrize(("gpus", "state"), [(0, "note"), (1, "note"), (2, "missing")])
 def test_torch_without_nccl(monkeypatch: pytest.MonkeyPatch, gpus: int, state: str) -> None:
     import torch
 
@@ -284,3 +290,197 @@ def test_deepspeed_without_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     finding = look("DeepSpeed")
     assert finding.state == "note"
     assert re.fullmatch(f"{PIP} 'ninja>=[0-9.]+'", finding.fix)
+
+
+# The command without the checks, and what all checks have in common.
+
+
+def test_it_ends_with_1_if_training_cannot_run_and_names_all_that_is_in_its_way(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    checks = {
+        "good": Check(lambda: Finding("found it")),
+        "so so": Check(lambda: Finding("half of it", "note", "get more")),
+        "for few": Check(lambda: Finding("none", "missing", "get it"), only_for="few need it"),
+    }
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(doctor, "CHECKS", checks)
+    assert doctor.run_doctor() == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    rows = ["ok good found it", "note so so half of it", "get more", "note for few none; few need it", "get it"]
+    assert lines == ["state what found, and how to fix it", *rows, "", "Training can run here."]
+    for name in ("first", "second"):
+        checks[name] = Check(lambda: Finding("none", "missing"))
+    assert doctor.run_doctor() == 1
+    assert capsys.readouterr().out.endswith("\nTraining cannot run here before these are fixed: first, second.\n")
+
+
+def test_a_check_is_silent_and_what_it_raises_is_told(capsys: pytest.CaptureFixture) -> None:
+    """By the first line of what it says; then the log is as it was before."""
+
+    def raises(error: Exception) -> Finding:
+        warnings.warn("of what is imported", stacklevel=1)
+        logging.getLogger("other").critical("of what is imported")
+        raise error
+
+    before = logging.root.manager.disable
+    found = run_check(Check(lambda: raises(ValueError("\n no\nmore")), "timm"))
+    assert (found.text, found.state) == ("ValueError: no", "missing")
+    assert re.fullmatch(f"{PIP} --force-reinstall --no-cache-dir --no-deps 'timm>=[0-9.]+'", found.fix)
+    assert run_check(Check(lambda: raises(OSError()))) == Finding("OSError: ", "missing")
+    found = run_check(Check(lambda: raises(ModuleNotFoundError("No module named 'x'")), "timm", "few need it"))
+    assert (found.text, found.state) == ("No module named 'x'; few need it", "note")
+    assert re.fullmatch(f"{PIP} 'timm>=[0-9.]+'", found.fix)
+    assert run_check(Check(lambda: Finding("a", "note", "b"), only_for="few")) == Finding("a", "note", "b")
+    assert logging.root.manager.disable == before
+    assert capsys.readouterr() == ("", "")
+
+
+def test_commands_name_this_python_and_torch_with_its_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "a b/bin/python"))
+    alone = f"'{tmp_path}/a b/bin/python' -m pip install"
+    assert finding.install("x", "y z") == f"{alone} 'x' 'y z'"
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")  # whose path begins alike
+    options = "--force-reinstall --no-cache-dir"
+    assert finding.repair("x") == f"{alone} {options} --no-deps 'x'"
+    monkeypatch.chdir(tmp_path)
+    inside = "'a b/bin/python' -m pip install"
+    assert finding.install("x") == f"{inside} 'x'"
+    found = finding.repair("torch", "torchvision")
+    assert re.fullmatch(f"{inside} {options} 'torch[<>][^ ]+' 'torchvision[<>][^ ]+'", found)
+
+
+def test_requirements_are_those_of_this_platform_and_of_the_extra(tmp_path: Path, monkeypatch) -> None:
+    lines = ("a>=1", "b; extra == 'more'", "c; extra == 'other'", "d; sys_platform == 'none'", "e; python_version > '3'")
+    install_metadata(tmp_path, "tiny", "1.0", *lines)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [r.name for r in finding.requirements("tiny")] == ["a", "e"]
+    assert [r.name for r in finding.requirements("tiny", "more")] == ["a", "b", "e"]
+    assert finding.requirements("nowhere-to-be-found") == []
+
+
+@pytest.mark.parametrize(
+    ("installed", "wanted", "unmet"),
+    [("1.5", ">=1.5", ""), ("1.5", ">1.5", "found 1.5"), ("2.0.dev1", ">=1.9", ""), ("2.0+cu1", "==2.0", "")],
+)
+def test_a_requirement_is_met_by_versions_before_a_release_too(
+    installed: str, wanted: str, unmet: str, tmp_path: Path, monkeypatch
+) -> None:
+    install_metadata(tmp_path, "tiny", installed)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert software.unmet(Requirement(f"tiny{wanted}")) == unmet
+
+
+def test_what_is_wrong_with_the_packages_is_told_once_by_each_requirement(monkeypatch) -> None:
+    required = {
+        "widemix": ["a>=2", "b", "c"],
+        "a": ["x>=3"],
+        "b": ["x>=3", "y<2"],
+    }
+    versions = {"a": "1.0", "b": "1.0", "c": "1.0", "x": "2.0", "y": "1.0"}
+    wanted = {name: [Requirement(text) for text in texts] for name, texts in required.items()}
+    monkeypatch.setattr(software, "requirements", lambda name: wanted.get(name, []))
+    monkeypatch.setattr(software.importlib.metadata, "version", versions.__getitem__)
+    monkeypatch.setattr(software.importlib.metadata, "PackageNotFoundError", KeyError)
+    found = look("packages")
+    assert (found.text, found.state) == ("widemix requires a>=2, found 1.0; b requires x>=3, found 2.0", "note")
+    assert found.fix.endswith("install 'a>=2' 'x>=3'")
+    del versions["c"]
+    assert look("packages").state == "missing"
+    versions |= {"a": "2.0", "c": "1.0", "x": "3.0"}
+    assert look("packages") == Finding("3 requirements of widemix, and theirs, are met")
+    wanted.clear()
+    assert (look("packages").text, look("packages").state) == ("widemix itself is not installed", "note")
+
+
+def test_torch_without_what_ranks_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    assert look("torch") == Finding(f"{torch.__version__}, built for CUDA 13.2")
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    assert (look("torch").text, look("torch").state) == (
+        f"{torch.__version__}, built without torch.distributed",
+        "missing",
+    )
+    assert "--no-deps" not in look("torch").fix
+
+
+@pytest.mark.parametrize(
+    ("driver", "built", "state"),
+    [((12, 9), "13.0", "missing"), ((13, 0), "13.2", "ok"), ((14, 0), "13.2", "ok"), (None, "13.2", "note")],
+)
+def test_a_driver_supports_all_minor_versions_of_its_major_one(
+    driver: tuple | None, built: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(software, "driver_cuda", lambda: driver)
+    monkeypatch.setattr(torch.version, "cuda", built)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", list)
+    assert look("GPUs").state == state
+
+
+def test_gpus_that_are_not_visible_and_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(software, "driver_cuda", lambda: (99, 0))
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert (look("GPUs").state, look("GPUs").fix.partition(";")[0]) == ("note", "nvidia-smi")
+
+
+def test_ffcv_without_distutils_and_turbojpeg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first left Python in 3.12."""
+    find, library = software.importlib.util.find_spec, tmp_path / "lib.so"
+    package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(software.PathFinder, "find_spec", lambda name, folders: SimpleNamespace(origin=str(library)))
+    monkeypatch.setattr(software.ctypes, "CDLL", lambda name: loaded.append(name))
+    monkeypatch.setattr(software.importlib.metadata, "version", lambda name: f"{name} 1.0")
+    loaded: list[str] = []
+    for absent, found in ((None, ("ffcv 1.0, its compiled library loads", "ok")),
+                          ("distutils", ("imports distutils, which this Python lacks", "missing"))):  # fmt: skip
+        specs = {"ffcv": package, "distutils": None if absent else package}
+        monkeypatch.setattr(software.importlib.util, "find_spec", lambda name, specs=specs: specs.get(name) or None)
+        finding = software.check_ffcv()
+        assert (finding.text, finding.state) == found
+    assert "'setuptools" in finding.fix
+    assert loaded == [str(library)] * 2
+    monkeypatch.setattr(software.importlib.util, "find_spec", find)
+
+    def no_library(name: str) -> None:
+        raise OSError(f"{name}: cannot open\nmore")
+
+    monkeypatch.setattr(software.ctypes, "CDLL", no_library)
+    assert software.check_turbojpeg() == Finding(
+        "libturbojpeg.so.0: cannot open", "missing", "apt-get install --no-install-recommends libturbojpeg0"
+    )
+    assert look("turbojpeg").state == "note"
+
+
+def test_compiled_code_that_cannot_be_built_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    from widemix.native import BuildError, library
+
+    def fails() -> None:
+        raise BuildError("gcc: not found")
+
+    monkeypatch.setattr(library, "open_library", lambda: None)
+    monkeypatch.setattr(library, "description", lambda: "compiled for AVX2")
+    assert look("native part") == Finding("compiled for AVX2")
+    monkeypatch.setattr(library, "open_library", fails)
+    found = look("native part")
+    assert (found.state, found.fix) == ("note", "apt-get install --no-install-recommends gcc libjpeg-dev")
+    assert found.text.startswith("gcc: not found: Pillow decodes instead")
+
+
+def test_opencv_that_fails_otherwise_is_to_be_reinstalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cv2.py").write_text("raise ImportError('numpy is too new')")
+    monkeypatch.delitem(sys.modules, "cv2", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = look("OpenCV")
+    assert found.text.startswith("ImportError: numpy is too new; ")
+    assert " --force-reinstall " in found.fix

@@ -1,10 +1,12 @@
 """`widemix doctor --cluster` on real ranks over gloo, one faulty or missing, and comparisons of made-up surveys."""
 
 import datetime
+import importlib.metadata
 import io
 import itertools
 import json
 import os
+import platform
 import subprocess
 import time
 from functools import partial
@@ -504,3 +506,200 @@ def test_the_faulty_nodes_are_written_to_the_file(faulty: bool, tmp_path: Path, 
     assert measured == [1, (7e9, 60)]
     with pytest.raises(InputError, match=r"--exclude .*/none/faulty: cannot be written \(No such file"):
         cluster.run_cluster_doctor(tmp_path, None, tmp_path / "none/faulty", 60)
+
+
+@pytest.mark.parametrize(("rank", "local_rank"), [(0, 0), (2, 0), (3, 1)])
+@pytest.mark.parametrize("silent", [(), (1,)])
+def test_each_rank_ends_with_what_the_first_makes_of_all(
+    rank: int, local_rank: int, silent: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two ranks a node, the first reads its disk; links are measured once all have answered."""
+    store, done = dist.HashStore(), []
+
+    def judged_by(given: dist.Store, topology: Topology, found: object, rated: float | None) -> list[str]:
+        done.append(("judged", found, rated))
+        return ["n1"]
+
+    def silent_ranks(given: dist.Store, key: str, world: int, timeout_s: float) -> list[int]:
+        done.append((key, world, timeout_s))
+        return [*silent] if key == "survey" else [3]
+
+    monkeypatch.setenv("SLURMD_NODENAME", "n5")
+    monkeypatch.setattr(cluster, "read_topology", lambda: Topology(rank, 4, local_rank, 2, torch.device("cpu")))
+    monkeypatch.setattr(cluster, "survey", lambda topology: {"rank": topology.rank})
+    monkeypatch.setattr(cluster, "read_rate", lambda folder: 5.0)
+    monkeypatch.setattr(cluster, "_connect_store", lambda topology, timeout_s: store)
+    monkeypatch.setattr(cluster, "_silent_ranks", silent_ranks)
+    monkeypatch.setattr(cluster, "_measure_network", lambda *given: done.append(("links", given[2], given[3])))
+    monkeypatch.setattr(cluster, "_judge", judged_by)
+    monkeypatch.setattr(cluster, "_disconnect", lambda topology, given, expected: done.append(("left", expected)))
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    store.set("exit_code", "1")
+    file = tmp_path / "faulty"
+    assert cluster.run_cluster_doctor(tmp_path, 3.0, file, 7) == 1
+    facts = {"rank": rank} | ({"disk": 5.0} if local_rank == 0 else {})
+    assert json.loads(store.get(f"survey/{rank}")) == facts
+    assert store.get(f"host/{rank}") == b"n5"
+    found = [*silent] or [3]
+    steps = [] if silent else [("links", facts, 7), ("links", 4, 7)]
+    judge = [("judged", found, 3.0)] if rank == 0 else []
+    assert done == [("survey", 4, 7), *steps, *judge, ("left", 3)]
+    assert file.exists() == (rank == 0)
+
+
+def test_a_node_that_has_not_connected_is_named_as_slurm_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$*" = "show hostnames n[3-4]" ] && echo "n3\nn4"\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    for nodes, path, name in (
+        ("n[3-4]", str(tmp_path), "n4"),
+        ("n[3-4]", str(tmp_path / "none"), "node 1 of the launcher's list"),  # in a container
+        ("", str(tmp_path), "node 1 of the launcher's list"),
+    ):
+        monkeypatch.setenv("SLURM_JOB_NODELIST", nodes)
+        monkeypatch.setenv("PATH", path)
+        silence = cluster._silence(dist.HashStore(), Topology(0, 6, 0, 2, torch.device("cpu")), 3)
+        assert silence == (name, "start", "rank 3 has not started", "faulty")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[3-4]")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cluster._name_of(2) == "node 2 of the launcher's list"
+
+
+@pytest.mark.parametrize(("rank", "left", "seconds"), [(0, 2, 0.3), (0, 0, 5), (1, 0, 0)])
+def test_the_first_rank_leaves_last_but_waits_for_no_dead_one(
+    rank: int, left: int, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three, two leave after 0.3 s."""
+    now, store, ended = [100.0], dist.HashStore(), []
+
+    def sleep(pause: float) -> None:
+        now[0] += pause
+        if left and now[0] > 100.28:
+            store.add("left", left if store.add("left", 0) == 1 else 0)
+
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(dist, "is_initialized", lambda: rank == 0)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: ended.append(rank))
+    cluster._disconnect(Topology(rank, 3, 0, 1, torch.device("cpu")), store, 3)
+    assert now[0] - 100 == pytest.approx(seconds, abs=0.1)
+    assert ended == [0] * (rank == 0)
+
+
+def test_a_rank_alone_needs_no_store_of_others_and_a_restarted_job_none_of_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, other = [], dist.HashStore()
+
+    class Meeting:
+        def __init__(self, *given: object) -> None:
+            asked.append(given)
+
+        def connect(self) -> dist.Store:
+            return other
+
+        def run(self, action) -> dist.Store:
+            return action()
+
+    monkeypatch.setattr(cluster, "Rendezvous", Meeting)
+    cluster._connect_store(Topology(0, 1, 0, 1, torch.device("cpu")), 7)
+    assert asked == []
+    for restart, key in ((None, "doctor/0/a"), ("2", "doctor/2/a")):
+        monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+        if restart:
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restart)
+        store = cluster._connect_store(Topology(1, 4, 1, 2, torch.device("cpu")), 7)
+        assert asked.pop() == (1, 4, 21)
+        store.set("a", "x")
+        assert other.get(key) == b"x"
+
+
+@pytest.mark.parametrize(("world", "chosen"), [(2, 0), (4, 1)])
+def test_ranks_measure_by_gloo_on_cpus_and_choose_an_interface_among_several_nodes(
+    world: int, chosen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interfaces, groups = [], []
+    monkeypatch.setattr(cluster, "set_gloo_interface", interfaces.append)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: groups.append((backend, options)))
+    monkeypatch.setattr(cluster, "measure_links", lambda topology: {"bus": float(topology.rank)})
+    store = dist.HashStore()
+    _measure_network(Topology(1, world, 1, 2, torch.device("cpu")), store, {"host": "n0"}, 60)
+    [(backend, options)] = groups
+    assert (backend, options["rank"], options["world_size"]) == ("gloo", 1, world)
+    assert interfaces == [os.environ] * chosen
+    assert json.loads(store.get("links/1")) == {"host": "n0", "bus": 1.0}
+    assert not store.check(["failed/1"])
+
+
+def test_a_survey_says_where_the_rank_is_and_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    limits = {resource.RLIMIT_NOFILE: (256, 4096), resource.RLIMIT_MEMLOCK: (-1, 65536)}
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(survey.shutil, "disk_usage", lambda folder: SimpleNamespace(free=len(folder), total=99))
+    monkeypatch.setattr(survey.os.path, "isdir", lambda folder: True)
+    monkeypatch.setattr(survey, "cpu_fraction", lambda: 0.75)
+    monkeypatch.setattr(survey, "_gpu", lambda device: {"name": device.type})
+    monkeypatch.setattr(survey, "_flops", lambda device: 5e9 if device.type == "cpu" else 0)
+    found = survey.survey(Topology(5, 8, 1, 4, torch.device("cpu")))
+    versions = found.pop("versions")
+    assert found == {
+        "host": "n7", "rank": 5, "local_rank": 1, "open_files": 256, "locked_memory": -1,
+        "shared_memory": len("/dev/shm"), "cpu": 0.75, "gpu": {"name": "cpu"}, "flops": 5e9,
+    }  # fmt: skip
+    assert versions["python"] == platform.python_version()
+    assert versions["torch"] == importlib.metadata.version("torch")
+    names = {"torch", "torchvision", "timm", "deepspeed", "numba", "numpy", "pillow", "ffcv"}
+    assert versions.keys() - {"NCCL"} == names | {"python"}
+    monkeypatch.setattr(survey.os.path, "isdir", lambda folder: False)
+    assert survey.survey(Topology(5, 8, 1, 4, torch.device("cpu")))["shared_memory"] == 0
+    monkeypatch.setattr(survey, "PACKAGES", ("no-such-package",))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    assert survey._versions() == {"python": versions["python"], "no-such-package": "absent", "NCCL": "2.27.3"}
+
+
+def test_a_disk_has_a_name_of_its_machine_and_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    machine, device = survey.disk_name(tmp_path).split("/")
+    assert device == str(tmp_path.stat().st_dev)
+    if boot.exists():  # the same in containers of one machine, whose host names differ
+        assert machine == boot.read_text().strip()
+    assert survey.disk_name(Path("/proc")) != survey.disk_name(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("[N/A], [N/A], [N/A], [N/A]", {}),
+        ("12, Not Active, 0, 70000", {"fault": "12 uncorrected memory errors", "celsius": 0, "used_mib": 70000}),
+        ("0, Active, 88, [N/A]", {"fault": "hardware slowdown of its clock at 88 C", "celsius": 88}),
+        ("[N/A], [Not Supported], [N/A], 5", {"used_mib": 5}),
+    ],
+)
+def test_what_nvidia_smi_does_not_know_is_no_fault(line: str, found: dict) -> None:
+    assert health(line) == found
+
+
+def test_pairs_of_nodes_pause_where_their_number_is_odd_and_one_node_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first rank of each node transfers with the first of another; the lower one sends first."""
+    partners, barriers = [], []
+    monkeypatch.setattr(dist, "barrier", lambda: barriers.append(1))
+    monkeypatch.setattr(links, "_shortest", lambda action, device, times: action() or 2.0)
+    monkeypatch.setattr(links, "_exchange", lambda payload, other, first: partners.append((other, first)))
+    payload = torch.zeros(6)
+    for world, rank, local_rank, expected in (
+        (6, 2, 0, [(4, True), (0, False)]),  # it pauses once
+        (6, 0, 0, [(2, True), (4, True)]),
+        (6, 3, 1, []),
+        (2, 0, 0, []),
+    ):
+        partners.clear()
+        barriers.clear()
+        rates = links._pairs(Topology(rank, world, local_rank, 2, torch.device("cpu")), payload)
+        assert sorted(partners) == sorted(expected)
+        assert rates == [2 * 24 / 2.0] * len(expected)
+        assert len(barriers) == (4 if world > 2 else 1)

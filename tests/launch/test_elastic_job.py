@@ -119,3 +119,57 @@ def test_a_node_that_never_comes_is_waited_for_as_long_again():
     job = Job(3, [3, 2], [{}], absent=(2,))
     assert job.sizes() == [(0, 1)]
     assert job.now > elastic.GRACE_S
+
+
+class Store(dict):
+    """In place of the first node's store, in which nodes appear at times of a clock that goes on while it is polled."""
+
+    def __init__(self, arrivals: dict[int, float], monkeypatch):
+        self.arrivals, self.now, self.timeouts = arrivals, 0.0, []
+        monkeypatch.setattr(elastic, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
+        monkeypatch.setattr(elastic, "_POLL_S", 1.0)
+        self.set_timeout = self.timeouts.append
+        self.set, self.get = self.__setitem__, self.__getitem__
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def check(self, keys):
+        [key] = keys
+        return key in self or self.arrivals[int(key.partition("/")[2])] <= self.now
+
+
+@pytest.mark.parametrize(
+    ("attempt", "arrivals", "members", "seconds"),
+    [
+        (0, [0, 0, 0, 0], [0, 1, 2, 3], 0),
+        (0, [0, 500, 700, 900], [0, 1, 2, 3], 900),  # enough at 500 s: the others have as long again
+        (0, [0, 500, 700, 1002], [0, 1], 1001),
+        (0, [0, 5, 60, 9999], [0, 1], 66),  # a minute at least
+        (0, [0, 5, 66, 60], [0, 1, 2, 3], 66),
+        (1, [0, 9999, 9999, 60], [0, 3], 61),  # no longer, however long they staged
+        (2, [0, 9999, 62, 60], [0, 3], 61),
+        (1, [0, 9999, 9999, 9999], [], 61),
+    ],
+)
+def test_nodes_are_waited_for_as_long_again_as_enough_took_to_come_and_after_a_failure_for_a_minute(
+    attempt, arrivals, members, seconds, monkeypatch
+):
+    store = Store(dict(enumerate(arrivals)), monkeypatch)
+    meeting = Meeting(store, 0, 4, [4, 2])
+    assert meeting.gather(attempt) == members
+    assert store.now == seconds
+    assert store[f"{attempt}/0"] == "here"
+    assert store.timeouts == [timedelta(days=30)]  # of those that wait for the first node to decide
+
+
+def test_the_first_node_alone_decides_who_trains_and_that_there_is_no_next_attempt(monkeypatch):
+    store = Store({}, monkeypatch)
+    store["3/members"] = "[0, 2]"
+    first, other = (Meeting(store, node, 3, [3, 2]) for node in (0, 2))
+    assert other.gather(3) == [0, 2]
+    assert store["3/2"] == "here"
+    other.end(3)
+    assert "4/members" not in store
+    first.end(3)
+    assert store["4/members"] == "[]"

@@ -241,7 +241,7 @@ def test_each_file_is_served_by_its_name_and_only_the_blocks_that_were_checked(p
 
 
 @pytest.mark.parametrize("words", ["/secret/a", "/secre/a", "/secrets/a", "/a", "/"])
-@pytest.mark.parametrize("bytes_of", ["bytes=0-2", "bytes=0-", "bytes=-3", "0-2", ""])
+@pytest.mark.parametrize("bytes_of", ["bytes=0-2", "bytes=0-2,4-6", "bytes=0-", "bytes=-3", "=0-2", ""])
 def test_what_is_no_request_of_a_neighbour_is_not_found(words, bytes_of):
     answers = []
     relay = SimpleNamespace(token=TOKEN, wait_for=lambda name, block: answers.append((name, block)))
