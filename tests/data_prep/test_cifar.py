@@ -5,8 +5,10 @@ import tarfile
 
 import numpy as np
 import pytest
+from torchvision import datasets
+from torchvision.datasets.imagenet import ARCHIVE_META
 
-from widemix.data_prep import cifar
+from widemix.data_prep import cifar, imagenet_tars, mnist, stl10, svhn
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
@@ -157,6 +159,22 @@ def test_of_several_forms_the_python_version_and_unpacked_files_come_first(tmp_p
     for path in (tmp_path / "new").iterdir():
         path.rename(tmp_path / path.name)
     assert_is_cifar10(cifar.cifar10(tmp_path), cifar_data)
+
+
+def test_official_names_and_sums_are_those_that_torchvision_has():
+    for ours, theirs in ((cifar.CIFAR10_PYTHON, datasets.CIFAR10), (cifar.CIFAR100_PYTHON, datasets.CIFAR100)):
+        assert (ours.folder, ours.archive) == (theirs.base_folder, theirs.filename)
+        meta = (theirs.meta["filename"], theirs.meta["md5"])
+        assert [*ours.files.items()] == [*map(tuple, theirs.train_list + theirs.test_list), meta]
+    assert [*mnist.GZ.items()] == datasets.MNIST.resources
+    assert {split: [*found] for split, found in svhn.FILES.items()} == {
+        split: found[1:] for split, found in datasets.SVHN.split_list.items()
+    }
+    assert datasets.STL10.base_folder == stl10.FOLDER
+    assert dict(datasets.STL10.train_list + datasets.STL10.test_list) == stl10.MD5
+    assert dict(ARCHIVE_META.values()) == imagenet_tars.MD5
+    names = {"train": imagenet_tars.TRAIN, "val": imagenet_tars.VAL, "devkit": imagenet_tars.DEVKIT}
+    assert names == {split: name for split, (name, _) in ARCHIVE_META.items()}
 
 
 def test_a_cut_tar_is_refused(tmp_path, cifar_data):

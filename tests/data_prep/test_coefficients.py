@@ -48,6 +48,13 @@ def test_jpegs_are_restored_byte_for_byte(kind):
         assert coefficients.jpeg_size(packed) == len(data)
 
 
+def test_without_compiled_code_they_are_restored_too(monkeypatch):
+    data = by_pillow(scene(0, 60, 40))
+    packed, _ = pack(data)
+    monkeypatch.setattr("widemix.data_prep.coefficients.library", lambda: None)
+    assert unpack(packed) == data
+
+
 def test_coefficients_of_every_size_are_restored():
     """Square waves of which a block holds one have coefficients of up to 10 bits, the most of baseline coding."""
     for height in range(1, 128, 3):

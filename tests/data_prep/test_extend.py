@@ -7,6 +7,7 @@ import pytest
 
 from tests import layouts
 from widemix.data_prep import encode
+from widemix.data_prep.changes import name_some
 from widemix.data_prep.dry_run import dry_run
 from widemix.data_prep.encoding import encoding_for
 from widemix.data_prep.extend import Prepared
@@ -92,6 +93,11 @@ def test_an_extension_that_was_killed_goes_on(tmp_path, folder, image):
     prepare("image-folder", folder, tmp_path / "killed", PrepSettings(), processes=1, extend=True)
     prepare("image-folder", folder, tmp_path / "fresh", PrepSettings(), processes=1)
     assert contents(tmp_path / "killed") == contents(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize(("names", "text"), [("a", "a"), ("abc", "a, b, c"), ("abcd", "a, b, c, ... (4 in all)")])
+def test_three_of_many_samples_are_named(names, text):
+    assert name_some(names) == text
 
 
 def test_what_is_gone_or_changed_is_told(tmp_path, folder, image):

@@ -27,6 +27,19 @@ def test_a_file_with_a_name_holds_the_same_bytes_and_is_removed(tmp_path, monkey
     assert betons[0] == betons[1]
 
 
+@pytest.mark.parametrize(("unnamed", "kind"), [(True, "TemporaryFile"), (False, "NamedTemporaryFile")])
+def test_the_bytes_go_to_the_disk_of_the_output(tmp_path, monkeypatch, unnamed, kind):
+    """Not to /tmp, which is often a small one in memory."""
+    asked, make = [], getattr(from_python.tempfile, kind)
+    monkeypatch.setattr(from_python, "UNNAMED", unnamed)
+    monkeypatch.setattr(from_python.tempfile, kind, lambda dir: asked.append(dir) or make(dir=dir))
+    for to in ("a/b/c", "there"):
+        (tmp_path / "there").mkdir(exist_ok=True)
+        with from_python.collect({"val": [(jpeg(9), 0), (jpeg(7), 1)]}, tmp_path / to) as dataset:
+            assert [sample.image.read() for sample in dataset.splits["val"]] == [jpeg(9), jpeg(7)]
+    assert asked == [tmp_path, tmp_path]
+
+
 def test_it_is_removed_after_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(from_python, "UNNAMED", False)
     with pytest.raises(InputError, match="pair 1"):

@@ -141,6 +141,14 @@ def test_16_bits_keep_their_high_byte(tmp_path):
     assert encoded.rule == "16-bit grey to RGB, high bytes"
 
 
+@pytest.mark.parametrize(("most", "found"), [(65_535, [0, 16, 128, 255]), (4095, [0, 1, 128, 255])])
+def test_levels_of_a_pgm_keep_their_high_byte(tmp_path, most, found):
+    """Of those below 65,535 as they are scaled by Pillow."""
+    levels = {65_535: [255, 4096, 32_800, 65_535], 4095: [1, 16, 2048, 4095]}[most]
+    (tmp_path / "a.pgm").write_bytes(b"P5\n4 1\n%d\n" % most + struct.pack(">4H", *levels))
+    assert pixels(encode_file(tmp_path / "a.pgm"))[0, :, 1].tolist() == found
+
+
 def write_tiff(path, data, bits, photometric):
     """A grey TIFF of 40 x 30 pixels, uncompressed in one strip: baseline TIFF 6.0."""
     tags = {256: 40, 257: 30, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 30, 279: len(data)}

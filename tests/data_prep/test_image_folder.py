@@ -90,6 +90,17 @@ def test_images_beside_the_class_folders_are_told(tmp_path, fill, capsys):
     assert capsys.readouterr().err == told
 
 
+def test_other_files_of_all_classes_and_splits_are_counted(tmp_path, fill, capsys):
+    fill("train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg")
+    for name in ("train/a/1.txt", "train/b/2.txt", "val/a/3.txt", "train/a/x.csv"):
+        (tmp_path / name).touch()
+    image_folder.read(tmp_path)
+    assert [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        "left out 3 files *.txt: no images by name or content",
+        "left out 1 file *.csv: no images by name or content",
+    ]
+
+
 def test_imagenet_of_one_flat_split(tmp_path, fill, capsys):
     """Its test images have no labels, and no class is made of them."""
     fill("train/n00000001/a.JPEG", "test/ILSVRC2012_test_00000001.JPEG")

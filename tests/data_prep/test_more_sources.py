@@ -102,6 +102,25 @@ def test_webdataset(tmp_path, jpeg, monkeypatch):
         webdataset.read(tmp_path / "wds")
 
 
+def test_samples_of_shards_have_the_order_of_their_first_members(tmp_path, jpeg):
+    """And not that of their names; those of the next shard follow."""
+    shard(tmp_path / "train-1.tar", {"b.jpg": jpeg(0), "b.cls": b"1"})
+    shard(
+        tmp_path / "train-0.tar",
+        {
+            "z.cls": b"0",
+            "c/m.jpg": jpeg(1),
+            "z.jpg": jpeg(2),
+            "a.json": b'{"label": 2.0}',
+            "c/m.cls": b"3",
+            "a.png": b".",
+        },
+    )
+    samples = webdataset.read(tmp_path).splits["train"]
+    names = ["train-0.tar/z.jpg", "train-0.tar/c/m.jpg", "train-0.tar/a.png", "train-1.tar/b.jpg"]
+    assert [(sample.name, sample.label) for sample in samples] == list(zip(names, (0, 3, 2, 1), strict=True))
+
+
 @pytest.mark.parametrize(
     ("members", "words"),
     [

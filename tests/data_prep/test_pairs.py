@@ -255,6 +255,15 @@ def test_a_vocabulary_is_learnt_from_train_of_the_size_that_is_asked_for(tmp_pat
 
 
 @tokenizers
+def test_the_most_frequent_characters_are_learnt(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(wordpiece, "ALPHABET", 3)
+    train = [pairs.Pair("x", 0, "zz yyyyy x wwww", "v xxx")]
+    vocabulary = wordpiece.learn_tokenizer(train, 100, 16).get_vocab()
+    assert [letter for letter in "vwxyz" if letter in vocabulary] == ["w", "x", "y"]
+    assert vocabulary["y"] < vocabulary["w"] < vocabulary["x"]  # wwww and xxxx: in the order of the alphabet
+
+
+@tokenizers
 def test_padding_is_that_of_the_vocabulary_and_batches_do_not_matter(tmp_path, folder, monkeypatch):
     """Nor where an earlier process has stopped."""
     words = [*WORDS[1:], "[PAD]"]

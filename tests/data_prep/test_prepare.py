@@ -18,8 +18,10 @@ from widemix.data_prep import encode, left_out
 from widemix.data_prep.adopt import adopt
 from widemix.data_prep.dry_run import dry_run
 from widemix.data_prep.encoding import encoding_for
+from widemix.data_prep.join import join
 from widemix.data_prep.prep_dir import lock_folder, lock_path, prep_dir
 from widemix.data_prep.prepare import plan_of, prepare, select
+from widemix.data_prep.restore import restore
 from widemix.data_prep.samples import Dataset, FileSlice, ImageFiles, Origin, PixelArrays
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import SOURCES, check_origin, register_source, wanted_files
@@ -457,6 +459,25 @@ def test_one_in_a_hundred_images_may_be_left_out_unless_told(tmp_path, folder):
     (tmp_path / "bad.png").touch()
     (tmp_path / "list.csv").write_text("path,label\n" + "a.png,0\n" * 99 + "bad.png,0\n")
     assert prepare("csv", tmp_path / "list.csv", tmp_path / "out", SETTINGS).splits["train"].samples == 99
+
+
+@pytest.mark.parametrize(
+    ("function", "called"),
+    [
+        (lambda path: dry_run("image-folder", path, path / "out", SETTINGS), "dry_run.check_origin"),
+        (lambda path: join([path], path / "out"), "join.read_manifest"),
+        (lambda path: adopt({"train": path / "a.beton"}, path / "out"), "adopt.check_target"),
+        (lambda path: restore(path, path / "out"), "restore.read_manifest"),
+    ],
+    ids=["dry run", "join", "adopt", "restore"],
+)
+def test_missing_permissions_are_one_line_of_other_commands_too(tmp_path, monkeypatch, function, called):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", "some/file")
+
+    monkeypatch.setattr(f"widemix.data_prep.{called}", refuse)
+    with pytest.raises(InputError, match=r"^some/file: this user has no permission to enter, read or write it$"):
+        function(tmp_path)
 
 
 def test_coefficients_need_the_compiled_code(tmp_path, monkeypatch):

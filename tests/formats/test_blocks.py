@@ -1,12 +1,14 @@
 """Hashes taken while a file is written are those of the file."""
 
+import os
+
 import numpy as np
 import pytest
 
 from widemix.data_prep.disk import DiskFile
 from widemix.errors import InputError
 from widemix.formats import blocks
-from widemix.formats.blocks import BlockHashes, hash_blocks
+from widemix.formats.blocks import BlockHashes, hash_blocks, hash_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +63,20 @@ def test_what_follows_the_kept_bytes_is_cut_off(tmp_path):
         disk.wait()
         disk.close()
         assert (tmp_path / "file").read_bytes() == b"x" * keep + bytes(300 - keep) + b"yy"
+
+
+def test_what_is_told_to_be_on_disk_is_flushed_before(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(os, "fsync", lambda _: done.append((tmp_path / "file").read_bytes()))
+    disk = DiskFile(tmp_path / "file", 0)
+    for number in range(2):
+        disk.write(number, [b"%d" % number])
+        disk.flush(then=done.append)
+    disk.wait()
+    disk.close()
+    digests = [hash_bytes(data) for data in (b"0", b"01")]
+    assert done[1::2] == digests
+    assert [data[: number + 1] for number, data in enumerate(done[::2])] == [b"0", b"01"]
 
 
 def test_after_a_write_that_failed_nothing_more_is_written_or_flushed(tmp_path, monkeypatch):
