@@ -186,6 +186,19 @@ def test_a_cut_tar_is_refused(tmp_path, cifar_data):
         (tmp_path / "c.tar.gz").write_bytes(whole[:cut])
         with pytest.raises(InputError, match=r"c\.tar\.gz: (cannot be read as a tar|lacks)"):
             cifar.cifar10(tmp_path / "c.tar.gz")
+    (tmp_path / "cifar-10-batches-py/data_batch_4").unlink()
+    with tarfile.open(tmp_path / "c.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "cifar-10-batches-py", "cifar-10-batches-py")
+    with pytest.raises(InputError, match=r"c\.tar\.gz: lacks cifar-10-batches-py/data_batch_4; download it again"):
+        cifar.cifar10(tmp_path / "c.tar.gz")
+
+
+@pytest.mark.parametrize("size", [0, 3072, 3 * 3073 - 1, 3 * 3073 + 1])
+def test_a_binary_batch_holds_whole_records(tmp_path, cifar_data, size):
+    write_cifar10_binary(tmp_path / "c", cifar_data)
+    (tmp_path / "c/data_batch_2.bin").write_bytes(bytes(size))
+    with pytest.raises(InputError, match=rf"data_batch_2\.bin: has {size} bytes, not a multiple of 3073"):
+        cifar.cifar10(tmp_path / "c")
 
 
 def test_arrays_are_prepared_raw(tmp_path, cifar_data):

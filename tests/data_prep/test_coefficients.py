@@ -1,5 +1,6 @@
 """Coefficients: the JPEG's own bytes come back, by the compiled code and by Python, and what cannot stays a JPEG."""
 
+import errno
 import io
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from widemix.data_prep.coefficients import count_bytes, pack, unpack
 from widemix.data_prep.encode import encode_all
 from widemix.data_prep.image import encode
 from widemix.data_prep.prepare import prepare
-from widemix.data_prep.restore import _jpeg_place, restore
+from widemix.data_prep.restore import _jpeg_place, _places, restore
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
@@ -306,6 +307,26 @@ def test_restored_files_stay_within_the_folder(tmp_path, monkeypatch):
         with pytest.raises(InputError, match=r"train\.sources: is of another file; prepare the folder again$"):
             restore(tmp_path / "out", tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_two_samples_of_one_place_are_restored_only_if_they_are_the_same():
+    same = {"a/b.jpg": (0, 1), "/a/b.jpg": (1, 1), "../a/./b.jpg": (2, 1), "a/c.jpg": (3, 7)}
+    assert _places(Path("x.beton"), same) == {"a/b.jpg": (0, 1), "a/c.jpg": (3, 7)}
+    with pytest.raises(InputError, match=r"x\.beton: two samples would be the file a/b\.jpg"):
+        _places(Path("x.beton"), {"a/b.jpg": (0, 1), "/a/b.jpg": (1, 2)})
+
+
+def test_a_full_disk_ends_a_restore(images, tmp_path, monkeypatch):
+    """It is no error of one file."""
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    prepare("image-folder", images, tmp_path / "out", PrepSettings(splits="val"), processes=1)
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="No space left on device"):
+        restore(tmp_path / "out", tmp_path / "back")
+    assert not list((tmp_path / "back").glob("lock*"))
 
 
 def test_names_of_jpegs_are_kept_where_their_images_have_changed():

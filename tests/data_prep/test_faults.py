@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import deque
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -200,6 +201,33 @@ def test_an_image_that_stops_it_comes_after_those_before_it(forty):
         found.extend(encode._in_order(samples, 3, settings, []))
     assert found == [encode.encode(samples[number], settings) for number in range(3, 20)]
     assert [record.label for record in encode._in_order(samples, 21, settings, [])] == list(range(21, 40))
+
+
+class Slow:
+    """A pipe to a process that answers when it is waited for."""
+
+    def __init__(self):
+        self.tasks = deque()
+
+    def send(self, task):
+        self.tasks.append(task)
+
+    def recv(self):
+        number, samples = self.tasks.popleft()
+        return number, (samples, None)
+
+
+def test_slow_processes_do_not_let_images_pile_up_in_memory(monkeypatch):
+    """Each is given two tasks at a time, and this process stops when four of each are ahead."""
+    own, pipes = [], [Slow(), Slow()]
+    monkeypatch.setattr(encode, "encode", lambda sample, _: own.append(sample) or sample)
+    monkeypatch.setattr(encode, "wait", lambda pipes, timeout: [] if timeout == 0 else [p for p in pipes if p.tasks])
+    records = encode._in_order(range(1000), 7, RAW, pipes)
+    assert next(records) == 7
+    assert own == list(range(7 + 4 * 16, 7 + 3 * 4 * 16))
+    assert [len(pipe.tasks) for pipe in pipes] == [1, 1]
+    assert list(records) == list(range(8, 1000))
+    assert not any(pipe.tasks for pipe in pipes)
 
 
 def test_what_a_process_answers(forty):

@@ -227,6 +227,14 @@ def test_a_png_named_jpeg_is_named(tmp_path, image):
     assert encoded.rule == "a PNG file"
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.JPG", "a.x", "a"])
+def test_a_jpeg_of_another_name_keeps_its_bytes_and_is_named(tmp_path, image, name):
+    image(5).save(tmp_path / name, "JPEG")
+    for settings in (PLAIN(), PrepSettings(encoding="coefficients"), PrepSettings(max_size=20)):
+        assert encode_file(tmp_path / name, settings).rule == ("a JPEG file" if name == "a.png" else "")
+    assert encode_file(tmp_path / name, PLAIN()).data == (tmp_path / name).read_bytes()
+
+
 def test_an_animation_gives_its_first_frame(tmp_path, image):
     frames = [image(i) for i in range(3)]
     frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:], lossless=True)
@@ -313,6 +321,15 @@ def test_bad_images_are_named_or_left_out(tmp_path, image):
         encoded = encode_file(tmp_path / name)
         assert encoded.data == b""
         assert encoded.rule.startswith("left out: ")
+
+
+def test_an_image_that_cannot_be_encoded_is_left_out(tmp_path, image, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    image(0).save(tmp_path / "a.png")
+    monkeypatch.setattr("widemix.data_prep.image._jpeg", fail)
+    assert encode_file(tmp_path / "a.png", PrepSettings()).rule == "left out: cannot be encoded (MemoryError())"
 
 
 def test_a_missing_file_is_never_left_out(tmp_path):

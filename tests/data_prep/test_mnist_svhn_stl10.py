@@ -66,6 +66,13 @@ def test_cut_mnist_files_are_named(tmp_path, mnist_data):
         path.write_bytes(whole[:cut])
         with pytest.raises(InputError, match="t10k-images-idx3-ubyte: is not an idx file"):
             mnist.read(tmp_path / "m")
+    write_mnist(tmp_path / "gz", *mnist_data)
+    path = tmp_path / "gz/train-labels-idx1-ubyte.gz"
+    whole = path.read_bytes()
+    for damaged in (whole[:-9], whole[:12] + b"\xff" * 9 + whole[21:]):
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"train-labels-idx1-ubyte\.gz: cannot be decompressed"):
+            mnist.read(tmp_path / "gz")
 
 
 def test_mnist_files_that_do_not_fit_together_are_refused(tmp_path):

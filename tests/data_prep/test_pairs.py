@@ -169,6 +169,12 @@ def test_damaged_files_are_named(tmp_path, name, text, word):
         pairs.mnli(tmp_path)
 
 
+def test_pairs_are_read_from_a_folder(tmp_path):
+    (tmp_path / "train.tsv").write_text(plain(ROWS))
+    with pytest.raises(InputError, match=r"train\.tsv: is not a folder of \.jsonl or \.tsv files"):
+        pairs.mnli(tmp_path / "train.tsv")
+
+
 def test_empty_lines_are_none(tmp_path):
     (tmp_path / "train.tsv").write_text(plain(ROWS).replace("\n", "\n\n", 1) + "\r\n\n")
     (tmp_path / "dev_matched.jsonl").write_text("\n" + jsonl(ROWS) + "\n\n")

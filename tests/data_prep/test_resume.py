@@ -317,6 +317,23 @@ def test_what_was_left_out_or_changed_before_a_kill_is_not_encoded_again(tmp_pat
     assert contents(tmp_path / "out") == contents(tmp_path / "uninterrupted")
 
 
+def test_a_journal_of_another_plan_is_not_believed(tmp_path, image, encoded, monkeypatch):
+    """Whatever the file of the plan says."""
+    monkeypatch.setattr(write, "SHARD", 1)
+    (tmp_path / "images/train/a").mkdir(parents=True)
+    for i in range(3):
+        image(i).save(tmp_path / f"images/train/a/{i}.png")
+    out, plan = tmp_path / "out", tmp_path / "out/plan.unfinished"
+    with monkeypatch.context() as patch:
+        patch.setattr(write.BetonWriter, "finish", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare("image-folder", tmp_path / "images", out, PrepSettings(), processes=1)
+    plan.write_text(plan.read_text().replace('"quality": 90', '"quality": 50'))
+    encoded.clear()
+    prepare("image-folder", tmp_path / "images", out, PrepSettings(quality=50), processes=1)
+    assert len(encoded) == 3
+
+
 def test_a_journal_of_another_seed_has_no_entries(tmp_path):
     for seed, found in (("a", []), ("a", [{"x": 1}]), ("b", []), ("b", [{"x": 1}])):
         journal = Journal(tmp_path / "journal", seed)

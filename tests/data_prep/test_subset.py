@@ -76,9 +76,9 @@ def test_the_choice_and_the_order_of_a_seed_are_always_the_same():
     whole = dataset([5, 3])
     shuffled = names(shuffle_train(whole, PrepSettings(shuffle=True, seed=3)))
     assert shuffled == [f"train/{n}" for n in ("1/6", "1/7", "0/0", "0/1", "0/3", "0/4", "1/5", "0/2")]
-    half = take_subset(whole, PrepSettings(fraction=0.5, holdout=0.25, seed=3))
-    assert names(half) == ["train/0/2", "train/0/3", "train/1/5"]
-    assert names(half, "holdout") == ["train/0/1", "train/1/7"]
+    most = take_subset(whole, PrepSettings(fraction=0.7, holdout=0.25, seed=3))
+    assert names(most) == ["train/0/0", "train/0/2", "train/0/3", "train/1/5"]
+    assert names(most, "holdout") == ["train/0/1", "train/1/7"]
     assert names(take_subset(whole, PrepSettings(per_class=1, seed=3))) == ["train/0/2", "train/1/5"]
 
 
@@ -105,6 +105,10 @@ def test_per_class_is_nested_and_exact():
     five, nine = (take_subset(whole, PrepSettings(per_class=count)) for count in (5, 9))
     assert set(names(five)) <= set(names(nine))
     assert np.bincount([sample.label for sample in nine.splits["train"]]).tolist() == [9, 9, 9]
+    numbers = Dataset(("age",), {"train": ImageFiles("", list("abcd"), [-1] * 4)}, targets=True)
+    with pytest.raises(InputError, match="per_class 1: the samples have targets and no classes; take a fraction"):
+        take_subset(numbers, PrepSettings(per_class=1))
+    assert len(names(take_subset(numbers, PrepSettings(fraction=0.5, holdout=0.25)))) == 2
     with pytest.raises(InputError, match="per_class 10: class 2 has 9 samples"):
         take_subset(whole, PrepSettings(per_class=10))
     with pytest.raises(InputError, match="per_class 3: class 1 has 0 samples"):  # the only one is held out
