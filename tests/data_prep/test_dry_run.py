@@ -2,6 +2,7 @@
 
 import shutil
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -65,7 +66,11 @@ def test_the_room_is_that_which_is_free_on_the_disk_of_the_folder(tmp_path, fold
 
     monkeypatch.setattr(dry_run_module, "shutil", SimpleNamespace(disk_usage=usage))
     assert dry_run("image-folder", folder, tmp_path / "a/b", PrepSettings())[1] == 300
-    assert asked == [tmp_path]
+    (tmp_path / "disk").mkdir()
+    dry_run("image-folder", folder, tmp_path / "disk", PrepSettings())
+    monkeypatch.chdir(tmp_path)
+    dry_run("image-folder", folder, Path("disk/new"), PrepSettings())
+    assert asked == [tmp_path, tmp_path / "disk", tmp_path / "disk"]
 
 
 def test_a_prepared_folder_is_estimated_again_with_force(tmp_path, folder):
@@ -109,6 +114,9 @@ def test_pages_are_counted(tmp_path, folder, monkeypatch):
     assert [estimate.split for estimate in estimates] == list(manifest.splits)
     for estimate in estimates:
         assert estimate.bytes == pytest.approx(manifest.splits[estimate.split].bytes, rel=0.15)
+    large = PrepSettings(raw=True, max_size=1700)  # whose first page of 16 MiB begins after the tables
+    estimates, _ = dry_run("image-folder", folder, tmp_path / "large", large)
+    assert [estimate.bytes >> 20 for estimate in estimates] == [16, 16]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from widemix.data_prep.dry_run import dry_run
 from widemix.data_prep.encoding import encoding_for
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.sources import read_source
 from widemix.data_prep.verify import verify
 from widemix.errors import InputError
 from widemix.formats.blocks import hash_bytes
@@ -82,8 +83,8 @@ def test_every_form(tmp_path, read, name, write, split):
 def test_snli_and_mnli_in_one_folder_are_distinguished(tmp_path):
     (tmp_path / "train.tsv").write_text(plain(ROWS[:1]))
     (tmp_path / "snli_dev.tsv").write_text(plain(ROWS[2:]))
-    assert list(pairs.mnli(tmp_path).splits) == ["train"]
-    assert list(pairs.snli(tmp_path).splits) == ["dev"]
+    for source, split in (("mnli", "train"), ("snli", "dev")):
+        assert list(read_source(source, tmp_path, PrepSettings()).splits) == [split]
 
 
 def test_of_two_forms_of_a_split_the_first_by_name_is_read(tmp_path):

@@ -524,6 +524,9 @@ def test_a_file_is_read_in_pieces(tmp_path, monkeypatch):
     assert FileSlice(str(path), 0, 0).read() == b""
     with pytest.raises(InputError, match="file: ends at 100 bytes, within a sample"):
         FileSlice(str(path), 95, 6).read()
+    for function in (FileSlice.read, FileSlice.status):
+        with pytest.raises(InputError, match=r"gone: cannot be read \(No such file or directory\)"):
+            function(FileSlice(str(tmp_path / "gone")))
 
 
 @pytest.mark.parametrize(("number", "raised"), [(errno.EDQUOT, InputError), (errno.EIO, OSError)])

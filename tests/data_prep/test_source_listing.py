@@ -140,6 +140,7 @@ def test_kaggles_val_of_other_names(tmp_path, jpeg, capsys):
         tmp_path,
         {"train/n01440764/1.JPEG": jpeg(0), "val/a": jpeg(1), "val/b.JPG_large": jpeg(2), "val/notes.md": b"x"},
     )
+    put(tmp_path, {"val/.cache/a": b"", "val/._a.jpg": b""})  # which make no class folder and no image of it
     (tmp_path / SOLUTION).write_text("ImageId,PredictionString\na,n01440764 1\nb,n01440764 1\n")
     assert list(found(imagenet.read(tmp_path), "val")) == ["val/a", "val/b.JPG_large"]
     assert "val: left out 1 file *.md" in capsys.readouterr().err
