@@ -174,6 +174,19 @@ def test_damage_between_the_markers_is_found(image):
     assert transcoded(rewritten)[2] == ""
 
 
+def test_one_that_grows_by_more_than_a_quarter_is_kept(image, monkeypatch):
+    data, rooms = saved(image(5)), []
+    codec = restart.run_codec
+
+    def with_less_room(function, data, room, *settings):
+        rooms.append(room)
+        return codec(function, data, 100, *settings)
+
+    monkeypatch.setattr(restart, "run_codec", with_less_room)
+    assert transcoded(data) == (data, NO_SEGMENTS, "kept as it is: grows by a quarter")
+    assert rooms == [len(data) * 5 // 4 + 65_536]
+
+
 def test_a_warning_of_one_that_lacks_scans_leaves_it_to_pillow(tmp_path, image):
     """What libjpeg would write of it is not smoothed, as decoders smooth it."""
     cut = without_scans(saved(image(5), progressive=True), 4)

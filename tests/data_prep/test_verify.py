@@ -281,7 +281,8 @@ def test_without_its_checksums_a_splits_blocks_are_checked(prepared):
     """And the samples in a damaged one are all that lie there."""
     path = prepared / "val.beton"
     beton, data = open_beton(path), bytearray(path.read_bytes())
-    at = int(beton.offset[3]) + 20
+    spanning = next(n for n in range(6) if beton.offset[n] // 4096 < (beton.stop[n] - 1) // 4096)
+    at = (int(beton.stop[spanning]) - 1) // 4096 * 4096
     data[at] ^= 1
     path.write_bytes(data)
     (prepared / "val.crc32c").unlink()
@@ -291,6 +292,7 @@ def test_without_its_checksums_a_splits_blocks_are_checked(prepared):
     assert lines[-2:] == [f"{prepared}/train.crc32c: is damaged", f"{prepared}/val.crc32c: is missing"]
     start = at // 4096 * 4096
     first, *_, last = [n for n in range(6) if beton.offset[n] < start + 4096 and beton.stop[n] > start]
+    assert first == spanning
     (damaged,) = (line for line in lines if ": block " in line)
     wanted = (
         f"{path}: block {at // 4096} (bytes {start} to {start + 4095}) is damaged; it holds samples {first} to {last}"
