@@ -390,7 +390,7 @@ def test_the_settings_that_a_manifest_does_not_state():
         "raw": False,
         "encoding": "jpeg",
         "restart_markers": True,
-        "max_pixels": Image.MAX_IMAGE_PIXELS * 2,
+        "max_pixels": 178_956_970,
         "on_corrupt": "skip",
         "splits": "",
         "targets": "",

@@ -87,6 +87,13 @@ def test_a_large_jpeg_is_scaled_down_while_it_is_decoded(stored, mode):
     assert encode_file(path, raw=True, max_size=100, max_pixels=202 * 101 - 1).data == b""
 
 
+def test_so_is_a_jpeg_of_several_pictures(stored, image):
+    path = stored("a.jpg", 1610, 805)
+    Image.open(path).save(path.with_name("b.jpg"), "MPO", save_all=True, append_images=[image(0)])
+    found = encode_file(path.with_name("b.jpg"), max_size=100, max_pixels=202 * 101)
+    assert (found.width, found.height, found.rule) == (100, 50, "first of 2 frames")
+
+
 def test_so_is_one_that_is_shrunk_plane_by_plane(stored):
     path = stored("a.jpg", 1610, 805)
     few = encode_file(path, max_size=100, max_pixels=202 * 101)

@@ -89,6 +89,7 @@ def test_what_has_no_classes_one_after_the_other_is_not_shuffled():
     for whole in (dataset([4]), numbers, replace(dataset([4, 4]), text=True)):
         assert shuffle_train(whole, settings) is whole
     assert names(select(dataset([4, 4]), PrepSettings(shuffle=True, splits="val")), "val") == ["v"]
+    assert list(select(dataset([4, 4]), PrepSettings(splits="val,train")).splits) == ["train", "val"]
     swapped = Dataset(("a", "b"), {"train": ImageFiles("", ["x", "y"], [1, 0])})
     assert shuffle_train(swapped, settings) is swapped
 

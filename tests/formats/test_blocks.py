@@ -80,7 +80,8 @@ def test_what_is_told_to_be_on_disk_is_flushed_before(tmp_path, monkeypatch):
 
 
 def test_after_a_write_that_failed_nothing_more_is_written_or_flushed(tmp_path, monkeypatch):
-    disk, flushed = DiskFile(tmp_path / "file", 0), []
+    disk = DiskFile(tmp_path / "file", 0)
+    flushed: list[str] = []
     write = disk._write
     monkeypatch.setattr(disk, "_write", lambda position, parts: 1 / 0 if position == 10 else write(position, parts))
     disk.write(0, [b"0" * 10])
