@@ -27,6 +27,7 @@ from tests.layouts import two_classes
 from tests.sections import train_section
 from widemix.data import images as images_module
 from widemix.data import loader as loader_module
+from widemix.data.augment import batch as augment_module
 from widemix.data.batches import prefetch_count
 from widemix.data.decode import Decoder, centre_boxes, padded_boxes, random_boxes
 from widemix.data.loader import EvalLoader, TrainLoader, _warn_of_sorted_classes
@@ -34,6 +35,7 @@ from widemix.data.order import FileOrder, RandomOrder
 from widemix.data.paged import PagedOrder
 from widemix.data.prefetch import Prefetch
 from widemix.data.split import open_split
+from widemix.data.threads import run_on_threads
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.distributed.topology import Topology
@@ -71,7 +73,8 @@ def section(folder: Path, **changes) -> DataSection:
 
 
 def place(rank=0, world=1) -> Topology:
-    return Topology(rank, world, rank, world, torch.device("cpu"))
+    """Each rank on a machine of its own."""
+    return Topology(rank, world, 0, 1, torch.device("cpu"))
 
 
 def training(
@@ -245,6 +248,30 @@ def test_threads_are_those_asked_for_or_the_ranks_share(folder, monkeypatch):
     monkeypatch.setattr(images_module, "share_cpus", lambda topology: 10 + topology.rank)
     for workers, threads in ((3, 3), (0, 12)):
         assert EvalLoader(section(folder, workers=workers), 4, place(2, 4)).source.threads == threads
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("evaluation", 1), ("training", 3), ("views", 5)])
+def test_each_step_of_a_batch_is_on_as_many_threads(folder, kind, steps, monkeypatch):
+    """Decoding, and of each view a policy and colour jitter."""
+    used = []
+
+    def run(work, threads):
+        used.append(threads)
+        run_on_threads(work, threads)
+
+    for module in (widemix.data.decode, augment_module):
+        monkeypatch.setattr(module, "run_on_threads", run)
+    data, augment = (
+        section(folder, workers=3),
+        AugmentSection(auto_augment="rand-m9-mstd0.5-inc1", color_jitter=(0.2,) * 4),
+    )
+    views = [(data, augment), (data.model_copy(update={"image_size": 16}), augment)] if kind == "views" else ()
+    if kind == "evaluation":
+        loader = EvalLoader(data, 4, place())
+    else:
+        loader = TrainLoader(data, AugmentSection() if views else augment, TRAIN, place(), views=views)
+    loader.source.read(np.arange(4), np.arange(4), 0)
+    assert used == [3] * steps
 
 
 def test_epochs_differ(folder):

@@ -121,6 +121,19 @@ def test_an_order_is_of_its_loaders_indices_and_each_loader_has_its_own():
     assert one.sample_order(3).tolist() == []
 
 
+def test_an_operation_is_given_the_loaders_threads_and_the_orders_seed_and_epoch():
+    given: list[Any] = []
+    for operation in (ffcv.RandAugment("rand-m9"), ffcv.ColorJitter(0.4)):
+        operation.augmentation = lambda *arguments: given.append(arguments)
+        loader = SimpleNamespace(num_workers=4)
+        operation.order = SimpleNamespace(loader=loader, seed=5, epoch=np.array([3]))
+        images, indices = np.zeros((2, 8, 8, 3), np.uint8), np.array([7, 2], np.uint64)
+        assert operation.generate_code()(images, None, indices) is images
+        found, view_ids, *numbers = given.pop()
+        assert found is images
+        assert (view_ids.dtype, view_ids.tolist(), numbers) == (np.int64, [7, 2], [5, 3, 4])
+
+
 def test_what_is_not_given_is_as_in_our_loader():
     """But for a policy's interpolation: that of the loader's crops is not known to an operation."""
     theirs = inspect.signature(widemix.Loader).parameters
