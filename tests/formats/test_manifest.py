@@ -75,6 +75,14 @@ def test_blocks_cover_the_file_and_no_more(size, blocks):
             split(bytes=size, blocks=("ab",) * wrong)
 
 
+@pytest.mark.parametrize("name", ["a/b.beton", "/a.beton", ".a.beton", "../a.beton", "a/../b.beton", ""])
+def test_files_are_in_the_folder_itself_and_not_hidden(name):
+    with pytest.raises(ValueError, match="should match pattern"):
+        split(file=name)
+    with pytest.raises(ValueError, match="should match pattern"):
+        manifest(files=manifest().files | {name: "a hash"})
+
+
 def test_each_split_needs_its_checksums():
     files = manifest().files
     for name in files:
