@@ -22,7 +22,7 @@ from PIL import Image
 from timm.data import transforms
 
 import widemix.data.decode
-from tests.data.plain_batches import CROP, Numbers, stream_of
+from tests.data.plain_batches import CROP, Numbers, stream_of, uniform
 from tests.layouts import two_classes
 from tests.sections import train_section
 from widemix.data import images as images_module
@@ -481,6 +481,19 @@ def test_each_view_of_a_damaged_sample_is_that_view_of_the_sample_that_replaces_
     assert (read // count).tolist() == [0, 1, 2]
     assert not np.isin(read % count, (11, 30, 31)).any()
     assert torch.equal(images, source.read(read, read, 0)[0])
+
+
+def test_what_replaces_a_sample_follows_from_seed_epoch_and_view(damaged):
+    """The first of the stream's samples that can be read."""
+    source = TrainLoader(section(damaged, on_corrupt="replace"), AugmentSection(), TRAIN, place()).source
+    views = np.array([11, 30, 11 + 53])
+    for epoch in range(4):
+        expected = []
+        for view in views.tolist():
+            stream = stream_of(7, epoch, view, 11)
+            samples = [int(53 * uniform(stream, attempt)) for attempt in range(10)]
+            expected.append(next(sample for sample in samples if sample not in (11, 30, 31)))
+        assert (source.read(views, views, epoch)[1] % 53).tolist() == expected
 
 
 def test_each_attempt_to_replace_a_sample_tries_another_one(damaged, monkeypatch):

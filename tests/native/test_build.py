@@ -183,6 +183,19 @@ def test_the_module_says_what_was_built_or_why_nothing_was(monkeypatch, capsys):
         runpy.run_module("widemix.native", run_name="__main__")
 
 
+def test_the_code_in_use_is_the_packages_or_made_here(home, tiny, noting, monkeypatch):
+    opened = SimpleNamespace(jpeg_library=lambda: b"libjpeg-turbo 9")
+    monkeypatch.setattr("widemix.native.library.open_library", lambda: opened)
+    monkeypatch.setattr("widemix.native.library.SOURCES", build.SOURCES)
+    monkeypatch.setattr(levels, "runnable", lambda: {"v7": levels.Level((), frozenset())})
+    monkeypatch.setattr(build, "runnable", levels.runnable)
+    assert description() == "compiled code is made at its first use"
+    build.planned().touch()
+    assert description() == "compiled code: made on this machine, libjpeg-turbo 9"
+    (build.SOURCES / "v7.so").touch()
+    assert description() == "compiled code: v7 of the package, libjpeg-turbo 9"
+
+
 def test_other_systems_have_no_compiled_code(home, monkeypatch):
     monkeypatch.setattr("sys.platform", "darwin")
     with pytest.raises(BuildError, match=r"^compiled code is for Linux alone$"):
