@@ -213,6 +213,20 @@ def test_damage_without_scans_is_reported(tmp_path, way):
     assert np.array_equal(pixels[0], pixels[2])
 
 
+def test_the_reason_of_pillow_is_cut_where_c_has_room_for_it(tmp_path, way, monkeypatch):
+    decoder = written(tmp_path / "a.beton", [progressive(0, 2, (60, 50))])
+
+    def fails(*_, **__):
+        raise ValueError(500 * "x")
+
+    monkeypatch.setattr(Image, "open", fails)
+    found = decoder.try_read(
+        np.zeros(1, int), np.array([[0, 0, 50, 60, 0]]), np.zeros(1), np.empty((1, 8, 8, 3), np.uint8), 1
+    )
+    assert list(found) == [0]
+    assert found[0] in (199 * "x", 200 * "x")
+
+
 @pytest.mark.skipif(not REAL.is_dir(), reason="real ImageNet files are not in shared/")
 @pytest.mark.parametrize("segments", [False, True], ids=["original bytes", "segments"])
 def test_real_images_are_pillows(tmp_path, segments):

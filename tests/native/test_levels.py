@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,6 +102,21 @@ def test_a_level_needs_all_its_instructions_and_those_of_the_lower_ones(machine,
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(levels, "processor", lambda: f"Features : {features}")
     assert list(levels.runnable()) == runs
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu sse4_2\nbugs\t\t: spectre\n\nflags\t\t: other\n", "flags\t\t: fpu sse4_2"),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", "Features\t: fp asimd"),
+        ("processor\t: 0\n", ""),
+        (None, ""),
+    ],
+)
+def test_instructions_are_those_that_linux_lists(text, line, monkeypatch) -> None:
+    info = SimpleNamespace(exists=lambda: text is not None, read_text=lambda: text)
+    monkeypatch.setattr(levels, "Path", {"/proc/cpuinfo": info}.__getitem__)
+    assert levels.processor() == line
 
 
 def test_a_level_above_one_that_does_not_run_is_refused(monkeypatch) -> None:
