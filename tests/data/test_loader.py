@@ -528,7 +528,7 @@ def test_a_damaged_image_is_never_left_out_of_evaluation(damaged):
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_checksums_are_compared_without_compiled_code_too(folder, tmp_path, raw, monkeypatch):
+def test_checksums_are_compared_without_compiled_code_too(tmp_path, raw, monkeypatch):
     """Also those of the table of segments, and of pixels that no crop shows."""
     two_classes(tmp_path / "jpegs")
     prepare("image-folder", tmp_path / "jpegs", tmp_path / "data", PrepSettings(raw=raw, splits="val"), processes=1)

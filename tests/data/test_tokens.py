@@ -245,7 +245,7 @@ def test_checksums_by_a_files_bytes_are_those_that_were_stored(folder):
         assert checksum == crc32c(struct.pack("<4qI", *numbers, crc32c(text[sample].tobytes())))
 
 
-def test_a_batch_is_no_wider_than_the_pairs_of_the_file(folder, tmp_path):
+def test_a_batch_is_no_wider_than_the_pairs_of_the_file(tmp_path):
     """Of 21 tokens at most, which is no multiple of 8."""
     source = tmp_path / "source"
     source.mkdir()

@@ -166,7 +166,7 @@ def test_what_another_process_has_built_meanwhile_is_taken(home, tiny, noting, m
     monkeypatch.setattr(build, "wait_for_lock", no_locks)
     assert compiled() == path
     assert noting.exists()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_the_module_says_what_was_built_or_why_nothing_was(monkeypatch, capsys):
