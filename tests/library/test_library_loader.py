@@ -192,6 +192,15 @@ def test_a_number_of_views_repeats_the_loaders_own(images: Path, world: int) -> 
     assert same(joined([loader(images, views=3 * [widemix.View()], **keys)]), viewed)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_views_are_rounded_to_the_type_asked_for(images: Path, dtype: torch.dtype) -> None:
+    exact, rounded = (next(iter(loader(images, views=DINO, img_dtype=kind)))[0] for kind in (torch.float32, dtype))
+    assert len(exact) == 2
+    for one, other in zip(exact, rounded, strict=True):
+        assert other.dtype == dtype
+        assert torch.equal(one.to(dtype), other)
+
+
 def test_a_damaged_image_of_views_is_named(images: Path, tmp_path: Path) -> None:
     for path in images.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
