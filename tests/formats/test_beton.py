@@ -163,14 +163,9 @@ def test_parts_may_be_stored_and_listed_in_any_order(complete, piece, monkeypatc
     assert before.stop.tolist() == [PAGE + 32, PAGE + 64, PAGE + 96]
     with complete.open("rb") as file:
         assert before.read_targets(file.fileno(), records[[0, 2]]).tolist() == [[0, 0.5], [2, 2.5]]
-    for column, shift in (("f0", 0), ("f2", 8), ("f3", 24)):
-        for sample, place in ((0, PAGE + 64 + shift), (2, PAGE + shift)):
-            if column == "f0":
-                records["f0"]["data_ptr"][sample] = place
-            elif column == "f2":
-                records["f2"]["ptr"][sample] = place
-            else:
-                records["f3"][sample] = place
+    for sample, place in ((0, PAGE + 64), (2, PAGE)):
+        records["f0"]["data_ptr"][sample], records["f2"]["ptr"][sample] = place, place + 8
+        records["f3"][sample] = place + 24
     table["ptr"][[0, 2]] = table["ptr"][[2, 0]]
     table[:] = table.reshape(-1)[[4, 8, 0, 3, 2, 7, 5, 6, 1]].reshape(3, 3)
     found = open_beton(complete)
