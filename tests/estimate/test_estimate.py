@@ -3,6 +3,7 @@
 import itertools
 import json
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,16 +17,22 @@ from tests.forks import Forks
 from widemix.cli.machine import add_cost
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
+from widemix.distributed.topology import Topology
 from widemix.errors import InputError
-from widemix.estimate import check, measure, report
+from widemix.estimate import check, measure, recipe_tables, report
+from widemix.estimate import rehearse as rehearse_module
+from widemix.estimate import rows as units
+from widemix.estimate.fake import fake_inputs
 from widemix.estimate.hardware import EFFICIENCY, GPUS, LAUNCH, Cluster, network_bandwidth
 from widemix.estimate.network import Pass, fake_pass
 from widemix.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
 from widemix.estimate.rehearse import Rehearsal
 from widemix.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, estimate
 from widemix.estimate.rows import Row, show
-from widemix.estimate.tables import named_rows, pairs_table
+from widemix.estimate.tables import named_rows, pairs_rows, pairs_table
 from widemix.estimate.traffic import Ring, Traffic, exposed, step_traffic
+from widemix.estimate.utilisation import fraction_of_peak, peak_fraction
+from widemix.models.cost import model_cost
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, load_recipe
 from widemix.recipe.engine import EngineSection
@@ -115,7 +122,32 @@ def test_wrong_numbers_are_refused():
         pairs_table(-1, 1)
 
 
+def test_a_link_within_a_node_may_be_slower_than_the_network():
+    assert Cluster(8, "rtx3090", nodes=2, network="4xndr").bandwidth == 32e9  # PCIe, of 200 GB/s
+    assert Cluster(8, "rtx3090", nodes=2, network="100").bandwidth == 12.5e9
+
+
+def test_each_precision_has_the_peak_of_its_units():
+    """By NVIDIA's data sheets, dense; without bf16 a V100 computes it in fp32."""
+    peaks = {kind: [gpu.peak(each) / 1e12 for each in ("fp16", "bf16", "fp32")] for kind, gpu in GPUS.items()}
+    assert peaks == {
+        "v100": [125, 15.7, 15.7],
+        "a100": [312, 312, 19.5],
+        "h100": [989, 989, 67],
+        "h200": [989, 989, 67],
+        "rtx3090": [71, 71, 35.6],
+    }
+    memory = {kind: gpu.memory / 1e9 for kind, gpu in GPUS.items()}
+    assert memory == {"v100": 32, "a100": 80, "h100": 80, "h200": 141, "rtx3090": 24}
+    links = {kind: gpu.link / 1e9 for kind, gpu in GPUS.items()}  # of one direction
+    assert links == {"v100": 300 / 2, "a100": 600 / 2, "h100": 900 / 2, "h200": 900 / 2, "rtx3090": 32}
+    assert (GPUS["h100"].bandwidth, GPUS["h200"].bandwidth) == (3.35e12, 4.8e12)
+
+
 def test_networks_by_name_by_adapters_and_by_number():
+    for speed in (10, 25, 100, 400):
+        assert network_bandwidth(f"{speed}gbe") == speed * 1e9 / 8
+    assert network_bandwidth("xdr") == 2 * network_bandwidth("ndr") == 4 * network_bandwidth("hdr")
     for text, gigabits in (("hdr", 200), ("4xNDR", 1600), ("2xedr", 200), ("100", 100), ("2x12.5", 25)):
         assert network_bandwidth(text) == gigabits * 1e9 / 8
 
@@ -278,7 +310,8 @@ def test_a_rehearsal_sends_and_keeps_what_the_estimate_says(engine):
 
 def test_a_rehearsal_says_how_far_the_estimate_is_off(monkeypatch):
     counts = Rehearsal({"all-reduce": 3}, {"all-reduce": 5 * 2**19}, kept=2**20, peak=2**21, seconds=1.25)
-    monkeypatch.setattr(check, "rehearse", lambda *_: counts)
+    ranks = []
+    monkeypatch.setattr(check, "rehearse", lambda recipe, *given: ranks.append(given) or counts)
     network = Pass([], peak=2**22, weights=2**19, trained=2**19, blocks=1, in_blocks=0)  # its gradients: 2 MiB
     sums, memory, took = check.rehearsed(load_recipe(B16), network, Cluster(4), memory=3 * 2**20)
     note = "a step, in 3 calls; the estimate is -20.0% off"
@@ -290,6 +323,21 @@ def test_a_rehearsal_says_how_far_the_estimate_is_off(monkeypatch):
     _, memory, _ = check.rehearsed(load_recipe(B16), network, Cluster(4), memory=3 * 2**20)
     assert memory[1:3] == (5 * 2**20, "5.00 MiB")  # kept, and the pass's
     assert memory.note.endswith("estimated activations; the estimate is -40.0% off")
+    check.rehearsed(load_recipe(B16), network, Cluster(8), memory=1.0)
+    assert ranks == [(4, 4), (4, 4), (8, 4)]
+    for peak in (80 * 10**9, 80 * 10**9 + 1):  # of an A100
+        counts = counts._replace(peak=peak)
+        with nullcontext() if peak == 80 * 10**9 else pytest.raises(InputError, match=r"needs 80\.0 GB on each GPU"):
+            check.rehearsed(load_recipe(B16), network, Cluster(4), memory=1.0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"), [(1, " or take more --gpus with engine.kind fsdp"), (2, " or engine.kind fsdp")]
+)
+def test_too_much_memory_has_its_cures(gpus, words):
+    recipe = load_recipe(B16, [("train.grad_accum_steps", "4")])
+    first = "raise train.grad_accum_steps (now 4), set train.activation_checkpointing"
+    assert check.cures(recipe, Cluster(gpus)) == f"{first}{words}"
 
 
 def test_the_command_rehearses_zero_and_writes_json(tmp_path):
@@ -353,6 +401,22 @@ def test_each_recipe_of_a_folder_gets_the_nodes_that_were_given(nodes, given, tm
     assert row["error"] == "error: none"
     [command] = commands
     assert command[command.index("--network") + 2 : command.index("--rehearse")] == given
+    failed.stderr = " \n"
+    cluster = Cluster(10, "h100", nodes=nodes, network="xdr")
+    [row] = rehearsal_rows(tmp_path, cluster, [("train.epochs", "150"), ("optim.lr", "0.1")])
+    assert (row["name"], row["error"]) == ("one", "failed")
+    command = commands[-1]
+    file = str(tmp_path / "one.yaml")
+    where = ["--gpus", "10", "--gpu", "h100", "--network", "xdr", *given, "--rehearse"]
+    start = command.index("cost")
+    assert command[start:-2] == ["cost", file, *where, "--train.epochs=150", "--optim.lr=0.1"]
+    assert (command[-2], Path(command[-1]).name) == ("--json", "one.json")
+    failed.stderr = "first\nerror: last\n"
+    (tmp_path / "another.yaml").touch()
+    assert [(row["name"], row["error"]) for row in rehearsal_rows(tmp_path, cluster)] == [
+        ("another", "error: last"),
+        ("one", "error: last"),
+    ]
 
 
 def test_names_begin_and_numbers_end_below_each_other(capsys):
@@ -371,6 +435,76 @@ def test_images_and_their_speed_are_the_benchs():
     table = (ROOT / "pipeline/bench/README.md").read_text()
     assert f"| **ours, restart markers** | **{IMAGES_PER_CPU:,}** |" in table  # as prep stores them
     assert f"(mean {IMAGENET_BYTES / 1000:.0f} kB)" in table
+
+
+def test_data_that_nobody_knows_have_no_hours(monkeypatch):
+    monkeypatch.setattr(report, "fake_pass", lambda recipe, micro: Pass([("bf16", 10**12, 10**9)], 0, 10, 10, 1, 10))
+    other = load_recipe(B16, [("data.num_classes", "7"), ("data.path", "none")])
+    names = [row.name for row in estimate(other, Cluster(1))]
+    assert not {"steps", "hours", "GPU hours", "storage", "read rate"}.intersection(names)
+    named = [row.name for row in estimate(other, Cluster(1), 5000)]
+    assert {"steps", "hours", "GPU hours"} <= {*named}
+    assert not {"storage", "read rate"}.intersection(named)  # nobody knows how large an image is
+    pairs = {row.name: row for row in estimate(load_recipe("mnli/mixer", [("data.path", "none")]), Cluster(1), 10**6)}
+    assert pairs["forward FLOPs"].note == "per pair, two a multiply-add"
+    assert pairs["step"].note.endswith("pairs/s over all GPUs")
+
+
+def test_memory_that_just_fills_a_gpu_is_too_much(monkeypatch):
+    for peak, fits in ((32 * 10**9 - 161, True), (32 * 10**9 - 160, False)):  # besides ten weights and their state
+        network = Pass([("fp16", 10**12, 10**9)], peak, 10, 10, 1, 10)
+        monkeypatch.setattr(report, "fake_pass", lambda recipe, micro, network=network: network)
+        recipe = load_recipe(B16, [("train.precision", "fp16")])
+        rows = {row.name: row for row in estimate(recipe, Cluster(1, "v100"), 5000)}
+        assert ("too much" in rows["memory"].note) != fits
+        assert "no bf16" not in rows["compute"].note
+
+
+def test_state_without_shards_is_updated_whole(monkeypatch):
+    """By ZeRO 0 as by DDP; the larger stages and FSDP divide the optimizer's work by the ranks."""
+    network = Pass([("bf16", 10**12, 10**9)], 0, 10**9, 10**9, 1, 10**8)
+    monkeypatch.setattr(report, "fake_pass", lambda recipe, micro: network)
+    shards = {"ddp": 1, "fsdp": 8, "hybrid": 4, 0: 1, 1: 8, 2: 8, 3: 8}
+    compute = {}
+    for name, number in shards.items():
+        engine = [("engine.kind", "deepspeed" if isinstance(name, int) else name.replace("hybrid", "fsdp"))]
+        engine += [("engine.zero_stage", str(name))] if isinstance(name, int) else []
+        engine += [("engine.sharding", "hybrid")] if name == "hybrid" else []
+        for optimizer, states in (("adamw", 2), ("sgd", 1)):
+            recipe = load_recipe(B16, [*engine, ("optim.name", optimizer), ("train.precision", "fp32")])
+            rows = estimate(recipe, Cluster(8, nodes=2), 5000)
+            compute = next(row.value for row in rows if row.name == "compute")
+            update = 4 * (3 + 2 * states) * 1e9 / number / 2.039e12 / 0.82
+            assert compute == pytest.approx(1e12 / 312e12 / 0.82 + update), name
+
+
+def test_a_network_beyond_any_machine_is_refused_and_dense_copies_are_told():
+    huge = [("model.channels", "8000000"), ("model.channel_hidden", "8000000")]
+    with pytest.raises(InputError, match=r"weights, where costs end at 1e\+14; take smaller sizes"):
+        report._model(load_recipe(B16, huge))
+    rows = {row.name: row for row in report._model(load_recipe("cifar10/sw_mlp"))}
+    sparse = load_recipe("cifar10/sw_mlp")
+    copies = model_cost(sparse.model, sparse.data.image_size, sparse.data.num_classes).dense_bytes
+    assert rows["dense copies"].value == copies > 0
+    assert "dense copies" not in {row.name for row in report._model(load_recipe("digits/mixer"))}
+    noted = next(row for row in report._model(load_recipe(B16)) if row.name == "the paper prints")
+    assert noted.note == "table 1: 786 channels for 768"
+
+
+def test_pairs_end_where_tables_do():
+    with pytest.raises(InputError, match=r"the widest such Mixer has 1\.26e\+06 channels, and tables end at 1e\+06"):
+        pairs_rows(2e18, 1)
+    for wrong in ((0, 1), (1, 0)):
+        with pytest.raises(InputError, match="both must be above 0"):
+            pairs_rows(*wrong)
+    rows = pairs_rows(2**18, 2)
+    assert list(rows[0]) == ["C", "S", "width m = S C", "Omega"]
+    for row in rows:
+        channels, tokens = row["C"], row["S"]
+        assert row["width m = S C"] == channels * tokens
+        assert row["Omega"] == 2 * (channels * tokens**2 + channels**2 * tokens) / 2
+    assert min(row["S"] for row in rows) in (1, 2)  # one step further there would be less than one
+    assert pairs_table(2**18, 2).endswith("(Omega / gamma)^(1/3) = 50.8")
 
 
 def test_pairs_have_the_omega_asked_for_and_the_widest_is_in_the_middle():
@@ -420,6 +554,99 @@ def test_a_measured_pass_says_how_far_the_estimate_is_off(monkeypatch):
     assert memory[:2] == ("measured activations", 1_000_000)
     assert memory.note == "32 images on this GPU; the estimate is -20.0% off"
     assert check.measured(digits) == [timed]
+
+
+@pytest.mark.parametrize(
+    ("flops", "batch", "samples"), [(1e12, 64, 4), (1e12, 2, 2), (1e10, 64, 10), (0.9e10, 64, 11), (1e9, 64, 64)]
+)
+def test_as_many_samples_as_take_a_moment_are_measured_by_ddp(monkeypatch, flops, batch, samples):
+    """At least four, at most a micro-batch."""
+    passes, fake = [], SimpleNamespace(peak=1)
+
+    def passed(recipe, *given):
+        passes.append((recipe.engine.kind, *given))
+        return fake
+
+    def compared(recipe, network, micro):
+        assert network is fake
+        passes.append((recipe.engine.kind, micro))
+        return 0.03, 0.04, None
+
+    monkeypatch.setattr(check, "model_cost", lambda *_: SimpleNamespace(training_flops=flops))
+    monkeypatch.setattr(check, "fake_pass", passed)
+    monkeypatch.setattr(check, "compare", compared)
+    digits = load_recipe(
+        "digits/mixer", [("engine.kind", "fsdp"), ("train.global_batch", str(batch)), ("augment.mix_group", "2")]
+    )
+    assert check.measured(digits)[0].note.startswith(f"{samples} images on this machine")
+    assert passes == [("ddp", samples, torch.device("cpu")), ("ddp", samples)]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (999, "999"),
+        (1000, "1 k"),
+        (59_880_472, "59.9 M"),
+        (10**6, "1 M"),
+        (2 * 10**9, "2 G"),
+        (10**12, "1 T"),
+        (0.5, "0.5"),
+    ],
+)
+def test_numbers_have_three_digits_and_a_prefix(number, text):
+    assert units.short(number) == text
+
+
+def test_bytes_are_gib_from_one_on():
+    assert units.size(2**30) == "1.00 GiB"
+    assert units.size(2**30 - 2**20) == "1023.00 MiB"
+
+
+def test_a_fake_pass_has_the_flops_of_the_cost_in_the_precision_of_the_recipe():
+    """And counts its weights, those that train, and those of blocks."""
+    for precision, frozen in (("fp32", "[stem.*]"), ("bf16", "[]"), ("fp16", "[]")):
+        options = ("train.precision", precision), ("train.freeze", frozen), ("model.depth", "2")
+        recipe = load_recipe("digits/mixer", options)
+        found, cost = fake_pass(recipe, 3), model_cost(recipe.model, 8, 10)
+        module = build_model(recipe.model, 8, 10)
+        spared = module.stem.proj.weight.numel() if frozen != "[]" else 0  # whose gradient is not computed
+        assert found.flops == 3 * (cost.training_flops - 2 * recipe.model.tokens * spared)
+        assert {kind for kind, flops, _ in found.operators if flops} == {precision}
+        still = sum(p.numel() for p in module.stem.parameters()) if spared else 0
+        assert (found.weights, found.trained) == (cost.parameters, cost.parameters - still)
+        assert (found.blocks, found.in_blocks) == (2, sum(p.numel() for p in module.blocks.parameters()))
+    images = fake_inputs(recipe, 3)
+    assert images.shape == (3, 3, 8, 8)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    text = load_recipe("mnli/mixer")
+    assert (fake_inputs(text, 3).dtype, fake_inputs(text, 3).ndim) == (torch.long, 2)
+
+
+def test_a_rehearsal_that_fails_leaves_no_group(monkeypatch):
+    monkeypatch.setattr(rehearse_module, "build_engine", lambda *_: 1 / 0)
+    recipe = load_recipe(B16, TINY)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            rehearse_module.rehearse(recipe, 4, 2)
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_rehearsal_asks_as_the_first_rank_and_takes_fp16_for_bf16(monkeypatch):
+    asked = []
+
+    def built(engine, module, optim, train, topology):
+        asked.append((train.precision, topology.rank, topology.world, topology.local_rank, topology.local_world))
+        return SimpleNamespace(step=lambda batches, lr: asked.append((len(batches), len(batches[0]), lr)))
+
+    monkeypatch.setattr(rehearse_module, "build_engine", built)
+    monkeypatch.setattr(rehearse_module, "check_engine", lambda *given: asked.append(given[2].precision))
+    options = (("train.precision", "fp16"), ("train.grad_accum_steps", "2"), ("optim.lr", "0.125"))
+    found = rehearse_module.rehearse(load_recipe(B16, (*TINY, *options)), 8, 4)
+    assert asked == ["bf16", ("bf16", 0, 8, 0, 4), *[(2, 4, 0.125)] * 2]
+    assert (found.calls, found.bytes) == ({}, {})
+    module = build_model(load_recipe(B16, TINY).model, 224, 1000)
+    assert (found.peak, found.kept) == (0, 4 * sum(p.numel() for p in module.parameters()))
 
 
 def test_a_short_run_has_its_time_in_seconds_or_minutes_and_a_small_network_a_whole_batch_measured():
@@ -555,6 +782,11 @@ def test_prepared_data_has_its_own_samples_and_bytes(monkeypatch, tmp_path):
     found = printed(monkeypatch, network, Cluster(1), where, samples=4096)
     assert found["steps"] == (300, "300", "300 epochs of 4,096 images (--samples)")
     assert found["storage"][0] == 4096 * 2500
+    long = ("train.max_steps", "301"), ("data.image_size", "112"), ("model.patch_size", "8")
+    recipe = load_recipe(B16, [where, *long])
+    found = {row.name: row for row in estimate(recipe, Cluster(1), 4096)}
+    assert found["steps"][1:] == (300, "300", "300 epochs of 4,096 images (--samples)")  # which end before that
+    assert "decoding CPUs" not in found  # measured of images of 224
     with pytest.raises(
         InputError, match=r"^train.global_batch 4096 exceeds the 4095 samples \(--samples\): an epoch"
     ):
@@ -631,3 +863,97 @@ def test_a_gpus_work_is_waited_for_in_each_of_three_repetitions(monkeypatch):
     assert measure._shortest(lambda: advance(1), torch.device("cuda")) == 11
     assert calls == [1, 10] * 3
     assert measure._shortest(lambda: advance(1), torch.device("cpu")) == 1
+
+
+def test_a_pass_is_measured_in_the_memory_layout_of_the_engine_if_one_is_given(monkeypatch):
+    layouts = []
+
+    def choose(module, engine, train, micro, device):
+        return engine.kind, train.global_batch, micro, device.type
+
+    monkeypatch.setattr(measure, "_shortest", lambda action, device: action() or 1.5)
+    monkeypatch.setattr(measure, "choose_memory_layout", choose)
+    monkeypatch.setattr(measure, "use_memory_layout", lambda module, layout: layouts.append(layout))
+    recipe = load_recipe("digits/mixer", [("model.depth", "1"), ("engine.kind", "fsdp")])
+    cpu = torch.device("cpu")
+    assert measure.measured_pass(recipe, 4, cpu) == (1.5, None)
+    assert layouts == []
+    assert measure.measured_pass(recipe, 4, cpu, recipe.engine) == (1.5, None)
+    assert layouts == [("fsdp", 64, 4, "cpu")]
+
+
+def test_a_roofline_is_compared_with_the_pass_of_as_many_samples(monkeypatch):
+    peaks = GPUS["a100"]
+    monkeypatch.setattr(measure, "measured_peaks", lambda device: peaks)
+    monkeypatch.setattr(measure, "measured_pass", lambda recipe, micro, device: (recipe, (micro, device.type)))
+    network = SimpleNamespace(seconds=lambda gpu: ("roofline", gpu))
+    assert measure.compare("recipe", network, 7) == (("roofline", peaks), "recipe", (7, "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("options", "peak"),
+    [
+        ({"precision": "fp32"}, 19.5e12),
+        ({"precision": "bf16", "matmul_precision": "high"}, 312e12),
+        ({"precision": "fp16"}, 312e12),
+        ({"precision": "fp32", "matmul_precision": "high"}, None),  # TF32, whose peak is another
+    ],
+)
+def test_utilisation_is_of_the_peak_of_the_precision(options, peak):
+    recipe = load_recipe(B16, [(f"train.{name}", value) for name, value in options.items()])
+    flops = model_cost(recipe.model, 224, 1000).training_flops
+    expected = None if peak is None else pytest.approx(flops / (4 * peak))
+    assert fraction_of_peak(recipe, "NVIDIA A100-SXM4-80GB", 4) == expected
+    assert peak_fraction(recipe, Topology(0, 4, 0, 4, torch.device("cpu"))) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0099, "under 0.01"), (0.01, "0.01"), (0.0149, "0.015"), (9.94, "9.9"), (10.4, "10"), (1234.4, "1,234")],
+)
+def test_hours_of_the_table_are_those_of_one_gpu_and_the_headers_samples(monkeypatch, tmp_path, value, text):
+    asked = []
+
+    def estimated(recipe, cluster, samples):
+        asked.append((cluster, samples))
+        return [Row("steps", 7.0, ""), Row("hours", value, ""), Row("GPU hours", 8.0, "")]
+
+    monkeypatch.setattr(recipe_tables, "estimate", estimated)
+    path = tmp_path / "one.yaml"
+    lines = [f"#   {name}   of {name}" for name in ("prepare", "command", "expected", "source")]
+    for options, samples in (("--samples 1437 --gpus 8", 1437), ("--gpus 8", None)):
+        path.write_text("\n".join([*lines, f"#   cost   widemix cost {options}", f"extends: {B16}"]))
+        assert recipe_tables.hours(path) == text
+        assert asked.pop() == (Cluster(1, "a100"), samples)
+
+
+def test_a_header_has_all_fields_but_a_measurement(tmp_path):
+    path = tmp_path / "one.yaml"
+    names = ("prepare", "command", "expected", "source", "cost")
+    lines = [f"#   {name}   of {name}" for name in names]
+    lines.insert(3, "#      and more")
+    path.write_text("# A recipe\n" + "\n".join(lines) + "\ndata: {}\n#   measured   too late\n")
+    fields = recipe_tables.header(path)
+    assert fields == {name: f"of {name}" for name in names} | {"expected": "of expected and more"}
+    for name in names:
+        path.write_text("\n".join(line for line in lines if f"   {name} " not in line))
+        with pytest.raises(InputError, match=f"one.yaml: its header has no line `#   {name}   ...`"):
+            recipe_tables.header(path)
+
+
+def test_recipes_that_others_extend_and_studies_are_no_rows(tmp_path):
+    for name in ("b/two.yaml", "a/one.yaml", "base/c.yaml", "studies/d.yaml", "a/notes.md", "top.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert recipe_tables.shipped(tmp_path) == [tmp_path / "a/one.yaml", tmp_path / "b/two.yaml"]
+
+
+@pytest.mark.parametrize("text", ["BEGIN\n", "END\n", "END\nBEGIN\n", None])
+def test_a_file_without_its_lines_is_refused(tmp_path, text):
+    path = tmp_path / "README.md"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError, match=r"README\.md: needs the lines BEGIN and END, in this order"):
+        recipe_tables.split_between(path, "BEGIN\n", "END\n")
+    path.write_text("a\nBEGIN\nb\nEND\nc\n")
+    assert recipe_tables.split_between(path, "BEGIN\n", "END\n") == ("a\nBEGIN\n", "END\nc\n")

@@ -67,5 +67,8 @@ def test_frozen_weights_have_no_masters_and_offloaded_state_is_elsewhere(stage):
 def test_torchs_engines_keep_fp32_whatever_is_computed_in(precision):
     plain = state_bytes(1000, engine="ddp", precision=precision, world=4)
     assert (plain.weights, plain.gradients, plain.optimizer) == (4000, 4000, 8000)
+    assert state_bytes(1000, engine="ddp", precision=precision, world=4, offload=True) == plain
+    averaged = state_bytes(1000, trained=100, engine="fsdp", precision=precision, world=4, ema=True)
+    assert (averaged.weights, averaged.gradients, averaged.optimizer) == (1000, 100, (8 * 100 + 4 * 1000) / 4)
     sharded = state_bytes(1000, engine="fsdp", precision=precision, world=4)
     assert (sharded.weights, sharded.gradients, sharded.optimizer) == (1000, 1000, 2000)

@@ -31,7 +31,19 @@ def test_a_run_takes_its_steps(digits, monkeypatch, ranks, device):
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0.0314, "31 ms"), (1.26, "1.3 s"), (150, "2.5 min"), (7500, "2.1 h"), (400_000, "4.6 days")],
+    [
+        (0.0314, "31 ms"),
+        (0.999, "999 ms"),
+        (1.0, "1.0 s"),
+        (1.26, "1.3 s"),
+        (119, "119.0 s"),
+        (120, "2.0 min"),
+        (150, "2.5 min"),
+        (7100, "118.3 min"),
+        (7500, "2.1 h"),
+        (172_800, "2.0 days"),
+        (400_000, "4.6 days"),
+    ],
 )
 def test_durations_read_well(seconds, said):
     assert this_machine._duration(seconds) == said

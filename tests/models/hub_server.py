@@ -22,6 +22,7 @@ class Hub:
     )  # by OWNER/NAME/path, of data sets by datasets/OWNER/NAME/path
     cuts: list[str] = field(default_factory=list)  # files whose next answer ends in the middle, one for each time
     uploaded: dict[str, bytes] = field(default_factory=dict)  # large files by SHA-256
+    created: list[tuple[str, bool]] = field(default_factory=list)  # names, and whether they are private
     refuse: int = 0  # the status of every answer, if it is not 0
 
 
@@ -35,6 +36,7 @@ class _Answers(BaseHTTPRequestHandler):
             self.answer(self.hub.refuse, {"error": "Invalid username or password."})
         elif parts[-1] == "create":
             asked = json.loads(body)
+            self.hub.created.append((asked["name"], bool(asked.get("private"))))
             self.answer(200, {"url": f"{self.hub.address}/{asked.get('organization', 'me')}/{asked['name']}"})
         elif parts[-1] == "validate-yaml":
             self.answer(200, {"errors": [], "warnings": []})

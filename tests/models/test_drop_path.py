@@ -9,7 +9,15 @@ import torch
 
 from tests.conftest import ROOT
 from widemix.data.random import scramble as scramble_of_one
-from widemix.models.drop_path import DropPath, keeps, number_drop_paths, scramble, set_drop_path_keys
+from widemix.models.drop_path import (
+    DropPath,
+    drop_path,
+    keeps,
+    number_drop_paths,
+    raise_linearly,
+    scramble,
+    set_drop_path_keys,
+)
 from widemix.models.families import named_networks
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
@@ -30,6 +38,36 @@ def test_so_many_are_dropped_and_the_rest_makes_up_for_them():
     assert abs((out[:, 0, 0] == 0).float().mean().item() - 0.3) < 0.03
     assert set(out.unique().tolist()) == {0.0, torch.tensor(1 / (1 - 0.3)).item()}
     assert torch.equal(layer.eval()(out), out)
+
+
+def test_without_keys_torchs_generator_decides():
+    torch.manual_seed(0)
+    layer, ones = DropPath(0.25).train(), torch.ones(4000, 2)
+    out = layer(ones)
+    assert abs((out[:, 0] == 0).float().mean().item() - 0.25) < 0.03
+    assert set(out.unique().tolist()) == {0.0, torch.tensor(4 / 3).item()}
+    assert not torch.equal(layer(ones), out)
+    set_drop_path_keys([layer], KEYS)
+    keyed = layer(ones)
+    assert torch.equal(layer(ones), keyed)  # which does not count its calls
+    set_drop_path_keys([layer], None)
+    assert not torch.equal(layer(ones), keyed)
+    assert DropPath(0.0).train()(ones) is ones
+    assert isinstance(drop_path(0.0), torch.nn.Identity)
+    assert drop_path(0.1).drop_prob == 0.1
+
+
+def test_the_choice_is_the_hash_of_key_and_number_against_the_probability():
+    """Whatever is resumed by a later version drops the same."""
+    for number, probability in ((0, 0.5), (37, 0.1)):
+        words = (KEYS[:200] ^ number).numpy().view(np.uint64)
+        fractions = [int(scramble_of_one(word)) / 2**64 for word in words]
+        assert keeps(KEYS[:200], number, probability).tolist() == [each >= probability for each in fractions]
+    layer = DropPath(0.5, number=3).train()
+    layer.counts_calls = True
+    set_drop_path_keys([layer], KEYS)
+    for call in range(2):
+        assert torch.equal(layer(torch.ones(len(KEYS))) > 0, keeps(KEYS, 3 * 16 + call, 0.5))
 
 
 def test_a_choice_belongs_to_the_sample_and_the_layer():
@@ -59,6 +97,9 @@ def test_the_probability_can_rise_over_the_blocks(name):
         network = build_model(recipe.model, 224, 10)
     found = [part.drop_prob for part in network.modules() if isinstance(part, DropPath)]
     assert found == pytest.approx([0.0, 0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3])
+    one = torch.nn.Sequential(DropPath(0.3))
+    raise_linearly(list(one))  # of one block, which is the first
+    assert one[0].drop_prob == 0
 
 
 KINDS_THAT_DROP = {
@@ -93,6 +134,12 @@ def test_timms_layers_are_replaced_in_any_network():
     layers = number_drop_paths(model)
     assert [layer.number for layer in layers] == list(range(len(layers)))
     assert not any(type(part) is timm.layers.DropPath for part in model.modules())
+    assert all(layer.training for layer in layers)
+    still = timm.create_model("resmlp_12_224", img_size=32, drop_path_rate=0.5, num_classes=3).eval()
+    rates = [part.drop_prob for part in still.modules() if type(part) is timm.layers.DropPath]
+    replaced = number_drop_paths(still)
+    assert [layer.drop_prob for layer in replaced] == rates
+    assert not any(layer.training for layer in replaced)
     set_drop_path_keys(layers, KEYS)
     dropped = [layer(torch.ones(len(KEYS))) == 0 for layer in layers if layer.drop_prob > 0.4]
     assert not torch.equal(dropped[0], dropped[-1])

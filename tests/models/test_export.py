@@ -9,8 +9,9 @@ import timm
 import torch
 
 from widemix.errors import InputError
+from widemix.formats.manifest import Prepared
 from widemix.models.bottleneck_mlp.section import BottleneckMlpSection
-from widemix.models.export import export_model, loading_lines
+from widemix.models.export import Usage, export_model, loading_lines, read_usage
 from widemix.models.families import named_networks
 from widemix.models.ff_only.section import FfOnlySection
 from widemix.models.lasso.section import LassoSection
@@ -81,7 +82,11 @@ def test_timm_loads_it_back_to_equal_logits(section, tmp_path):
     x = torch.randn(2, 3, 16, 16)
     assert torch.equal(loaded(x), model(x))
     assert loaded.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
+    assert loaded.pretrained_cfg["std"] == [0.4, 0.5, 0.6]
     assert loaded.pretrained_cfg["crop_pct"] == 0.9
+    assert loaded.pretrained_cfg["input_size"] == [3, 16, 16]
+    assert loaded.pretrained_cfg["fixed_input_size"] == (section.model_dump().get("name") != "test_resnet")
+    assert folder.stat().st_mode & 0o777 == 0o755
     assert json.loads((folder / "config.json").read_text())["label_names"] == ["ant", "bee", "cat"]
 
 
@@ -107,6 +112,51 @@ def test_the_interpolation_of_the_evaluation_is_kept(trained_by, said, tmp_path)
     data = OUTER["data"].model_copy(update={"interpolation": trained_by})
     export_model(trained(MIXER), MIXER, tmp_path / "exported", data=data, labels=OUTER["labels"])
     assert json.loads((tmp_path / "exported/config.json").read_text())["pretrained_cfg"]["interpolation"] == said
+
+
+def test_a_name_of_its_own_is_that_of_a_network_trained_by_stochastic_depth_too():
+    section, side = named_networks()["rp_mixer_ss8_32"]
+    for rate in (0.0, 0.2):
+        dropped = section.model_copy(update={"drop_path": rate})
+        name, arguments = dropped.timm_spec(side, default_cfgs)
+        assert (name, arguments["drop_path_rate"]) == ("rp_mixer_ss8_32", rate)
+    others = (section.model_copy(update={"permutation_seed": 1}), side), (section, 2 * side)
+    for other, size in others:
+        assert other.timm_spec(size, default_cfgs)[0] == "widemix_mixer"
+    assert section.timm_spec(side, {"mixer_ss8_32"})[0] == "widemix_mixer"  # timm has no other by that name
+
+
+def test_what_an_export_says_of_its_use_is_read_back(tmp_path):
+    prepared = Prepared(classes=("x",), max_size=77, side="shortest")
+    data = OUTER["data"].model_copy(update={"targets": "multilabel"})
+    labels = {"labels": OUTER["labels"], "loss": "sigmoid", "prepared": prepared, "card": "# A card"}
+    export_model(trained(MIXER), MIXER, tmp_path / "exported", data=data, **labels)
+    usage = read_usage(tmp_path / "exported/config.json")
+    assert usage == Usage(targets="multilabel", loss="sigmoid", max_size=77, side="shortest")
+    assert (tmp_path / "exported/README.md").read_text() == "# A card"
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "plain.json").write_text('{"architecture": "resnet18"}')
+    for name in ("list", "plain"):
+        assert read_usage(tmp_path / f"{name}.json") == Usage(targets="class", loss="", max_size=0, side="longest")
+    with pytest.raises(InputError, match=r"none\.json: cannot be read"):
+        read_usage(tmp_path / "none.json")
+
+
+def test_weights_that_two_layers_share_are_written_for_both(tmp_path):
+    model = trained(MIXER)
+    model.blocks[1].mlp_tokens.fc1.weight = model.blocks[0].mlp_tokens.fc1.weight
+    export_model(model, MIXER, tmp_path / "exported", **OUTER)
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'exported'}", pretrained=True).eval()
+    x = torch.randn(2, 3, 16, 16)
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_a_network_of_sentences_is_not_written_as_onnx(tmp_path):
+    section = TEXTS["text_mixer"]
+    data = TextDataSection(kind="text", path=str(tmp_path), num_classes=3)
+    with pytest.raises(InputError, match=r"^--onnx: only networks of images are written as ONNX, not text_mixer"):
+        export_model(trained(section), section, tmp_path / "out", data=data, labels=["a", "b", "c"], onnx=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_new_head_can_be_put_on(tmp_path):

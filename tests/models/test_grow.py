@@ -7,6 +7,7 @@ from torch import nn
 from tests.models.test_mixer import MLP, SINGLE, VARIANTS, build
 from widemix.errors import InputError
 from widemix.models.mixer.grow import raster_positions
+from widemix.models.mixer.network import Mixer
 
 FACTOR = 3
 
@@ -86,3 +87,19 @@ def test_growing_leaves_the_small_one_and_its_mode_alone():
     assert not large.training
     nn.init.zeros_(large.head.weight)
     assert all(torch.equal(a, b) for a, b in zip(before, small.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("method", ["copies", "bilinear"])
+def test_a_grown_network_keeps_what_has_no_size_of_the_image(method):
+    keys = {"channels": 6, "depth": 1, "token_hidden": 3, "channel_hidden": 5, "drop_path_rate": 0.25}
+    outer = {"in_chans": 1, "num_classes": 7, "drop_rate": 0.5, "global_pool": ""}
+    small = Mixer(img_size=4, patch_size=2, norm_eps=0.125, **keys, **outer).half()
+    nn.init.normal_(small.head.weight)
+    large = small.grown(2, method)
+    assert (large.stem.img_size, large.stem.patch_size, large.in_chans) == ((8, 8), (2, 2), 1)
+    assert (large.num_classes, large.head_drop.p, large.global_pool) == (7, 0.5, "")
+    assert large.shape.token_hidden == (12 if method == "copies" else 3)
+    assert (large.norm.eps, large.blocks[0].drop_path1.drop_prob) == (0.125, 0.25)
+    assert {parameter.dtype for parameter in large.parameters()} == {torch.float16}
+    assert torch.equal(large.head.weight, small.head.weight)
+    assert large.training

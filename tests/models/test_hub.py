@@ -15,7 +15,9 @@ from widemix.evaluation.networks import load_network
 from widemix.models import onnx
 from widemix.models.export import export_model
 from widemix.models.hub import push
+from widemix.models.names import timm_name
 from widemix.models.registry import build_model
+from widemix.models.timm_registry import load_pretrained
 from widemix.training.finetune import load_init_weights
 
 CARD = "# A network\n\nimport timm; timm.create_model('local-dir:exported', pretrained=True)\n"
@@ -48,6 +50,10 @@ def test_what_is_pushed_is_loaded_from_the_hub(hub: Hub, tmp_path: Path) -> None
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     card = files.pop("README.md").replace(b"local-dir:exported", b"hf-hub:lab/mixer")
     assert hub.files == {f"lab/mixer/{name}": data for name, data in {**files, "README.md": card}.items()}
+    assert hub.created == [("mixer", False)]
+    (folder / "README.md").unlink()
+    push(folder, "lab/other", private=True)
+    assert hub.created[1:] == [("other", True)]
     network = load_network("hf:lab/mixer")
     x = torch.randn(2, 3, 16, 16)
     assert torch.equal(network.module(x), model(x))
@@ -67,12 +73,53 @@ def test_what_cannot_be_shared_is_one_line(hub: Hub, tmp_path: Path, monkeypatch
         push(folder, "a/b/c")
     with pytest.raises(InputError, match="hf:lab/none: cannot be loaded"):
         load_network("hf:lab/none")
-    hub.refuse = 401
-    with pytest.raises(InputError, match=r"lab/mixer: .*`hf auth login`, or HF_TOKEN, says who you are"):
+    for hub.refuse in (401, 403, 404):
+        with pytest.raises(InputError, match=r"lab/mixer: .*`hf auth login`, or HF_TOKEN, says who you are"):
+            push(folder, "lab/mixer")
+    hub.refuse = 400
+    with pytest.raises(RunError) as raised:
         push(folder, "lab/mixer")
+    assert "who you are" not in str(raised.value)
+    (tmp_path / "config.json").touch()
+    with pytest.raises(InputError, match=r"has no model\.safetensors"):
+        push(tmp_path, "lab/mixer")
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(RunError, match=r"http://127\.0\.0\.1:9: "):
         push(folder, "lab/mixer")
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("timm:mixer_b16_224", "mixer_b16_224"),
+        ("hf:lab/mixer-1.5_b", "hf-hub:lab/mixer-1.5_b"),
+        ("hf:lab/mixer@v2/a", "hf-hub:lab/mixer@v2/a"),
+        ("mixer_b16_224", None),
+        ("runs/timm:one", None),
+    ],
+)
+def test_names_of_timm_and_of_the_hub(name: str, known: str | None) -> None:
+    assert timm_name(name) == known
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:mixer", "hf:lab/", "hf:/mixer", "hf:a/b/c", "hf:a/b@", "hf:a b/c"])
+def test_half_a_name_of_the_hub_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"^{name}: a repository of the Hub is named OWNER/NAME"):
+        timm_name(name)
+    with pytest.raises(InputError, match="timm:: should be timm:NAME"):
+        timm_name("timm:")
+
+
+def test_a_network_that_timm_does_not_know_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"^given: cannot be loaded \(.*\); did you mean timm:mixer_b16_224\?$"):
+        load_pretrained("mixer_b16_242", "given")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(" \n")
+
+    monkeypatch.setattr("timm.create_model", fail)
+    with pytest.raises(InputError, match=r"^given: cannot be loaded \(OSError\)$"):
+        load_pretrained("mixer_b16_224", "given")
 
 
 def test_a_recipe_is_a_network_by_its_short_name() -> None:

@@ -1,5 +1,7 @@
 """Mixers against dense effective matrices, and against timm."""
 
+import math
+
 import pytest
 import timm
 import torch
@@ -152,6 +154,15 @@ def test_weights_are_a_function_of_torchs_seed_with_unit_gain():
             assert weight.std().item() * weight.shape[1] ** 0.5 == pytest.approx(1, abs=0.03), name
         elif name.endswith("bias") or name == "head.weight":
             assert not weight.any(), name
+
+
+def test_the_head_starts_with_timms_bias_on_request():
+    model = build(**MLP)
+    for nlhb, bias in ((True, -math.log(5)), (False, 0.0)):
+        model.init_weights(nlhb=nlhb)
+        assert model.head.bias.tolist() == pytest.approx([bias] * 5)
+        assert not model.head.weight.any()
+        assert not model.blocks[0].mlp_tokens.fc1.bias.any()
 
 
 @pytest.mark.parametrize("name", ["mixer_s32_224", "mixer_s16_224"])

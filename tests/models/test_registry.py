@@ -4,8 +4,10 @@ import pytest
 import timm
 import torch
 
+from widemix.errors import InputError
 from widemix.models.families import named_networks
-from widemix.models.registry import build_model, build_on_meta
+from widemix.models.registry import build_model, build_on_meta, empty_inputs
+from widemix.models.timm_methods import classifier
 from widemix.models.timm_registry import default_cfgs
 from widemix.recipe import load_recipe
 
@@ -43,7 +45,7 @@ def test_our_names_are_the_published_ones_that_timm_lacks_and_the_text_models():
 def test_a_text_model_without_arguments_has_the_sizes_of_the_recipe(kind):
     recipe = load_recipe("mnli/mixer", [("model.kind", kind)])
     with torch.device("meta"):
-        found, expected = timm.create_model(kind), build_model(recipe.model, 0, recipe.data.num_classes)
+        found, expected = timm.create_model(kind, img_size=224), build_model(recipe.model, 0, recipe.data.num_classes)
     assert {key: value.shape for key, value in found.state_dict().items()} == {
         key: value.shape for key, value in expected.state_dict().items()
     }
@@ -57,6 +59,14 @@ def test_every_name_builds_with_its_configuration(name):
     assert model.pretrained_cfg["architecture"] == name
     side = int(name.rsplit("_", 1)[-1])
     assert model.pretrained_cfg["input_size"] == (3, side, side)
+    read = {key: model.pretrained_cfg[key] for key in ("crop_pct", "interpolation", "mean", "std", "num_classes")}
+    assert read == {
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "mean": (0.485, 0.456, 0.406),
+        "std": (0.229, 0.224, 0.225),
+        "num_classes": 1000,
+    }
     assert model.get_submodule(model.pretrained_cfg["first_conv"]).weight is not None
     with torch.device("meta"):
         assert model(torch.empty(2, 3, side, side)).shape == (2, 1000)
@@ -106,3 +116,48 @@ def test_a_network_that_needs_weights_is_never_hollow(computes, monkeypatch):
     network = build_on_meta(section, 224, 10)
     torch.manual_seed(0)
     assert torch.equal(network.weight, torch.nn.Linear(3, 10).weight)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_of_memory"),
+    [
+        (MemoryError(), True),
+        (OverflowError("int too large"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("Storage size calculation overflowed"), True),
+        (RuntimeError("sizes do not match"), False),
+    ],
+)
+def test_a_network_that_does_not_fit_into_memory_is_one_line_and_other_errors_stay(error, is_of_memory, monkeypatch):
+    def fail(**arguments):
+        raise error
+
+    section = NAMED["mixer_s32_224"][0]
+    monkeypatch.setattr(type(section), "model_spec", lambda self, image_size: (fail, {}))
+    with pytest.raises(InputError if is_of_memory else RuntimeError) as raised:
+        build_model(section, 224, 10)
+    assert ("does not fit into memory" in str(raised.value)) == is_of_memory
+
+
+def test_a_network_has_a_class_at_least():
+    section = NAMED["mixer_s32_224"][0]
+    with torch.device("meta"):
+        assert build_model(section, 224, 1).head.out_features == 1
+    with pytest.raises(InputError, match=r"^data\.num_classes 0: is that of a prepared folder"):
+        build_model(section, 224, 0)
+
+
+def test_empty_inputs_are_those_of_the_section():
+    images = empty_inputs(NAMED["mixer_ss8_32"][0], 2, 40)
+    assert (images.shape, images.dtype, images.any().item()) == ((2, 3, 40, 40), torch.float32, False)
+    text = empty_inputs(load_recipe("mnli/mixer", [("model.tokens", "50")]).model, 3, 40)
+    assert (text.shape, text.dtype) == ((3, 50), torch.int64)
+
+
+def test_a_method_of_timm_that_is_missing_is_named_with_what_needs_it():
+    with pytest.raises(InputError, match=r"^train\.init_from: needs the method get_classifier .* in Linear"):
+        classifier(torch.nn.Linear(2, 2), "train.init_from")
+    heads = torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)
+    distilled = torch.nn.Module()
+    distilled.get_classifier = lambda: heads
+    assert list(classifier(distilled, "")) == list(heads)

@@ -8,6 +8,7 @@ import yaml
 
 from tests.conftest import ROOT
 from widemix.errors import InputError
+from widemix.models import families
 from widemix.models.mixer.section import MixerSection
 from widemix.models.sw_mlp.section import SwMlpSection
 from widemix.recipe import keys, load_recipe
@@ -60,6 +61,51 @@ def test_kind_picks_the_family(recipe):
 def test_what_is_wrong_costs_one_line(recipe, overrides, message):
     with pytest.raises(InputError, match=message):
         load_recipe(recipe(), [(f"model.{name}", value) for name, value in overrides.items()])
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"kind": "mixer"}, "a mixer needs either expansion, or both token_hidden and channel_hidden"),
+        ({"kind": "mixer", "token_hidden": 4}, "a mixer needs either expansion, or both"),
+        ({"kind": "mixer", "channel_hidden": 4}, "a mixer needs either expansion, or both"),
+        ({"kind": "mixer", "expansion": 2, "token_hidden": 4}, "say the same thing: give one of them"),
+        ({"kind": "mixer", "expansion": 2, "channel_hidden": 4}, "say the same thing: give one of them"),
+        ({"kind": "mixer", "expansion": 2, "token_hidden": 4, "channel_hidden": 4}, "a mixer needs either"),
+        ({"token_hidden": 4}, "an s_mixer has no hidden layer"),
+        ({"channel_hidden": 4}, "an s_mixer has no hidden layer"),
+        ({"permutation": "random", "permuted_blocks": [0, 3, 4]}, r"permuted_blocks \[3, 4\]: a depth of 3"),
+    ],
+)
+def test_widths_and_blocks_that_contradict_each_other_are_refused(keys, message):
+    with pytest.raises(ValueError, match=message):
+        MixerSection(**RECIPE["model"] | keys)
+
+
+def test_a_network_is_named_in_the_papers_letters():
+    mixer = MixerSection(**RECIPE["model"])
+    assert mixer.summary() == "S-Mixer, P 2, S 16, C 8, L 3"
+    both = {"kind": "mixer", "token_hidden": 5, "channel_hidden": 9, "permutation": "random", "token_groups": 2}
+    assert MixerSection(**RECIPE["model"] | both).summary() == "RP Mixer, P 2, S 16, C 8, L 3, D 5/9, 2 token groups"
+    kinds = {"kind": "mixer", "expansion": 1.5, "channel_weights": "monarch", "activation": "square"}
+    assert MixerSection(**RECIPE["model"] | kinds).summary() == (
+        "Mixer, P 2, S 16, C 8, L 3, gamma 1.5, monarch channel weights, sigma_2"
+    )
+
+
+def test_a_section_is_registered_once_and_told_of():
+    seen = []
+    families.WATCHERS.append(seen.append)
+    try:
+        assert families.register(MixerSection) is MixerSection  # again
+        with pytest.raises(InputError, match="section 3: should be a class derived from ModelSection"):
+            families.register(3)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="should be a class derived from ModelSection"):
+            families.register(dict)  # type: ignore[type-var]
+    finally:
+        families.WATCHERS.pop()
+    assert seen == [MixerSection]
+    assert [section.__name__ for section in families.sections()][:2] == ["MixerSection", "SwMlpSection"]
 
 
 def test_the_last_block_may_be_permuted_and_the_skips_of_an_rp_mixer(recipe):

@@ -1,9 +1,12 @@
 """Text models: padding never matters, equal budgets are equal, and the formula written out."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm, softmax
 
+from widemix.errors import InputError
 from widemix.models.registry import build_model
 from widemix.models.text.network import PAD
 from widemix.models.text.section import TextMixerSection, TextTransformerSection
@@ -134,6 +137,32 @@ def test_widths_and_budgets_that_cannot_be_are_refused():
         TextMixerSection(kind="text_mixer", budget=10, **SHAPE)
     with pytest.raises(ValueError, match="heads 4 does not divide channels 6"):
         TextTransformerSection(kind="text_transformer", channels=6, **SHAPE)
+
+
+def test_prepared_pairs_must_fit_the_tokens_and_the_vocabulary():
+    for section in (MIXER, SECTIONS["transformer"]):
+        section.check_text(Path("pairs"), 9, 20)
+        with pytest.raises(InputError, match=r"^model\.tokens 9: pairs in pairs have up to 10 tokens; .*--length 9"):
+            section.check_text(Path("pairs"), 10, 20)
+        with pytest.raises(InputError, match=r"^model\.vocabulary 20: the tokenizer\.json .* has 21 words"):
+            section.check_text(Path("pairs"), 9, 21)
+        assert section.input_shape(224) == (9,)
+
+
+def test_embeddings_start_small_and_padding_at_zero():
+    section = MIXER.model_copy(update={"vocabulary": 3000})
+    torch.manual_seed(0)
+    weight = build_model(section, 0, 3).embedding.weight
+    assert weight[PAD + 1 :].std().item() == pytest.approx(0.02, rel=0.02)
+    assert not weight[PAD].any()
+    encoder = build_model(SECTIONS["transformer"].model_copy(update={"channels": 64, "depth": 3}), 0, 3)
+    first, *others = [weight for name, weight in encoder.named_parameters() if name.endswith("in_proj_weight")]
+    assert len(others) == 2
+    for weight in (first, *others):
+        assert weight.std().item() == pytest.approx(64**-0.5, rel=0.03)
+    assert not torch.equal(first, others[0])
+    assert encoder.positions.std().item() == pytest.approx(0.02, rel=0.15)
+    assert not build_model(MIXER, 0, 3).head.weight.any()
 
 
 @pytest.mark.long
