@@ -1,5 +1,7 @@
 """Sheets of images: they show the run's images and every difference, and are written atomically."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from widemix.analysis.operations import AMPLIFIED, Comparison, all_comparisons, 
 from widemix.cli import main
 from widemix.data import grid as grid_module
 from widemix.data.augment.program import compile_policy
+from widemix.data.augment.registry import OPERATIONS
 from widemix.data.batches import Batch
 from widemix.data.grid import BACKGROUND, GUTTER, denormalise, grid, training_grid
 from widemix.data.loader import EvalLoader, TrainLoader
@@ -146,7 +149,7 @@ def test_noise_beyond_black_and_white_is_clipped():
 
 
 def test_a_difference_is_amplified_and_stated():
-    image = np.full((300, 300, 3), 100, np.uint8)
+    image = np.full((300, 150, 3), 100, np.uint8)
 
     def wrong(image, argument):
         changed = image.copy()
@@ -155,10 +158,27 @@ def test_a_difference_is_amplified_and_stated():
 
     comparison = Comparison("", None, (0.0, 1.0), "its peer", wrong, lambda image, _: image)
     tiles, captions = comparison_tiles(comparison, image)
-    assert captions == ["ours 0", "ours 1", "its peer 0", "its peer 1", "identical", "max 1, mean 4e-06"]
+    assert captions == ["ours 0", "ours 1", "its peer 0", "its peer 1", "identical", "max 1, mean 7e-06"]
     assert not tiles[4].any()
     assert tiles[5].max() == AMPLIFIED  # seen, though the tile is smaller than the image
-    assert all(tile.shape == (100, 100, 3) for tile in tiles)
+    assert all(tile.shape == (100, 50, 3) for tile in tiles)
+    assert tuple(zip(*np.nonzero(tiles[5]), strict=True)) == ((7 // 3, 9 // 3, 1),)
+    alone = replace(comparison, theirs=None)
+    assert comparison_tiles(alone, image)[1] == ["ours 0", "ours 1"]
+    assert comparison_tiles(replace(comparison, arguments=(1.0,)), image)[1][:2] == ["ours", "its peer"]
+
+
+def test_operations_that_move_pixels_are_compared_with_both_interpolations_and_all_over_their_range():
+    comparisons = all_comparisons((1, 2, 3))
+    moves = [f"{each.title}, {kind}" for kind in ("bilinear", "bicubic") for each in OPERATIONS if each.moves]
+    others = [each.title for each in OPERATIONS if not each.moves]
+    jitter = ["hue of colour jitter, turns", "gaussian_blur_prob, pixels"]
+    assert [each.name for each in comparisons] == [*others, *moves, *jitter]
+    numbers = {each.title: each.number for each in OPERATIONS}
+    assert all(numbers.get(each.name.partition(",")[0]) == each.number for each in comparisons)
+    for each in comparisons:
+        if each.name.startswith(("Rotate", "ShearX", "TranslateXRel")):
+            assert min(each.arguments) == -max(each.arguments) < 0, each.name
 
 
 def test_every_operation_of_the_sheet_is_its_peers_but_for_the_true_gaussian():

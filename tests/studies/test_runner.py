@@ -299,6 +299,23 @@ def test_the_command_trains_a_study(tmp_path, digits):
     assert (row.run, row.core_seconds > 0) == (other.name, True)
 
 
+def test_a_run_whose_lease_another_process_has_taken_is_ended_and_no_result_of_this_one(tmp_path, monkeypatch):
+    study, ended = Study(tmp_path, seeds=1), []
+    monkeypatch.setattr("widemix.studies.runner.RENEWAL_S", -1)
+    monkeypatch.setattr(Leases, "renew", lambda *_: False)
+    sleeps = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+    runner = Runner(study.folder, program=sleeps, ended=ended.append)
+    with pytest.raises(RunError, match="1 of 1 runs failed, first .*: another process has taken it"):
+        runner.run(study.study_runs[:1])
+    assert ended == []
+
+
+def test_the_time_that_is_left_is_that_of_the_runs_so_far_for_so_many_at_once(tmp_path):
+    runner = Runner(tmp_path, at_once=2)
+    runner._took = [10.0, 20.0]
+    assert runner._clock(6) == "0:00:45"
+
+
 def test_cells_that_run_at_once_share_cpus_and_gpus(tmp_path):
     runner = Runner(tmp_path, at_once=3, ranks=2, gpus=["0", "1", "GPU-2", "3"])
     assert [runner._devices(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["0,1", "GPU-2,3", "0,1"]

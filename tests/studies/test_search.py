@@ -227,6 +227,28 @@ def test_the_command_prints_what_each_point_has_chosen_and_writes_all_trials(pla
     assert table.read_text() == as_csv(searched)
 
 
+def test_runs_follow_once_the_search_is_complete(plan, tmp_path, monkeypatch):
+    trainer = Trainer(plan, tmp_path / "runs", stop_at=2)
+    monkeypatch.setattr("widemix.cli.study._trained", lambda _: (plan, tmp_path))
+    monkeypatch.setattr("widemix.cli.study._runner", lambda *_: trainer)
+    for verb in ("search", "run"):
+        assert run_command(make_parser(), argv=["study", verb, str(plan.path)]) == Exit.REQUEUE
+        assert len(trainer.tried) == 2
+    trainer.stop_at = None
+    assert run_command(make_parser(), argv=["study", "run", str(plan.path)]) == Exit.DONE
+    assert trainer.tried[14:] == [study_run.name for study_run in plan.runs()]
+
+
+def test_a_point_all_of_whose_trials_diverge_says_so_and_is_not_widened(tmp_path, monkeypatch, capsys):
+    plan = plan_of(tmp_path, STUDY.replace("low: 0.001, high: 0.256", "low: 1, high: 256"))
+    monkeypatch.setattr("widemix.cli.study._trained", lambda _: (plan, tmp_path))
+    monkeypatch.setattr("widemix.cli.study._runner", lambda *_: Trainer(plan, tmp_path / "runs"))
+    assert run_command(make_parser(), argv=["study", "search", str(plan.path)]) == Exit.DONE
+    *points, last = capsys.readouterr().out.splitlines()
+    assert [point.rpartition(": ")[2] for point in points] == ["all diverged"] * 3
+    assert last.startswith("all 9 trials are in ")
+
+
 def test_only_a_result_that_is_not_finite_is_final(tmp_path):
     text = STUDY.replace("high: 0.256", "high: 256").replace("0.001", "0.01")
     plan = plan_of(tmp_path, text)
@@ -284,13 +306,15 @@ def arm_of(tmp_path, search, text=STUDY):
 def test_of_several_keys_each_is_widened_by_the_distance_of_its_trials_as_far_as_recipes_allow(tmp_path):
     """Nine trials of two keys are three of each: a quarter of their ranges apart."""
     rates = {"optim.lr": Range(low=1e-4, high=1.0), "optim.weight_decay": Range(low=0.0, high=0.8, log=False)}
-    arm = arm_of(tmp_path, Search(keys=rates, trials=9, widen=2))
+    arm = arm_of(tmp_path, Search(keys=rates, trials=9, widen=2, split="train", seed=7))
     for sign, widened in ((1, [(-3 / 16, 8 / 9), (1 / 16, 8 / 9 + 1 / 4)]), (-1, [])):
         trials = arm.trials(lambda run, sign=sign: 50 + sign * run.recipe.optim.weight_decay)
         assert [tuple(trial.values.values()) for trial in trials[9:]] == [
             (pytest.approx(10 ** (-4 + 4 * u), rel=6e-3), pytest.approx(0.8 * v, abs=1e-3)) for u, v in widened
         ]  # below 0 no recipe has a weight decay
         assert arm.at_edge(trials) is bool(widened)
+    recipe = trials[0].study_run.recipe
+    assert (recipe.data.eval_split, recipe.train.seed) == ("train", 7)
     linear = rates["optim.weight_decay"]
     assert [linear.at(linear.fraction(value)) for value in (0.1, 0.9)] == [0.1, 0.9]
     equal = arm.trials(lambda run: 50.0)
