@@ -19,6 +19,7 @@ from widemix.analysis.similarity import (
     Samples,
     Similarity,
     _inverse_density,
+    _section,
     compare,
     mean_diagonals,
     mean_diagonals_csv,
@@ -168,6 +169,13 @@ def test_streaming_over_a_split_is_the_formula_over_stored_features(digits, tmp_
     first, second = map(load_network, ("recipes/digits/mixer.yaml", str(narrow)))
     found = compare(first, second, Samples(digits, batch=500, most=60, seed=4), ["blocks.*.norm1"], ["blocks.1"])
     assert found.samples == found.batch == 60
+    of_first = first.data.model_copy(update={"path": str(digits), "eval_split": "train"})
+    own = _section(second, of_first, Samples())
+    assert (own.path, own.eval_split, own.mean) == (str(digits), "train", (0.1, 0.2, 0.6))
+    assert _section(second, of_first, Samples(split="test")).eval_split == "test"
+    nowhere = of_first.model_copy(update={"path": ""})
+    with pytest.raises(InputError, match="has no data of its own: give a prepared folder with --data"):
+        _section(second, nowhere, Samples())
     assert found.rows == [f"blocks.{i}.norm1" for i in range(4)]
     assert found.columns == ["blocks.1"]
     densities = found.as_json()["row_inverse_density"], found.as_json()["inverse_density"]

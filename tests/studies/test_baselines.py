@@ -106,7 +106,7 @@ figure: {{x: width}}
 
 
 def test_of_text_the_words_are_counted_without_padding(tmp_path):
-    numbers, texts, classes = np.random.RandomState(0), {}, {}
+    numbers, texts, classes = np.random.RandomState(4), {}, {}
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{letter}" for letter in "abcdefghij")]
     (tmp_path / "source").mkdir()
     (tmp_path / "source/vocab.txt").write_text("\n".join(vocabulary) + "\n")
@@ -135,8 +135,7 @@ def test_of_text_the_words_are_counted_without_padding(tmp_path):
         c: LogisticRegression(C=c, max_iter=200).fit(fits[0], fits[2]).score(fits[1], fits[3])
         for c in (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     }
-    assert len(set(scores.values())) > 1
-    assert row.penalty == max(scores, key=scores.__getitem__)
+    assert row.penalty == max(scores, key=scores.__getitem__) == 0.1
     assert (row.data, row.split) == ("prepared", "dev_matched")
     assert row.linear == round(100 * model.score(counts["dev_matched"], classes["dev_matched"]), 2)
     assert (row.samples, row.majority) == (60, 33.33)

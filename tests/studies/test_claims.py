@@ -122,10 +122,16 @@ def test_a_margin_decides_what_is_equal(tmp_path):
     ("expect", "margin", "mean", "word"),
     [
         *(("greater", 0.0, mean, word) for mean, word in ((1, "supported"), (0, "undecided"), (-1, "contradicted"))),
-        *(("greater", 0.5, mean, word) for mean, word in ((1, "supported"), (0.1, "contradicted"))),
+        *(
+            ("greater", 0.5, mean, word)
+            for mean, word in ((1, "supported"), (0.1, "contradicted"), (0.3, "contradicted"))
+        ),
         ("greater", 0.5, 0.5, "supported"),
         *(("less", 0.0, mean, word) for mean, word in ((-1, "supported"), (0, "undecided"), (1, "contradicted"))),
-        *(("less", 0.5, mean, word) for mean, word in ((-1, "supported"), (-0.1, "contradicted"))),
+        *(
+            ("less", 0.5, mean, word)
+            for mean, word in ((-1, "supported"), (-0.1, "contradicted"), (-0.3, "contradicted"))
+        ),
         *(("equal", 0.5, mean, "supported") for mean in (0.1, -0.1)),
         *(("equal", 0.5, mean, "undecided") for mean in (0.5, -0.5)),
         *(("equal", 0.5, mean, "contradicted") for mean in (1, -1)),

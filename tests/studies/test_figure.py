@@ -153,6 +153,7 @@ def test_values_that_are_no_numbers_are_named_and_lines_of_one_value_lie_side_by
     assert axes.get_xlabel() == "network"
     places = [{float(x) for x, _, _ in points} for points in bars(axes).values()]
     assert places[:2] == [{-0.125}, {0.125}]  # 60 both: none hides the other
+    assert not axes.texts
     assert "| S-Mixer | " in as_page(results, parsed, "widths.yaml")
     assert "| network | " in as_page(results, parsed, "widths.yaml")
 
