@@ -303,9 +303,9 @@ def test_a_run_whose_lease_another_process_has_taken_is_ended_and_no_result_of_t
     study, ended = Study(tmp_path, seeds=1), []
     monkeypatch.setattr("widemix.studies.runner.RENEWAL_S", -1)
     monkeypatch.setattr(Leases, "renew", lambda *_: False)
-    sleeps = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+    sleeps = (sys.executable, "-S", "-c", "import time; time.sleep(5)")
     runner = Runner(study.folder, program=sleeps, ended=ended.append)
-    with pytest.raises(RunError, match="1 of 1 runs failed, first .*: another process has taken it"):
+    with pytest.raises(RunError, match=r"1 of 1 runs failed, first .*: another process has taken it"):
         runner.run(study.study_runs[:1])
     assert ended == []
 
