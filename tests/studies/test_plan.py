@@ -71,6 +71,7 @@ def test_what_shows_sizes_of_networks_alone_is_not_trained(study, monkeypatch, c
 def test_what_the_runs_lack_is_said_before_any_is_trained(study, digits, tmp_path, monkeypatch, capsys):
     limits = ("--low", "0.1", "--high", "1")
     splits = ", ".join(read_manifest(digits).splits)
+    monkeypatch.setattr("widemix.studies.runner.Runner", None)
     for verb, words, said in (
         ("run", ("--ranks", "7"), "7"),
         (
