@@ -228,12 +228,12 @@ def test_the_command_prints_what_each_point_has_chosen_and_writes_all_trials(pla
 
 
 def test_runs_follow_once_the_search_is_complete(plan, tmp_path, monkeypatch):
-    trainer = Trainer(plan, tmp_path / "runs", stop_at=2)
+    trainer, calls = Trainer(plan, tmp_path / "runs", stop_at=2), []
     monkeypatch.setattr("widemix.cli.study._trained", lambda _: (plan, tmp_path))
-    monkeypatch.setattr("widemix.cli.study._runner", lambda *_: trainer)
-    for verb in ("search", "run"):
+    monkeypatch.setattr("widemix.cli.study._runner", lambda *_: lambda runs: calls.append(1) or trainer(runs))
+    for number, verb in enumerate(("search", "run"), start=1):
         assert run_command(make_parser(), argv=["study", verb, str(plan.path)]) == Exit.REQUEUE
-        assert len(trainer.tried) == 2
+        assert (len(trainer.tried), len(calls)) == (2, number)  # what is stopped trains nothing more
     trainer.stop_at = None
     assert run_command(make_parser(), argv=["study", "run", str(plan.path)]) == Exit.DONE
     assert trainer.tried[14:] == [study_run.name for study_run in plan.runs()]
@@ -315,8 +315,9 @@ def test_of_several_keys_each_is_widened_by_the_distance_of_its_trials_as_far_as
         assert arm.at_edge(trials) is bool(widened)
     recipe = trials[0].study_run.recipe
     assert (recipe.data.eval_split, recipe.train.seed) == ("train", 7)
-    linear = rates["optim.weight_decay"]
-    assert [linear.at(linear.fraction(value)) for value in (0.1, 0.9)] == [0.1, 0.9]
+    linear = Range(low=0.5, high=0.9, log=False)
+    assert [linear.at(fraction) for fraction in (-0.25, 0, 0.25, 1)] == [0.4, 0.5, 0.6, 0.9]
+    assert (linear.fraction(0.6), rates["optim.lr"].fraction(1e-2)) == (pytest.approx(0.25), pytest.approx(0.5))
     equal = arm.trials(lambda run: 50.0)
     assert best(equal) is equal[0]
 
@@ -415,7 +416,7 @@ def test_nor_does_it_choose_where_the_command_says_what_is_searched(tmp_path, mo
     [
         ("low: 0.001, high: 0.256", "low: 1.0, high: 0.1", "search.keys.optim.lr: .*the first must be smaller"),
         ("low: 0.001, high: 0.256", "low: 0.1, high: 0.1", "search.keys.optim.lr: .*the first must be smaller"),
-        ("keys: {", "keys: {optim.momentum: {low: 0, high: 1.5, log: false}, ", "optim.momentum"),
+        ("keys: {", "keys: {augment.hflip: {low: 0, high: 1.5, log: false}, ", "augment.hflip 1.5"),
         ("keys: {", f"keys: {{{SIX}, ", "search: 7 keys for Digits, Normal, model.channels 8; at most 6"),
         ("set: {train.epochs: 3}", "set: {model.channels: 4}", "search: the study varies model.channels"),
         (
