@@ -363,7 +363,7 @@ def test_a_plan_knows_states_hours_and_disk(study, tmp_path, monkeypatch):
     [with_best] = requirements(study_runs_of(study, best)[:1], "v100").values()
     assert with_best.bytes == 4 * weights * (kept + 1 + done.recipe.optim.spec.states)
     averaged = read_study(study).model_copy(update={"set": {"train.ema_decay": 0.9, "train.epochs": 300}})
-    [with_average] = requirements(study_runs_of(study, averaged)[:1], "v100").values()
+    _, with_average = requirements([study_runs[0], study_runs_of(study, averaged)[0]], "v100").values()
     assert with_average.bytes == 4 * weights * (kept + done.recipe.train.keep_last)
     assert with_average.hours == pytest.approx(10 * needs[done.name].hours, rel=1e-3)
     assert requirements(study_runs[:1], "h100")[done.name].hours < needs[done.name].hours
