@@ -246,7 +246,13 @@ def test_no_step_is_saved_unless_its_loss_was_finite_and_no_run_ends_with_one_th
     assert lines[0][-1] == event
 
 
-def test_a_rollback_goes_on_from_the_checkpoint_behind_the_data_of_the_failed_steps(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("data_step", "saved"),
+    [(3, [(4, 4), (4, 4), (6, 8), (10, 12), (12, 14)]), (5, [(4, 4), (4, 8), (8, 12), (12, 16)])],
+)
+def test_a_rollback_goes_on_from_the_checkpoint_without_the_data_of_the_failed_steps(
+    monkeypatch, tmp_path, data_step, saved
+):
     """Data steps 5 and 6 fail, which is seen at the line of step 8; the checkpoint has a step that no line has yet."""
     skipped, excluded = [], []
 
@@ -254,9 +260,11 @@ def test_a_rollback_goes_on_from_the_checkpoint_behind_the_data_of_the_failed_st
         return next((stop for first, stop in skipped if first <= step < stop), step)
 
     def exclude(diverged):
+        assert not excluded
         excluded.append((diverged.first, diverged.stop))
         skipped.append(excluded[-1])
         origin = place(3, unlogged=UnloggedSteps(losses=[3.0], grad_norms=[4.0]))
+        origin = origin.model_copy(update={"data_step": data_step})
         return SimpleNamespace(position=origin, load=lambda verify: f"state, verified again: {verify}")
 
     rollback = SimpleNamespace(
@@ -277,7 +285,7 @@ def test_a_rollback_goes_on_from_the_checkpoint_behind_the_data_of_the_failed_st
     again = failing.lines[failing.lines.index(event) + 1 :]
     losses = [(line["step"], line["loss"]) for line in again if line["split"] == "train"]
     assert losses == [(4, 3.5), (6, 5.5), (8, 7.5), (10, 9.5), (12, 11.5)]
-    assert [(each.step, each.data_step) for each in failing.saved] == [(4, 4), (4, 4), (6, 8), (10, 12), (12, 14)]
+    assert [(each.step, each.data_step) for each in failing.saved] == saved
     assert failing.result["step"] == 12
 
 
