@@ -40,6 +40,8 @@ def test_limits_of_cgroups_2_hold_from_any_level(tmp_path: Path) -> None:
     files = {
         "job/cpu.max": "150000 100000",
         "job/step/cpu.max": "max 100000",
+        "cpu.max": "400000 100000",
+        "memory.max": "8192",
         "job/memory.max": "max",
         "job/step/memory.max": "4096",
         "other/memory.max": "1",

@@ -3,10 +3,11 @@
 import errno
 import fcntl
 import os
+import threading
 
 import pytest
 
-from widemix.files import atomic_write, try_lock, write_output
+from widemix.files import advise, atomic_write, try_lock, wait_for_lock, write_output
 
 
 def test_a_lock_is_one_process_alone_until_it_is_closed(tmp_path):
@@ -83,3 +84,30 @@ def test_what_a_command_replaces_is_said(tmp_path, capsys):
         assert (f"{path}: replaces the one of 20" in output.err) == said
         assert output.out == ""
     assert path.read_text() == "b"
+
+
+def test_a_lock_is_waited_for(tmp_path):
+    has = threading.Event()
+
+    def wait(file):
+        wait_for_lock(file.fileno())
+        has.set()
+
+    with (tmp_path / "lock").open("w") as first, (tmp_path / "lock").open("w") as second:
+        assert try_lock(first.fileno())
+        thread = threading.Thread(target=wait, args=(second,), daemon=True)
+        thread.start()
+        assert not has.wait(0.02)
+        first.close()
+        assert has.wait(300)
+        thread.join()
+
+
+def test_advice_is_of_the_bytes_and_the_kind_that_are_named(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *words: given.append(words))
+    for advice in ("WILLNEED", "DONTNEED"):
+        advise(7, 4096, 100, advice)
+    assert given == [(7, 4096, 100, os.POSIX_FADV_WILLNEED), (7, 4096, 100, os.POSIX_FADV_DONTNEED)]
+    monkeypatch.delattr(os, "posix_fadvise")
+    advise(7, 4096, 100, "WILLNEED")

@@ -7,12 +7,13 @@ import sys
 import textwrap
 import time
 
+import psutil
 import pytest
 
 from tests.conftest import ROOT
 from tests.terminal import Terminal
 from widemix.distributed.signals import StopRequest
-from widemix.processes import end_with_torchrun, stop_signals
+from widemix.processes import children_cpu_seconds, end_with_torchrun, peak_resident_bytes, stop_signals
 
 # A rank, or a run: says that it is up, and how it ends.
 CHILD = """
@@ -209,3 +210,12 @@ def test_nohup_keeps_a_run_going():
     assert terminal.process.poll() is None
     terminal.process.terminate()
     assert terminal.process.wait(600) == 75
+
+
+def test_the_peak_of_memory_is_in_bytes():
+    assert 1 <= peak_resident_bytes() / psutil.Process().memory_info().rss < 100
+
+
+def test_the_time_of_children_is_that_of_the_user_and_of_the_system(monkeypatch):
+    monkeypatch.setattr(os, "times", lambda: os.times_result((1, 2, 4, 8, 16)))
+    assert children_cpu_seconds() == 12

@@ -8,6 +8,8 @@ import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import pytest
+
 from tests.conftest import ROOT
 from tests.terminal import Terminal
 from widemix import tally
@@ -15,7 +17,7 @@ from widemix.evaluation.assessment import assess_network
 from widemix.evaluation.networks import of_recipe
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
-from widemix.tally import Tally, announce, track
+from widemix.tally import Tally, announce, show_clock, track
 
 
 def test_what_takes_long_says_how_far_it_is(capsys, monkeypatch):
@@ -132,3 +134,11 @@ def test_an_evaluation_says_how_far_it_is(digits, tmp_path, monkeypatch, capsys)
         "samples evaluated: 300 of 360, 5 samples/s, 0:00:12 left",
         "samples evaluated: 360 of 360, 4.3 samples/s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0:00:00"), (59.9, "0:00:59"), (60, "0:01:00"), (3661, "1:01:01"), (90_000, "25:00:00")],
+)
+def test_a_duration_is_in_hours_minutes_and_seconds(seconds, shown):
+    assert show_clock(seconds) == shown

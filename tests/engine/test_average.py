@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from widemix.engine.average import Ema
+from widemix.engine.average import Ema, swapped
 from widemix.recipe.train import TrainSection
 
 
@@ -74,3 +74,30 @@ def test_weights_on_the_host_and_statistics_on_a_gpu_are_averaged_where_they_are
         average = Ema(TrainSection(epochs=1, global_batch=1, ema_decay=0.9), weights)
         average.update(weights, torch.tensor(True, device="cuda"))
     assert [tensor.device.type for tensor in average.tensors] == ["cpu", "cuda"]
+
+
+def test_weights_are_back_also_after_an_evaluation_that_failed():
+    weights, others = [torch.ones(2), torch.zeros(3)], [torch.full((2,), 5.0), torch.full((3,), 7.0)]
+    synced = []
+
+    def evaluate():
+        with swapped(weights, others, lambda: synced.append([weight[0].item() for weight in weights])):
+            assert [weight[0].item() for weight in (*weights, *others)] == [5, 7, 1, 0]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluate()
+    assert [weight[0].item() for weight in (*weights, *others)] == [1, 0, 5, 7]
+    assert synced == [[5, 7], [1, 0]]
+
+
+def test_the_average_is_of_fp32_and_of_no_step_that_was_skipped():
+    """After the first the decay is the recipe's, without a warm-up."""
+    weights = [torch.ones(2, dtype=torch.bfloat16), torch.zeros(1)]
+    average = Ema(TrainSection(epochs=1, global_batch=1, ema_decay=0.75), weights)
+    assert [tensor.dtype for tensor in average.tensors] == [torch.float32] * 2
+    for step, (stepped, expected) in enumerate([(True, 2.0), (False, 2.0), (True, 2.5), (True, 3.125)], start=1):
+        weights[0].fill_(step + 1)
+        average.update(weights, torch.tensor(stepped))
+        assert average.tensors[0].tolist() == [expected] * 2
+    assert average.updates == 3

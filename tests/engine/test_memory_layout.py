@@ -76,11 +76,20 @@ def test_products_in_tf32_are_timed_by_themselves(timed, monkeypatch):
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     assert chosen() == chosen() == "batch_last"
     assert len(timed) == 2
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)  # so are other threads, and other releases
+    assert chosen() == chosen() == "batch_last"
+    assert len(timed) == 3
+    monkeypatch.setattr(memory_layout, "version", lambda _: "77.0")
+    assert chosen() == chosen() == "batch_last"
+    assert len(timed) == 4
 
 
-def test_a_way_hardly_faster_is_not_taken(cache, monkeypatch):
-    monkeypatch.setattr(memory_layout, "_time_ratio", lambda *_: 0.99)
-    assert chosen() == "plain"
+@pytest.mark.parametrize(("ratio", "taken"), [(0.99, "plain"), (0.98, "plain"), (0.97, "batch_last"), (1.5, "plain")])
+def test_a_way_hardly_faster_is_not_taken(cache, monkeypatch, ratio, taken):
+    monkeypatch.setattr(memory_layout, "_time_ratio", lambda *_: ratio)
+    assert chosen() == taken
+    (path,) = cache.iterdir()
+    assert json.loads(path.read_text()) == {"memory_layout": taken, "time_ratio": ratio}
 
 
 @pytest.mark.parametrize(

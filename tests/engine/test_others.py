@@ -9,6 +9,8 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 
 from tests.engine.ranks import ENGINES, Setting
 from tests.run.test_checkpoint import position
+from widemix.engine import broadcasts_rank0_weights
+from widemix.recipe.engine import EngineSection
 from widemix.run import checkpoint
 from widemix.training.finetune import load_init_weights
 
@@ -79,3 +81,16 @@ def test_we_start_from_what_torchs_distributed_checkpoint_writes(saved, digits, 
     model = Setting("mixer", digits).model()
     load_init_weights(model, str(tmp_path / "weights.safetensors"))
     assert all(torch.equal(tensor, state.model[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("keys", "broadcasts"),
+    [
+        ({"kind": "ddp"}, False),
+        ({"kind": "fsdp"}, True),
+        ({"kind": "fsdp", "cpu_offload": True}, False),
+        ({"kind": "deepspeed", "zero_stage": 3}, False),
+    ],
+)
+def test_only_fsdp_on_the_device_gives_ranks_weights_that_they_have_no_memory_for(keys, broadcasts):
+    assert broadcasts_rank0_weights(EngineSection(**keys)) is broadcasts

@@ -63,6 +63,9 @@ def test_hybrid_sharding_needs_nodes_of_one_size():
     topology = Topology(0, 6, 0, 4, torch.device("cpu"))
     with pytest.raises(InputError, match="this node has 4 of 6"):
         check_engine(recipe.engine, recipe.optim, recipe.train, topology)
+    for world, local_world in ((8, 4), (4, 4), (3, 1)):
+        topology = Topology(0, world, 0, local_world, torch.device("cpu"))
+        check_engine(recipe.engine, recipe.optim, recipe.train, topology)
 
 
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
@@ -117,7 +120,13 @@ class TestDeepSpeedsOwnJson:
     def test_is_merged_and_reaches_deepspeed(self, digits, tmp_path):
         path = tmp_path / "ds.json"
         path.write_text(
-            json.dumps({"zero_optimization": {"round_robin_gradients": True}, "train_batch_size": "auto"})
+            json.dumps(
+                {
+                    "zero_optimization": {"round_robin_gradients": True, "stage": 1, "overlap_comm": "auto"},
+                    "train_batch_size": "auto",
+                    "gradient_clipping": 1.0,
+                }
+            )
         )
         setting = Setting("mixer", digits, *overrides_for("deepspeed 1"), ("engine.deepspeed_config", str(path)))
         engine = setting.engine()
@@ -133,6 +142,10 @@ class TestDeepSpeedsOwnJson:
             ({"gradient_clipping": 5.0}, r"gradient_clipping 5.0, but the recipe says 1.0"),
             ({"bf16": {"enabled": True}}, r"bf16.enabled true, but the recipe says false"),
             ({"optimizer": {"type": "Adam"}}, "optimizer is set by the recipe, in optim"),
+            ({"scheduler": {}}, "scheduler is set by the recipe, in schedule"),
+            ({"amp": {}}, "amp is set by the recipe, in train.precision"),
+            ({"torch_autocast": {}}, "torch_autocast is set by the recipe, in train.precision"),
+            ({"zero_optimization": {"stage": "auto", "overlap_comm": 3}}, "zero_optimization.overlap_comm 3, but"),
             ({"zero_optimizaton": {"round_robin_gradients": True}}, "did you mean zero_optimization"),
             ({"zero_optimization": {"round_robin": True}}, "zero_optimization.round_robin: Extra inputs are not"),
             ({"bf16": {"enbled": True}}, "bf16.enbled: Extra inputs are not"),

@@ -192,7 +192,7 @@ def test_only_folders_with_a_recipe_and_an_environment_are_runs_and_none_within_
     shutil.copytree(runs / "b", runs / "a/within")
     shutil.copytree(runs / "b", runs / "deep/er/c")
     assert list(find_runs([runs])) == [runs / "a", runs / "b", runs / "deep/er/c"]
-    with pytest.raises(InputError, match="recipe.yaml: no such folder"):
+    with pytest.raises(InputError, match=r"recipe.yaml: no such folder"):
         list(find_runs([runs / "a/recipe.yaml"]))
 
 

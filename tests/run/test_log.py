@@ -100,10 +100,14 @@ def test_trackers_get_every_line_and_are_told_how_the_run_ended(tmp_path, capsys
     done, failed = Sent(), Sent("log.mlflow: the last lines were not sent")
     with opened(tmp_path, trackers=[done]) as log:
         log.write(LINES[0])
-    with pytest.raises(ValueError, match="no"), opened(tmp_path, trackers=[failed]) as log:
-        log.report_event(EVENT)
-        capsys.readouterr()
-        raise ValueError("no")
+
+    def fail():
+        with opened(tmp_path, trackers=[failed]) as log:
+            log.report_event(EVENT)
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
     assert [line["step"] for line in (*done.lines, *failed.lines)] == [1, 3]
     assert (done.failed, failed.failed) == ([False], [True])
     assert "warning: log.mlflow: the last lines were not sent" in capsys.readouterr().err

@@ -175,9 +175,14 @@ def test_a_folder_is_removed_only_by_who_made_it(digits, tmp_path, there):
 )
 def test_a_folder_is_removed_only_by_a_mistake_before_the_first_line(digits, tmp_path, written, error, stays):
     run, loaded = tmp_path / "run", load_recipe(ROOT / "recipes/digits/mixer.yaml", [("data.path", str(digits))])
-    with pytest.raises(error), acquire_run_dir(run, loaded, "auto", ALONE):
-        (run / written).write_text("{}")
-        raise error
+
+    def start():
+        with acquire_run_dir(run, loaded, "auto", ALONE):
+            (run / written).write_text("{}")
+            raise error
+
+    with pytest.raises(error):
+        start()
     assert run.exists() is stays
     if stays:
         assert {path.name for path in run.iterdir()} == {".lock", "recipe.yaml", "environment.json", written}
@@ -325,7 +330,7 @@ def test_a_run_goes_on_from_another_only_with_its_network_its_optimizer_and_its_
     assert _find_checkpoint(tmp_path / "new", changed, str(tmp_path), data)[0].path == path
     assert _find_checkpoint(tmp_path / "new", changed, "never", data) == (None, [])
     (path / "optimizer.safetensors").write_bytes(b"damaged")
-    with pytest.raises(InputError, match="optimizer.safetensors: is damaged"):
+    with pytest.raises(InputError, match=r"optimizer.safetensors: is damaged"):
         _find_checkpoint(tmp_path / "new", changed, str(tmp_path), data)
 
 

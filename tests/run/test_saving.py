@@ -261,5 +261,5 @@ def test_a_run_whose_last_checkpoint_is_not_saved_fails(tmp_path, monkeypatch):
     saver.finish_all_ranks()
     monkeypatch.setattr(checkpoint, "save_tensors", full)
     saver.begin(parts(0, [0, 15]), position(2))
-    with pytest.raises(RunError, match="00000002: the checkpoint could not be written .*No space left on device"):
+    with pytest.raises(RunError, match=r"00000002: the checkpoint could not be written .*No space left on device"):
         saver.finish_all_ranks()

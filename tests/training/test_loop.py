@@ -253,8 +253,8 @@ def test_no_step_is_saved_unless_its_loss_was_finite_and_no_run_ends_with_one_th
 def test_a_rollback_goes_on_from_the_checkpoint_without_the_data_of_the_failed_steps(
     monkeypatch, tmp_path, data_step, saved
 ):
-    """Data steps 5 and 6 fail, which is seen at the line of step 8; the checkpoint has a step that no line has yet."""
-    skipped, excluded = [], []
+    """Data steps 5 and 6 fail, as the line of step 8 finds; the checkpoint has a step that no line has yet."""
+    skipped, excluded, asked = [], [], []
 
     def next_used(step):
         return next((stop for first, stop in skipped if first <= step < stop), step)
@@ -267,11 +267,12 @@ def test_a_rollback_goes_on_from_the_checkpoint_without_the_data_of_the_failed_s
         origin = origin.model_copy(update={"data_step": data_step})
         return SimpleNamespace(position=origin, load=lambda verify: f"state, verified again: {verify}")
 
-    rollback = SimpleNamespace(
-        next_used=next_used,
-        exclude=exclude,
-        next_skipped=lambda step: min((first for first, _ in skipped if first >= step), default=None),
-    )
+    def next_skipped(step):
+        asked.append(step)
+        assert len(asked) < 20
+        return min((first for first, _ in skipped if first >= step), default=None)
+
+    rollback = SimpleNamespace(next_used=next_used, exclude=exclude, next_skipped=next_skipped)
     monkeypatch.setattr(Fails, "failing", (5, 6))
     failing = Fails(monkeypatch, tmp_path, ("faults.max_skipped_steps", "1"), rollback=rollback)
     assert excluded == [(5, 7)]
