@@ -1,6 +1,7 @@
 """Whatever happens to a run, TensorBoard has each step of a tag once, in order, as of an undisturbed run."""
 
 import json
+import math
 import random
 import time
 from functools import partial
@@ -13,8 +14,10 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from widemix.plots.style import as_png, new_figure
 from widemix.plots.tensorboard import add_to_tensorboard
 from widemix.recipe import load_recipe
+from widemix.run import tensorboard
 from widemix.run.lock import hold
 from widemix.run.metrics import SUPERSEDED, MetricsWriter
+from widemix.run.tensorboard import is_repeated
 
 RECIPE = load_recipe("digits/mixer")
 IMAGE = np.zeros((4, 4, 3), np.uint8)
@@ -216,3 +219,44 @@ def test_a_file_that_a_killed_start_had_not_finished_counts_for_nothing(tmp_path
     assert drawn(run.folder) == before
     assert not unfinished.exists()
     run.close()
+
+
+@pytest.mark.parametrize(
+    ("tag", "at", "evaluates", "repeated"),
+    [
+        ("loss/train", 5, True, False),
+        ("loss/train", 6, False, True),
+        ("eval/top1", 5, True, True),
+        ("eval/top1", 5, False, False),
+        ("eval/top1", 4, True, False),
+        ("loss/eval_ema", 5, True, True),
+        ("over_epochs_x100/eval_top1", 5, True, True),
+        ("over_epochs_x100/train_loss", 5, True, False),
+        ("mistakes", 5, True, True),
+        ("confusion", 5, True, True),
+        ("first_batch", 1, True, False),
+        ("analysis/filters", 0, True, False),
+        ("recipe/text_summary", 0, False, True),
+        ("environment/text_summary", 0, False, True),
+        ("custom_scalars__config__", 0, False, True),
+        ("_hparams_/session_start_info", 0, False, True),
+    ],
+)
+def test_a_start_from_step_5_repeats_what_is_beyond_it_its_evaluation_and_its_description(
+    tag, at, evaluates, repeated
+):
+    assert is_repeated(tag, at, step=5, evaluates=evaluates) is repeated
+
+
+def test_values_of_keys_are_what_tensorboard_can_show():
+    values = (True, 3, 2.5, "name", None, math.inf, [1, 2])
+    assert [tensorboard._plain(value) for value in values] == [True, 3, 2.5, "name", "None", "inf", "[1, 2]"]
+    assert tensorboard._plain(True) is True
+
+
+def test_losses_stand_after_the_accuracies_also_that_of_the_average(tmp_path):
+    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
+    writer.write({"step": 3, "epoch": 1.0, "split": "eval", "loss": 1.5, "ema_loss": 0.5, "ema_top1": 60.0})
+    writer.close()
+    found = {tag: points[0][1] for tag, points in drawn(tmp_path).items()}
+    assert found == {"loss/eval": 1.5, "loss/eval_ema": 0.5, "eval/ema_top1": 60.0, "over_epochs_x100/eval_loss": 1.5}

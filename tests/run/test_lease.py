@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from widemix.run.lease import Leases
@@ -46,6 +48,8 @@ def test_an_expired_lease_is_taken_over_once_and_its_holder_notices(tmp_path):
     first.release("c")  # which leaves the other's alone
     assert everyone[taken.index(True)].renew("c")
     assert not first.take("c")
+    everyone[taken.index(True)].release("c")
+    assert list(tmp_path.glob("leases/*")) == []
 
 
 def test_a_lease_that_is_renewed_does_not_expire(tmp_path):
@@ -117,3 +121,38 @@ def test_a_file_system_that_does_not_answer_for_a_while_costs_nothing_and_for_lo
             patch.setattr(time, "monotonic", lambda later=later: now + later)
             assert leases.renew("c") == held
     assert leases.renew("c")
+
+
+def test_a_process_that_has_ended_holds_nothing_though_its_number_is_still_known(tmp_path):
+    """As that of a process whose starter has not asked for its exit code, or that a later one has been given."""
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    path = tmp_path / "leases/c.1"
+    for process in ([ended.pid, psutil.Process(ended.pid).create_time()], [os.getpid(), 1.0]):
+        first, other = Leases(tmp_path), Leases(tmp_path)
+        assert first.take("c")
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"processes": [process]}))
+        assert not other.holder("c").alive
+        assert other.take("c")
+        other.release("c")
+    ended.wait()
+
+
+def test_a_lease_that_is_gone_is_noticed_and_one_that_is_held_names_its_holder(tmp_path):
+    first, other = Leases(tmp_path), Leases(tmp_path)
+    assert first.take("c")
+    found = other.holder("c")
+    assert (found.generation, found.host, found.pid, found.alive) == (1, platform.node(), os.getpid(), True)
+    assert first.renew("c")
+    (tmp_path / "leases/c.1").unlink()
+    assert not first.renew("c")
+
+
+def test_runs_whose_names_begin_alike_or_have_signs_of_patterns_are_apart(tmp_path):
+    names = ["a", "a.1", "a+", "aa", "(b"]
+    leases = Leases(tmp_path)
+    assert all(leases.take(name) for name in names)
+    assert [leases.holder(name).generation for name in names] == [1] * 5
+    for number, name in enumerate(names, start=1):
+        leases.release(name)
+        assert [leases.holder(other) is None for other in names] == [other in names[:number] for other in names]

@@ -4,12 +4,15 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
 
 import pytest
 
 from tests.conftest import ROOT
 from widemix.errors import InputError
 from widemix.recipe import flat_recipe, load_recipe
+from widemix.recipe.log import LogSection
 from widemix.run import trackers
 from widemix.run.metrics import MetricsWriter
 from widemix.run.trackers import check_trackers, metrics_of, open_trackers
@@ -62,6 +65,56 @@ def test_a_package_that_is_not_installed(name, monkeypatch):
     with pytest.raises(InputError, match=rf"log\.{name} true: .*pip install 'widemix\[{name}\]'"):
         check_trackers(recipe_with(name).log)
     check_trackers(load_recipe(ROOT / "recipes/digits/mixer.yaml").log)
+
+
+def test_without_tensorboard_a_run_has_to_do_without_its_curves(monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda each: None if each == "tensorboard" else each)
+    with pytest.raises(InputError, match=r"log\.tensorboard true: .*; pip install tensorboard, or set it to false"):
+        check_trackers(LogSection())
+    check_trackers(LogSection(tensorboard=False, mlflow=True))
+
+
+def test_each_tracker_is_opened_again_by_its_own_id_whatever_became_of_the_others(tmp_path, monkeypatch):
+    opened, refused = [], set()
+
+    def tracker(kind):
+        def open_one(run_dir, name, recipe, known):
+            if kind in refused:
+                raise ConnectionError("no server")
+            opened.append((kind, run_dir, name, known))
+            return SimpleNamespace(id=known or f"the {len(opened)}th")
+
+        return open_one
+
+    monkeypatch.setattr(trackers, "_TRACKERS", {kind: tracker(kind) for kind in ("wandb", "mlflow")})
+    section, warnings = LogSection(wandb=True, mlflow=True), []
+    refused.add("wandb")
+    (one,) = open_trackers(section, tmp_path, None, warnings.append)
+    assert one.id == "the 1th"
+    assert [warning.partition(" true")[0] for warning in warnings] == ["log.wandb"]
+    refused.clear()
+    assert [each.id for each in open_trackers(section, tmp_path, None, warnings.append)] == ["the 2th", "the 1th"]
+    refused.add("mlflow")
+    open_trackers(section, tmp_path, None, warnings.append)
+    assert json.loads((tmp_path / "trackers.json").read_text()) == {"wandb": "the 2th", "mlflow": "the 1th"}
+    assert opened == [
+        ("mlflow", tmp_path, tmp_path.name, None),
+        ("wandb", tmp_path, tmp_path.name, None),
+        ("mlflow", tmp_path, tmp_path.name, "the 1th"),
+        ("wandb", tmp_path, tmp_path.name, "the 2th"),
+    ]
+    assert open_trackers(LogSection(), tmp_path, None, pytest.fail) == []
+
+
+def test_mlflow_is_sent_each_step_of_a_split_once_and_again_after_a_rollback():
+    tracker = trackers._MLflow.__new__(trackers._MLflow)
+    tracker._has, tracker._lines = {"train": 10}, SimpleQueue()
+    rollback = {"step": 5, "split": "event", "event": "rollback"}
+    lines = [*LINES, LINES[2], rollback, LINES[0], LINES[3]]
+    for number, line in enumerate(lines):
+        tracker.add_line(line | {"number": number})
+    sent = [tracker._lines.get()["number"] for _ in range(tracker._lines.qsize())]
+    assert sent == [1, 2, 3, 5, 6, 7]
 
 
 def test_one_that_cannot_be_opened(tmp_path, monkeypatch):
