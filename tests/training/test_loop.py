@@ -18,7 +18,7 @@ from widemix.recipe import load_recipe
 from widemix.run.checkpoint import Checkpoint, Position, UnloggedSteps
 from widemix.run.run_dir import ResumeState
 from widemix.training import log_interval, loop
-from widemix.training.faults import Diverged
+from widemix.training.faults import Diverged, GradientWatch
 from widemix.training.log_interval import LogInterval
 from widemix.training.loop import Loop, RunContext
 from widemix.training.schedule import Schedule
@@ -83,6 +83,7 @@ class Run:
 
     def _step(self, batches, lr):
         assert lr == 0.5**self.loop.step
+        assert len(batches) == 1
         self.seeds.append(torch.initial_seed())
         self.now += STEP_S
         norms = torch.tensor([1.0, 2.0]) if self.loop.engine.wants_block_norms else None
@@ -244,6 +245,11 @@ def test_no_step_is_saved_unless_its_loss_was_finite_and_no_run_ends_with_one_th
         Fails(monkeypatch, tmp_path, *often, rollback=rollback)
     event = {"step": 12, "split": "event", "event": "diverged", "reason": "the loss is nan at step 12; no way"}
     assert lines[0][-1] == event
+    monkeypatch.setattr(Fails, "failing", (9, 10))
+    ahead = place(3).model_copy(update={"data_step": 5})
+    with pytest.raises(Diverged) as raised:
+        Fails(monkeypatch, tmp_path, *often, ("faults.max_skipped_steps", "1"), rollback=rollback, position=ahead)
+    assert (raised.value.first, raised.value.stop) == (9, 11)
 
 
 @pytest.mark.parametrize(
@@ -273,11 +279,14 @@ def test_a_rollback_goes_on_from_the_checkpoint_without_the_data_of_the_failed_s
         return min((first for first, _ in skipped if first >= step), default=None)
 
     rollback = SimpleNamespace(next_used=next_used, exclude=exclude, next_skipped=next_skipped)
+    resets: list[GradientWatch] = []
+    monkeypatch.setattr(GradientWatch, "reset", lambda self: resets.append(self))
     monkeypatch.setattr(Fails, "failing", (5, 6))
     failing = Fails(monkeypatch, tmp_path, ("faults.max_skipped_steps", "1"), rollback=rollback)
     assert excluded == [(5, 7)]
     assert failing.loaded == ["state, verified again: False"]
     assert failing.rewound == [3]
+    assert resets == [failing.loop._watch]
     (event,) = (line for line in failing.lines if line.get("event") == "rollback")
     assert event == {
         "step": 3, "split": "event", "event": "rollback", "from": 8, "skipped_ranges": [5, 7],
@@ -339,14 +348,14 @@ def test_means_are_of_the_steps_and_the_norms_that_are_finite(monkeypatch):
     monkeypatch.setattr(log_interval, "mean_over_ranks", lambda tensor: tensor)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     interval = LogInterval(began=0.0)
-    rows = [(1.0, 6.0), (math.nan, 1.0), (4.0, math.inf), (7.0, 2.0)]
+    rows = [(1.0, 6.0), (math.nan, 1.0), (10.0, math.inf), (7.0, 2.0)]
     for step, (loss, norm) in enumerate(rows, start=5):
         interval.pending.append((step, step + 10, StepResult(torch.tensor(loss), torch.tensor(norm)), step % 2))
     metrics = interval.collect()
     assert [(each.step, each.data_step) for each in metrics] == [(5, 15), (6, 16), (7, 17), (8, 18)]
     assert [(each.loss, each.grad_norm) for each in (metrics[0], metrics[3])] == [rows[0], rows[3]]
     line = interval.summary(64)
-    assert (line["loss"], line["grad_norm"], line["replaced"]) == (4.0, 4.0, 4)
+    assert (line["loss"], line["grad_norm"], line["replaced"]) == (6.0, 4.0, 4)
     failed = LogInterval(began=0.0)
     failed.pending.append((1, 1, StepResult(torch.tensor(math.nan), torch.tensor(math.nan)), 0))
     failed.collect()
