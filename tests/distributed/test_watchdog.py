@@ -200,3 +200,58 @@ def test_stacks_of_an_earlier_start_stay(tmp_path):
             pass
     (left,) = (tmp_path / "stacks").iterdir()
     assert left.read_text() == "of an earlier start\n"
+
+
+class GoneStore:
+    """Of a host that has gone."""
+
+    def fails(self, *_):
+        raise RuntimeError("Connection reset by peer\nand a long story")
+
+    set = check = get = compare_set = fails
+
+
+def test_a_store_that_has_gone_is_a_failure_and_one_that_ends_in_order_is_told_so(tmp_path):
+    topology = Topology(1, 2, 1, 2, torch.device("cpu"))
+    guard = Watchdog(tmp_path, topology, GoneStore(), 600)
+    guard._exchange_heartbeats()
+    assert guard._failure == "the process group's store is unreachable: Connection reset by peer"
+    assert guard._report_failure("another") == guard._failure
+    store = HashStore()
+    guard = Watchdog(tmp_path, topology, store, 600)
+    guard._stopped.set()
+    guard._exchange_heartbeats()
+    assert store.get("alive 1") == b"done"
+    assert guard._failure is None
+    assert [guard._report_failure(reason) for reason in ("first", "second")] == ["first", "first"]
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_rank_ends_that_has_no_answer_from_the_store_or_reads_that_another_has_failed(
+    tmp_path, monkeypatch, reported
+):
+    """Though its own steps come in time, and with the first reason."""
+    now, ended = 1000.0, []
+    clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime, sleep=time.sleep)
+    monkeypatch.setattr(watchdog, "time", clock)
+    monkeypatch.setattr(watchdog, "GRACE_PERIOD", 0.01)
+    monkeypatch.setattr(watchdog, "HEARTBEAT_TIMEOUT", 2.0)
+    guard = Watchdog(tmp_path, Topology(1, 2, 1, 2, torch.device("cpu")), HashStore(), 0.5)
+    monkeypatch.setattr(guard, "_exchange_heartbeats", lambda: None)
+    monkeypatch.setattr(guard, "_begin_countdown", lambda: None)
+    monkeypatch.setattr(guard, "_exit_with_stacks", lambda reason: (ended.append(reason), guard._stopped.set()))
+    guard._failure = "rank 0 has failed" if reported else None
+
+    def wait(seconds):
+        nonlocal now
+        now += 0.25
+        guard.beat()
+        return bool(ended) or now > 1010
+
+    monkeypatch.setattr(guard._stopped, "wait", wait)
+    guard._check_progress()
+    if reported:
+        assert ended == ["rank 0 has failed"]
+    else:
+        assert ended == [f"{guard._name} had no answer from the store for 2 s"]
+        assert 1002 < now < 1003

@@ -1,5 +1,6 @@
 """States and averages: any engine goes on from any other's, on one rank and on two, as if it had been one run."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -242,3 +243,36 @@ def test_the_norm_of_the_weights_is_without_frozen_ones(digits, name):
     trained = [weights[name] for name, p in engine.module.named_parameters() if p.requires_grad]
     assert 0 < len(trained) < len(weights)
     assert engine.weight_norm() == pytest.approx(torch.cat([w.flatten() for w in trained]).double().norm().item())
+
+
+@pytest.mark.parametrize("name", ["ddp", "deepspeed 2"])
+def test_steps_that_follow_change_nothing_of_what_is_being_saved(digits, name):
+    setting = Setting(REPMLP, digits, *overrides_for(name), *EMA)
+    engine = setting.engine()
+    setting.run(engine, range(1))
+    state, shards = engine.state(), engine.local_shards()
+    kept = copy.deepcopy(state)
+    setting.run(engine, range(1, 2))
+    for found in (state, State.of(assembled(shards), state.scalars)):
+        for kind in ("model", "optimizer", "ema"):
+            one, other = getattr(kept, kind), getattr(found, kind)
+            assert one.keys() == other.keys()
+            assert [key for key in one if not torch.equal(one[key], other[key])] == []
+
+
+def test_an_average_that_a_checkpoint_does_not_have_starts_from_its_weights(digits):
+    keys = (*overrides_for("ddp"), ("model.depth", "1"))
+    plain_one, averaging = Setting("mixer", digits, *keys), Setting("mixer", digits, *keys, *EMA)
+    engine, other = plain_one.engine(), averaging.engine()
+    plain_one.run(engine, range(2))
+    averaging.run(other, range(3, 5))
+    state = engine.state()
+    assert (state.ema, "ema_updates" in state.scalars) == ({}, False)
+    other.load(state)
+    found = other.state()
+    assert found.scalars["ema_updates"] == 0
+    assert [key for key in state.model if not torch.equal(found.ema[key], state.model[key])] == []
+    averaging.run(other, range(2, 4))
+    engine.load(other.state())  # and one that is not wanted is left out
+    assert other.state().scalars["ema_updates"] == 2
+    assert engine.state().ema == {}

@@ -13,7 +13,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
 from widemix.recipe import flat_recipe, load_recipe
-from widemix.run.metrics import MetricsWriter, peak_memory
+from widemix.run.metrics import SUPERSEDED, MetricsWriter, peak_memory
 
 
 def line(step: int) -> dict:
@@ -75,11 +75,15 @@ def test_a_resumed_run_removes_the_lines_beyond_its_checkpoint(tmp_path, rest):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes("".join(f"{json.dumps(line(step))}\n" for step in (1, 2, 3)).encode() + rest)
     writer = MetricsWriter(tmp_path, 2, tensorboard=False)
+    assert writer.superseded == 1 + bool(rest)
     writer.write(line(3) | {"loss": 0.5})
     writer.rewind(1)
     writer.write(line(2))
     writer.close()
     assert [json.loads(text) for text in path.read_text().splitlines()] == [line(1), line(2)]
+    moved = [json.dumps(each).encode() for each in (line(3), line(2), line(3) | {"loss": 0.5})]
+    moved[1:1] = [rest] if rest else []
+    assert (tmp_path / SUPERSEDED).read_bytes() == b"".join(each + b"\n" for each in moved)
 
 
 def test_tensorboard_has_what_the_lines_say(tmp_path):

@@ -46,7 +46,6 @@ def test_a_line_says_each_of_its_figures(capsys):
     progress.show({"split": "train", **figures})
     assert "epoch 2.25  step 20/80  loss 1.5000  1,234 images/s  data wait 25 %" in capsys.readouterr().err
     progress.show({"split": "eval", "step": 22, "loss": 0.75, "top1": 62.5, "top5": 87.25, "ema_loss": 0.5})
-    said = capsys.readouterr().err
-    assert "step 22  eval loss 0.7500  top-1 62.50 %  top-5 87.25 %" in said
+    assert capsys.readouterr().err.strip() == "step 22  eval loss 0.7500  top-1 62.50 %  top-5 87.25 %"
     Progress(False, first_step=0, last_step=80, verbosity=1).show({"split": "train", **figures})
     assert capsys.readouterr().err == ""
