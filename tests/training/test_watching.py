@@ -221,3 +221,18 @@ def test_confusions_have_true_classes_in_rows_and_mistakes_are_the_first_of_the_
         assert matrix == ("confusion", step)
         assert grid == ("mistakes", ([(0, 0, 1), (1, 0, 2), (4, 0, 2)], ["a", "b", "c"]), step)
         shown.clear()
+
+
+def test_mistakes_are_shown_with_their_classes_and_those_without_a_name_by_their_number(monkeypatch):
+    section = load_recipe("digits/mixer").data
+    source = SimpleNamespace(
+        read=lambda samples, views, epoch: (("images of", samples.tolist(), epoch), None),
+        finish=lambda host, samples, epoch: host,
+    )
+    monkeypatch.setattr(mistakes, "denormalise", lambda images, own: images[:2] if own is section else None)
+    monkeypatch.setattr(mistakes, "grid", lambda tiles, texts, columns: (tiles, texts, columns))
+    wrong = [(7, 0, 1), (4, 3, 0)]
+    found = mistakes.mistakes_grid(SimpleNamespace(data=section, source=source), wrong, ["cat", "dog"])
+    assert found == (["images of", [7, 4]], ["is cat\nnot dog", "is 3\nnot cat"], 8)
+    assert mistakes.mistakes_grid(SimpleNamespace(data=section, source=source), [], ["cat"]) is None
+    assert mistakes.mistakes_grid(SimpleNamespace(data="of texts", source=source), wrong, ["cat"]) is None
