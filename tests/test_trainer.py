@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.recipe.small_runs import SmallRuns
 from tests.run.test_checkpoint import position, state
 from widemix import trainer
 from widemix.distributed.topology import Topology
@@ -17,7 +16,6 @@ from widemix.recipe import load_recipe, recipe_hash
 from widemix.run import checkpoint
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.run_dir import ResumeState
-from widemix.run.starts import read_starts
 
 
 def rank(number: int = 0, world: int = 1, verbosity: int = 0, **keys: str) -> trainer._Rank:
@@ -155,14 +153,3 @@ def test_a_complete_run_may_go_on_from_its_own_checkpoint(tmp_path):
         trainer._check_something_is_left(recipe, ResumeState(tmp_path / "other", own), 3)
     with pytest.raises(InputError, match="is complete, and has no checkpoint from which to go on to step 4"):
         trainer._check_something_is_left(recipe, ResumeState(tmp_path / "run", None, {"step": 3}), 4)
-
-
-def test_a_run_warns_of_checkpoints_that_it_will_not_keep_and_notes_how_it_started(digits, tmp_path):
-    sparse = ("train.keep_every_steps", "3"), ("train.save_every_steps", "2"), ("train.max_steps", "2")
-    run = SmallRuns(digits, tmp_path)(*sparse, ("train.global_batch", "40"), ("eval.batch_size", "400"))
-    said = run.printed.splitlines()
-    assert "warning: train.keep_every_steps 3: a run that saves every 2 steps keeps those of every 6" in said
-    assert f"{run.folder}: training for 2 steps on 1 rank" in said
-    (start,) = read_starts(run.folder)
-    assert (start["step"], start["ranks"], start["memory_layout"]) == (1, 1, "plain")
-    assert list(start["seconds"])[-2:] == ["first batch", "first step"]

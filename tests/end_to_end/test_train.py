@@ -272,8 +272,10 @@ def test_a_checkpoint_without_its_mark_is_never_read(train, undisturbed, tmp_pat
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(train, tmp_path):
-    code, output = train("run", *EPOCHS, *STEEP, "--optim.name", "sgd", "--optim.clip_grad", "null").wait()
+    sparse = ("--train.keep_every_steps", "3")
+    code, output = train("run", *EPOCHS, *STEEP, "--optim.name", "sgd", "--optim.clip_grad", "null", *sparse).wait()
     assert code == 1
+    assert "warning: train.keep_every_steps 3: a run that saves every 22 steps keeps those of every 66" in output
     assert "error: the loss is nan at step" in output
     assert "lower optim.lr" in output
     assert "Traceback" not in output
