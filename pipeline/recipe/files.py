@@ -117,7 +117,7 @@ def recipe_hash(recipe: Recipe) -> str:
 def differences(one: Recipe, other: Recipe) -> list[str]:
     """Return the `section.key` names whose values differ between two recipes."""
     a, b = one.model_dump(mode="json"), other.model_dump(mode="json")
-    return [name for name in _leaves(a | b) if _get(a, name) != _get(b, name)]
+    return [name for name in dict.fromkeys([*_leaves(a), *_leaves(b)]) if _get(a, name) != _get(b, name)]
 
 
 def _read(path: Path, chain: tuple[Path, ...], stored: bool = False) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 import io
 import json
+import math
 from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -60,6 +62,37 @@ def test_figures_and_tables_go_to_the_folder_and_figures_to_the_board(tmp_path, 
         saved = Image.open(given.to / f"{name}.png").convert("RGB")
         assert np.array_equal(np.asarray(shown), np.asarray(saved))
         assert saved.getpixel((0, 0)) == {"red": (255, 0, 0), "blue": (0, 0, 255)}[name]
+
+
+class Result(Namespace):
+    """Of an evaluation."""
+
+    def sentence(self) -> str:
+        return "the sentence"
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_an_evaluation_prints_and_writes_its_details_by_the_names_of_classes(rank, tmp_path, monkeypatch, capsys):
+    """On rank 0 alone; what is not finite is null."""
+    details = Namespace(ece=0.25, per_class=[90.0, 10.0, None, 20.0, 15.0], bins=[], confusion=[])
+    result = Result(network="runs/a", classes=["ant", "bee", "cow", "dog", "eel"], samples=5, details=details)
+    result.metrics = {"loss": math.nan, "top1": 50.0, "top5": math.inf}
+    monkeypatch.setattr("widemix.evaluation.assessment.assess", lambda *_: result)
+    monkeypatch.setattr("widemix.cli.runs.export_torchrun_env", lambda: False)
+    monkeypatch.setenv("RANK", rank)
+    words = ["eval", "timm:resnet10t", "--details", "--json", str(tmp_path / "a.json")]
+    assert run_command(make_parser("eval"), argv=words) == 0
+    if rank == "1":
+        assert capsys.readouterr().out == ""
+        assert [*tmp_path.iterdir()] == []
+        return
+    said = ["the sentence", "expected calibration error 0.2500", "lowest top-1: bee 10.00 %, eel 15.00 %, dog 20.00 %"]
+    assert capsys.readouterr().out.splitlines() == [*said, str(tmp_path / "a.json")]
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert written == {
+        "loss": None, "top1": 50.0, "top5": None, "network": "runs/a", "classes": result.classes, "samples": 5,
+        **vars(details),
+    }  # fmt: skip
 
 
 def test_a_benchmarks_file_has_the_rows_and_the_machine(tmp_path, capsys):

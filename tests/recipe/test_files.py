@@ -20,10 +20,13 @@ from widemix.recipe import (
     check_world,
     differences,
     dump_recipe,
+    flat_recipe,
+    key_names,
     keys,
     load_recipe,
     parse_recipe,
     recipe_hash,
+    suggest,
 )
 from widemix.recipe.files import find_study
 from widemix.recipe.yaml_text import dump_yaml, parse_yaml, yaml_text
@@ -104,6 +107,12 @@ def test_a_study_that_is_there_comes_before_a_shipped_one_of_its_name(tmp_path, 
     assert find_study("figure7.yaml") == Path("figure7.yaml")
 
 
+def test_a_folder_hides_no_shipped_recipe_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits/mixer").mkdir(parents=True)
+    assert load_recipe("digits/mixer") == load_recipe(ROOT / "recipes/digits/mixer.yaml")
+
+
 @pytest.mark.parametrize("name", ["digits/mixer", "digits/mixer.yaml", "recipes/digits/mixer.yaml"])
 def test_a_recipe_anywhere_extends_a_shipped_one_by_its_name(tmp_path, name):
     own = tmp_path / "own.yaml"
@@ -131,10 +140,56 @@ def test_extends_merges_mappings_and_replaces_the_rest(write):
     assert recipe.optim.lr == 0.001  # YAML 1.1 alone would read a string
 
 
+def test_extends_is_relative_to_the_file_that_says_it(write, tmp_path, monkeypatch):
+    """Over two steps, of which each file has the keys that no later one has."""
+    for name in ("a/b", "c"):
+        (tmp_path / name).mkdir(parents=True)
+    write(f"extends: {DIGITS}\ntrain: {{epochs: 5, seed: 5}}\noptim: {{lr: 0.5}}", "c/first.yaml")
+    write("extends: ../../c/first.yaml\ntrain: {seed: 6}\nlog: {every: 6}", "a/b/second.yaml")
+    path = write("extends: b/second.yaml\nlog: {every: 7}", "a/third.yaml")
+    monkeypatch.chdir(tmp_path / "c")
+    recipe = load_recipe(path)
+    assert (recipe.train.epochs, recipe.train.seed, recipe.log.every, recipe.optim.lr) == (5, 6, 7, 0.5)
+
+
+def test_a_circle_of_recipes_is_named(write, tmp_path):
+    write("extends: b.yaml", "a.yaml")
+    write("extends: c.yaml", "b.yaml")
+    write("extends: b.yaml", "c.yaml")
+    with pytest.raises(InputError, match=rf"^{tmp_path}/b.yaml: extends itself through {tmp_path}/c.yaml$"):
+        load_recipe(tmp_path / "a.yaml")
+
+
+def test_a_recipe_that_is_not_there_is_not_suggested_to_be_the_one_that_names_it(write, tmp_path):
+    path = write("extends: recipes.yaml")
+    write("", ".recipes.yaml")  # hidden
+    with pytest.raises(InputError, match=r"recipes\.yaml: no such recipe; give a file"):
+        load_recipe(path)
+    write("", "recipe_s.yaml")
+    with pytest.raises(InputError, match=rf"did you mean {tmp_path}/recipe_s\.yaml\?"):
+        load_recipe(path)
+
+
+def test_a_network_of_another_kind_keeps_what_it_has_of_the_base(write):
+    base = write(f"extends: {ROOT}/recipes/mnist/dense.yaml\nmodel: {{width: 196}}", "base.yaml")
+    of_file = load_recipe(write(f"extends: {base}\nmodel: {{kind: sw_mlp, patch_size: 2, depth: 2, density: 0.5}}"))
+    assert (of_file.model.kind, of_file.model.width) == ("sw_mlp", 196)  # and matrices of the base, which it has not
+    # Of the same family, whose keys all stay.
+    changed = [("model.depth", "3"), ("model.kind", "mixer"), ("model.expansion", "2")]
+    mixer = load_recipe("digits/rp_s_mixer", changed)
+    assert (mixer.model.kind, mixer.model.depth, mixer.model.permutation) == ("mixer", 3, "random")
+    same = write("extends: digits/rp_s_mixer\nmodel: {kind: mixer, depth: 3, expansion: 2}", "same.yaml")
+    assert load_recipe(same) == mixer
+
+
 def test_overrides_are_yaml_and_win():
     overrides = [("train.epochs", "7"), ("optim.betas", "[0.8, 0.9]"), ("augment.auto_augment", "null")]
     recipe = load_recipe(DIGITS, overrides)
     assert (recipe.train.epochs, recipe.optim.betas, recipe.augment.auto_augment) == (7, (0.8, 0.9), None)
+    assert load_recipe(DIGITS, iter([["train.epochs", "3"], *overrides])) == recipe  # the last one of a key
+    for wrong in ({"train.epochs": "7"}, [("train.epochs", "7", "8")], ["train.epochs"]):
+        with pytest.raises(InputError, match="overrides .* must be pairs of a key and its value as YAML text"):
+            load_recipe(DIGITS, wrong)
 
 
 @pytest.mark.parametrize(
@@ -244,12 +299,40 @@ def test_validation_never_changes_a_value():
 def test_hash_and_differences_follow_the_values():
     one, other = load_recipe(DIGITS), load_recipe(DIGITS, [("optim.lr", "0.5"), ("log.every", "3")])
     assert differences(one, other) == ["optim.lr", "log.every"]
+    shallow, with_plugin = load_recipe("mnist/dense"), one.model_copy(update={"plugins": ("json",)})
+    names = differences(one, shallow)
+    assert {"model.kind", "model.width", "model.tokens"} <= {*names}  # those of either network
+    assert sorted(names) == sorted(differences(shallow, one))
+    assert differences(one, with_plugin) == ["plugins"]
+    assert recipe_hash(one) != recipe_hash(with_plugin)
+    assert flat_recipe(one) == flat_recipe(with_plugin)
+    changed = {name for name, key in keys().items() if name in flat_recipe(one, exclude_defaults=True)}
+    assert {"optim.lr", "model.kind", "train.epochs"} <= changed
+    assert not {"train.seed", "log.images", "augment.cutmix"} & changed
+    assert flat_recipe(one)["train.seed"] == 0
     assert recipe_hash(one) != recipe_hash(other)
     assert recipe_hash(one) == recipe_hash(load_recipe(DIGITS))
     orders = ("{patch_size: 4, embed_dim: 80}", "{embed_dim: 80, patch_size: 4}")
     vit, turned = (load_recipe("cifar10/vit", [("model.arguments", text)]) for text in orders)
     assert vit == turned
     assert recipe_hash(vit) == recipe_hash(turned)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "words"),
+    [
+        ("engine.kernels", None, "; it was renamed to engine.memory_layout"),
+        ("optim.epochs", None, "; did you mean train.epochs?"),
+        ("epochs", None, "; did you mean train.epochs?"),
+        ("train.epoch", None, "; did you mean train.epochs?"),
+        ("trian.epchs", None, "; did you mean train.epochs?"),
+        ("xyzzy", None, "; `widemix train --help` lists them"),
+        ("xyzzy", [f"k{number}" for number in range(12)], "; `widemix train --help` lists them"),
+        ("xyzzy", ["k0", "k1"], "; choose from k0, k1"),
+    ],
+)
+def test_what_was_meant_is_suggested(name, table, words):
+    assert suggest(name, table or key_names()) == words
 
 
 @pytest.mark.parametrize(("world", "fits"), [(1, True), (2, True), (4, True), (3, False), (8, False)])
@@ -289,6 +372,19 @@ def test_help_shows_the_values_of_a_key_and_no_annotations(capsys):
         parts = values.split("|")
         assert len(set(parts)) == len(parts), f"{name} {values}"
         assert all(re.fullmatch(r"\w+", part) for part in parts), f"{name} {values}"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("0", 0), ("-3", -3), ("+3", 3), ("1_000", 1000), ("0x1F", 31), ("0b11", 3), ("1e3", 1000.0), ("-1E-2", -0.01)),
+        *((".5", 0.5), ("3.", 3.0), ("1.5e+2", 150.0), (".inf", float("inf")), ("1e", "1e"), ("08", "08"), ("-010", "-010")),
+        *(("1:30", "1:30"), ("2020-01-01", "2020-01-01"), ("~", None), ("true", True), ("[1, 1e-3]", [1, 0.001])),
+    ],
+)  # fmt: skip
+def test_a_number_is_one_of_yaml_1_2(text, value):
+    found = parse_yaml(text)
+    assert (found, type(found)) == (value, type(value))
 
 
 TEXTS = ["/data/set #2", "a: b", "123", "1e5", ".5e-3", "010", "20:30", "no", "null", "", " a", "[a", "'a'"]

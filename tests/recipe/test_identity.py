@@ -48,3 +48,10 @@ def test_each_key_is_free_or_the_experiments_own():
         other = with_value(recipe, name, "another")
         assert run_differences(recipe, other) == ([] if name in FREE_KEYS else [name]), name
         assert (experiment_hash(recipe) == experiment_hash(other)) == (name in FREE_KEYS - STARTS), name
+
+
+def test_the_plugins_of_a_recipe_are_part_of_the_experiment():
+    recipe = load_recipe("digits/mixer")
+    one, other = (recipe.model_copy(update={"plugins": names}) for names in (("json",), ("json", "math")))
+    assert run_differences(recipe, one) == run_differences(one, other) == ["plugins"]
+    assert len({experiment_hash(each) for each in (recipe, one, other)}) == 3

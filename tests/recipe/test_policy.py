@@ -94,6 +94,18 @@ def test_uniform_magnitudes_have_an_infinite_deviation():
     assert parse_policy("augmix").steps[0].std == math.inf
 
 
+def test_numbers_are_taken_up_to_the_ends_of_their_ranges():
+    for text in ("m0-n1-p0-mmax1-mstd0", "m30-n100-p1-mmax1000-mstd1000", "n13-w0", "n14-t3aw"):
+        assert parse_policy(f"rand-{text}")
+    low, high = parse_policy("rand-m0-n1-p0-mmax1-mstd0"), parse_policy("rand-m30-n100-p1-mmax1000-mstd100")
+    assert (low.layers, low.steps[0]) == (1, Step("AutoContrast", 0, 0, 0, 1))
+    assert (high.layers, high.steps[0]) == (100, Step("AutoContrast", 1, 30, 100, 1000))
+    for text in ("augmix-m0-w1-d0-a0.05-b0-mstd0", "augmix-m30-w16-d16-a1000-b1-mstd1000"):
+        mix = parse_policy(text)
+        numbers = [mix.steps[0].magnitude, mix.width, mix.depth, mix.alpha, int(mix.blended), mix.steps[0].std]
+        assert f"augmix-{'-'.join(f'{k}{v:g}' for k, v in zip(('m', 'w', 'd', 'a', 'b', 'mstd'), numbers, strict=True))}" == text
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -124,6 +136,16 @@ def test_uniform_magnitudes_have_an_infinite_deviation():
             for name in ("rand-n", "rand-mmax", "rand-mstd", "v0-mstd", "augmix-a", "augmix-mstd")
         ),
         ("rand-m9\n", "part 'm9"),
+        ("rand-m31", "part 'm31': must be 0 to 30"),
+        ("rand-mmax0", "part 'mmax0': must be 1 to 1000"),
+        ("augmix-m31", "part 'm31': must be 0 to 30"),
+        ("augmix-w0", "part 'w0': must be 1 to 16"),
+        ("augmix-w17", "part 'w17': must be 1 to 16"),
+        ("augmix-d17", "part 'd17': must be 0 to 16"),
+        ("augmix-a0.04", "part 'a0.04': must be 0.05 to 1000"),
+        ("augmix-b2", "part 'b2': must be 0 to 1"),
+        ("augmix-d1.5", "part 'd1.5': needs a whole number such as d1"),
+        ("rand-m-9", "part 'm': needs a whole number"),
     ],
 )
 def test_the_bad_part_is_named(text, words):

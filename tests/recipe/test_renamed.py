@@ -51,6 +51,13 @@ def test_a_file_and_those_that_extend_it_may_differ_in_spelling(tmp_path, capsys
     assert capsys.readouterr().err == f"warning: {base}: {WARNING}"  # once
 
 
+def test_each_old_name_is_warned_of_once(capsys):
+    for _ in range(2):
+        load_recipe(DIGITS, [("engine.kernels", "plain"), ("train.keep", "3")])
+    warned = [line.split(" is now ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert warned == [f"warning: the command line: {name}" for name in ("engine.kernels", "train.keep")]
+
+
 def test_a_recipe_is_warned_of_and_what_a_run_keeps_is_not(tmp_path, capsys):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(as_before(load_recipe(DIGITS))))

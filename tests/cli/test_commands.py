@@ -1,0 +1,241 @@
+"""How a command ends: its exit code, the lines that it prints, and on which rank; what is checked before it begins."""
+
+import argparse
+import errno
+import gc
+import json
+import os
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from widemix import cli
+from widemix.cli.parser import make_parser
+from widemix.command_line import commands
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import check_least, check_most, load_from_arguments, run_command, split_overrides
+from widemix.errors import Exit, InputError, LauncherError, RunError
+
+
+def ending(error: BaseException | int):
+    """A command that ends so."""
+
+    def command(arguments: Namespace):
+        if isinstance(error, BaseException):
+            raise error
+        return error
+
+    return command
+
+
+def run(error: BaseException | int, *words: str) -> int:
+    return run_command(Parser(), ending(error), words)
+
+
+@pytest.fixture
+def statuses(tmp_path, monkeypatch):
+    """The folder in which rank 1 of 2 writes its status."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", str(tmp_path / "status"))
+    return tmp_path / "status"
+
+
+FULL, QUOTA = OSError(errno.ENOSPC, "No space"), OSError(errno.EDQUOT, "Quota exceeded")
+ENDINGS = [
+    (0, 0, ""),
+    (Exit.FAILED, 1, ""),
+    (Exit.REQUEUE, 75, ""),
+    (InputError("a.yaml: two\nlines"), 2, "error: a.yaml: two\\nlines\n"),
+    (LauncherError("WORLD_SIZE: what"), 2, "error: WORLD_SIZE: what\n"),
+    (RunError("the loss\nis nan"), 1, "error: the loss\\nis nan\n"),
+    (KeyboardInterrupt(), 1, "interrupted\n"),
+    (FileNotFoundError(errno.ENOENT, "No such file", "a\nb"), 1, "error: a\\nb: No such file\n"),
+    (OSError(errno.ENOSPC, "No space", "a.json"), 1, "error: a.json: No space\n"),
+    (FULL, 1, "error: the output could not be written: No space\n"),
+    (QUOTA, 1, "error: the output could not be written: Quota exceeded\n"),
+]
+
+
+@pytest.mark.parametrize(("error", "code", "said"), ENDINGS, ids=lambda value: repr(value)[:40])
+def test_what_is_no_bug_is_a_line_and_an_exit_code(error, code, said, capsys, monkeypatch):
+    for name in ("RANK", "WIDEMIX_RANK_STATUS_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert run(error) == code
+    assert capsys.readouterr().err == said
+    monkeypatch.setenv("RANK", "0")
+    assert run(error) == code
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("error", [OSError("socket"), BrokenPipeError(errno.EPIPE, "Broken pipe"), KeyError("x")])
+def test_a_bug_shows_where_it_is(error, capsys, monkeypatch):
+    """Also a broken pipe that is not the command's output."""
+    monkeypatch.delenv("WIDEMIX_RANK_STATUS_DIR", raising=False)
+    with open(os.devnull, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert run(error) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert type(error).__name__ in said
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message", "said", "returned"),
+    [
+        (0, 0, "", False, 0),
+        (Exit.REQUEUE, 75, "", False, 0),
+        (Exit.FAILED, 1, "", False, 1),
+        (InputError("a: wrong"), 2, "a: wrong", False, 0),  # printed by rank 0, which makes the same mistake
+        (LauncherError("RANK: wrong"), 2, "RANK: wrong", True, 0),
+        (RunError("diverged"), 1, "diverged", True, 1),
+        (KeyboardInterrupt(), 1, "interrupted", True, 1),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a"), 1, "a: No such file", True, 1),
+    ],
+    ids=str,
+)
+def test_a_rank_writes_how_it_ended_and_prints_what_is_its_own(
+    error, code, message, said, returned, statuses, capsys
+):
+    assert run(error) == returned
+    status = json.loads((statuses / "rank-1.json").read_text())
+    assert (status["code"], status["message"]) == (code, message)
+    assert bool(capsys.readouterr().err) == said
+
+
+def test_torchrun_is_given_the_traceback_of_a_bug(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    run(KeyError("lost"))
+    assert "lost" in json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+    (tmp_path / "error.json").unlink()
+    run(RunError("diverged"))
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(("rank", "ended"), [("", "exit 75"), ("0", "rank 75")])
+def test_the_process_ends_with_the_commands_code(rank, ended, monkeypatch):
+    """Of a rank by `exit_rank`."""
+
+    def exit_rank(code):
+        raise SystemExit(f"rank {code}")
+
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(commands, "exit_rank", exit_rank)
+    monkeypatch.setattr(commands, "run_command", lambda parser: 75)
+    monkeypatch.setattr(commands, "tune_garbage_collector", lambda: None)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert ended == (caught.value.code if rank else f"exit {caught.value.code}")
+
+    def interrupt(parser):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(commands, "run_command", interrupt)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 1
+
+
+def test_a_rank_ends_after_the_exit_handlers_and_all_that_is_printed(monkeypatch):
+    done = []
+    monkeypatch.setattr(commands.atexit, "_run_exitfuncs", lambda: done.append("handlers"))
+    monkeypatch.setattr(os, "_exit", done.append)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, Namespace(flush=lambda name=name: done.append(name)))
+    commands.exit_rank(75)
+    monkeypatch.undo()
+    assert done == ["handlers", "stdout", "stderr", 75]
+
+
+def test_garbage_is_collected_more_rarely_but_not_where_it_is_off_or_rarer_already():
+    before = gc.get_threshold()
+    try:
+        for given, expected in (((700, 10, 7), (100_000, 10, 7)), ((200_000, 5, 5), (200_000, 5, 5))):
+            gc.set_threshold(*given)
+            commands.tune_garbage_collector()
+            assert gc.get_threshold()[:2] == expected[:2]
+        gc.set_threshold(700, 10, 10)
+        gc.disable()
+        commands.tune_garbage_collector()
+        assert gc.get_threshold()[0] == 700
+    finally:
+        gc.set_threshold(*before)
+        gc.enable()
+
+
+def test_the_file_to_write_is_left_as_it_is_by_a_command_that_fails(tmp_path, monkeypatch, capsys):
+    """And is not there where it was not."""
+    monkeypatch.chdir(tmp_path)
+    Path("old.json").write_text("numbers")
+    for name in ("old.json", "new.json"):
+        assert run_command(make_parser("eval"), argv=["eval", "nowhere", "--json", name]) == 2
+        assert "nowhere: no such run" in capsys.readouterr().err
+    assert Path("old.json").read_text() == "numbers"
+    words = ["eval", "nowhere", "--details", "--to", "a/b"]
+    assert run_command(make_parser("eval"), argv=words) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--exclude"])
+def test_a_file_that_could_not_be_written_is_refused_before_any_work(option, tmp_path):
+    words = {"--json": "eval nowhere --json", "--exclude": "doctor --cluster --exclude"}[option].split()
+    for path, words_of_error in ((tmp_path, "is a folder; name a file"), (tmp_path / "no/x", "there is no folder")):
+        with pytest.raises(InputError, match=words_of_error):
+            commands._check_outputs(make_parser().parse_args([*words, str(path)]))
+    commands._check_outputs(make_parser().parse_args([*words, str(tmp_path / "x")]))
+    commands._check_outputs(Namespace(exclude="n1,n2", json=None))  # of submit: names of nodes
+
+
+def test_options_are_held_to_their_least_and_their_most():
+    given = Namespace(ranks=1, at_once=None, threads=[3, 1], samples=1e12)
+    check_least(given, 1, "ranks", "at_once", "threads", "absent")
+    check_most(given, 1e12, "samples", "at_once")
+    for name, least, words in (("ranks", 2, "--ranks 1: must be at least 2"), ("threads", 2, "--threads 1: must be")):
+        with pytest.raises(InputError, match=words):
+            check_least(given, least, "at_once", name)
+    with pytest.raises(InputError, match=r"--at-once 0: must be at least 1"):
+        check_least(Namespace(at_once=0), 1, "at_once")
+    with pytest.raises(InputError, match=r"--samples 1e\+12: must be at most 1e\+11"):
+        check_most(given, 1e11, "at_once", "samples")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_no_option_is_infinite(value, capsys):
+    parser = Parser()
+    parser.add_argument("--at-most", type=float)
+    assert run_command(parser, ending(0), [f"--at-most={value}"]) == 2
+    assert f"--at-most {value}: must be a finite number" in capsys.readouterr().err
+
+
+def test_overrides_are_taken_out_wherever_they_stand():
+    words = ["train", "--optim.lr=", "--data.path", "a\nb", "r.yaml", "--log.every=--3", "--a.b.c", "--to=x.y", "-v"]
+    rest, overrides = split_overrides(words)
+    assert rest == ["train", "r.yaml", "--a.b.c", "--to=x.y", "-v"]
+    assert overrides == [("optim.lr", ""), ("data.path", "a\nb"), ("log.every", "--3")]
+    assert split_overrides(["--optim.lr", ""]) == ([], [("optim.lr", "")])
+    assert split_overrides(["--data.path=a\nb=c"]) == ([], [("data.path", "a\nb=c")])
+
+
+def test_the_recipe_of_a_command_has_its_overrides_and_its_number_of_classes(digits):
+    overrides = [("data.path", str(digits)), ("data.num_classes", "0"), ("train.epochs", "7")]
+    recipe = load_from_arguments(Namespace(recipe="digits/mixer", overrides=overrides))
+    assert (recipe.train.epochs, recipe.data.num_classes) == (7, 10)
+
+
+@pytest.mark.parametrize("word", ["--local-rank=3", "--local_rank=3"])
+def test_what_launchers_put_before_all_words_is_taken(word):
+    assert make_parser("verify").parse_args([word, "verify", "a"]).folder == Path("a")
+
+
+def test_options_are_not_shortened_and_paths_are_no_urls():
+    parser = Parser()
+    parser.add_argument("--batches", type=int)
+    parser.add_argument("--to", type=Path)
+    with pytest.raises(InputError, match=r"unrecognized arguments: --batch 3; did you mean --batches\?"):
+        parser.parse_args(["--batch", "3"])
+    with pytest.raises(InputError, match="s3://a is a URL, where a path on this machine is needed"):
+        parser.parse_args(["--to", "s3://a"])
+    assert parser.parse_args(["--to", "s3:/a"]).to == Path("s3:/a")
+    assert isinstance(parser, argparse.ArgumentParser)
