@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 import widemix
+from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import repair_command, verify
 from widemix.formats.beton import open_beton
 
@@ -101,6 +102,66 @@ def test_networks_that_are_no_mixer_have_one_way() -> None:
     ):
         with pytest.raises(widemix.InputError, match=said):
             widemix.choose_memory_layout(torch.nn.Linear(2, 2), *arguments)  # type: ignore[arg-type]
+
+
+def test_the_arguments_of_a_layouts_choice_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("widemix.api.runs.select_memory_layout", lambda *words: given.append(words) or "plain")
+    model = torch.nn.Linear(2, 2, device="meta")
+    assert widemix.choose_memory_layout(model, 6, "bf16", "batch_last") == "plain"
+    (network, engine, train, batch, device) = given[0]
+    assert (network, batch, device) == (model, 6, torch.device("meta"))
+    assert (engine.memory_layout, train.precision, train.global_batch) == ("batch_last", "bf16", 6)
+    with pytest.warns(DeprecationWarning):
+        widemix.choose_kernels(model, 5, "fp16", "batch_last")  # type: ignore[attr-defined]
+    assert (given[1][1].memory_layout, given[1][2].precision, given[1][3]) == ("batch_last", "fp16", 5)
+
+
+def test_the_arguments_of_an_evaluation_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("widemix.api.runs.evaluate_checkpoint", lambda *words: given.append(words) or {"loss": 1.0})
+    assert widemix.evaluate("a", "b", "c", 7, ema=True) == {"loss": 1.0}
+    widemix.evaluate(Path("a"))
+    assert given == [(Path("a"), Path("b"), "c", 7, True), (Path("a"), None, None, None, False)]
+
+
+def test_a_training_says_what_it_was_and_is_the_rank_0s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None where a signal stopped it, whatever was done before; no metrics on other ranks."""
+    given: list[Any] = []
+    ends = iter((0, 0, 75))
+    monkeypatch.setattr("widemix.api.runs.train_rank", lambda *words: given.append(words) or next(ends))
+    monkeypatch.setattr("widemix.api.runs.export_torchrun_env", lambda: False)
+    (tmp_path / "done.json").write_text('{"top1": 50.0}')
+    assert widemix.train("digits/mixer", tmp_path, resume="never") == {"top1": 50.0}
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    recipe = widemix.load_recipe("digits/rp_mixer")
+    assert widemix.train(recipe, str(tmp_path)) == {}
+    assert widemix.train(recipe, tmp_path) is None
+    mixer = widemix.load_recipe("digits/mixer")
+    assert given[:2] == [
+        (mixer, tmp_path, "never", Path("digits/mixer")),
+        (recipe, tmp_path, "auto", Path("recipe.yaml")),
+    ]
+
+
+@pytest.mark.parametrize("source", ["csv", [(b"", 0)]], ids=["a source", "pairs"])
+def test_the_arguments_of_a_preparation_reach_it(source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("widemix.api.prep.prepare_folder", lambda *words, **options: given.append((words, options)))
+    own, origin = isinstance(source, list), Path("table.csv")
+    options: dict[str, Any] = {"processes": 3, "force": True, "extend": True, "max_bad": 0.25}
+    widemix.prepare(source, tmp_path / "a", None if own else origin, **options, shuffle=False, max_size=77)
+    widemix.prepare(source, str(tmp_path / "b"))
+    ((dataset, *places), found), ((_, *others), defaults) = given
+    assert dataset == source or own
+    assert places == [None if own else origin, tmp_path / "a", PrepSettings(shuffle=False, max_size=77)]
+    assert found == options
+    assert others == [None, tmp_path / "b", PrepSettings(shuffle=True)]
+    assert defaults == {"processes": None, "force": False, "extend": False, "max_bad": 0.01}
+    if own:
+        with pytest.raises(widemix.InputError, match="origin x: pairs are not read from a folder"):
+            widemix.prepare(source, tmp_path, "x")
 
 
 def encoded(seed: int) -> bytes:

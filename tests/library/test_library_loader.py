@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 import widemix
 import widemix.data.decode
 from tests.sections import train_section
+from widemix.api.sections import jitter_strengths, process_topology
+from widemix.api.views import expand_views
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.distributed.topology import Topology
 from widemix.formats.beton import open_beton
+from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.pillow_support import older_pillow
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection
@@ -52,6 +56,30 @@ def test_what_prep_holds_out_is_evaluated_on(tmp_path: Path) -> None:
     labels = torch.cat([labels for _, labels in loader(tmp_path / "digits", 64, split="holdout")])
     assert labels.tolist() == open_beton(tmp_path / "digits/holdout.beton").label.tolist()
     assert loader(tmp_path / "digits", 64).is_training
+
+
+@pytest.mark.parametrize("split", ["train", "val", "validation", "test", "holdout", "extra"])
+def test_a_split_is_trained_on_by_its_name(images: Path, tmp_path: Path, split: str) -> None:
+    """And then shuffled, in whole batches; if not, there is all of it, in order."""
+    for path in images.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    manifest = read_manifest(images)
+    renamed = manifest.model_copy(update={"splits": {split: manifest.splits["train"]}})
+    (tmp_path / "manifest.json").unlink()
+    (tmp_path / "manifest.json").write_text(manifest_json(renamed))
+    found = loader(tmp_path, 12, split=split)
+    labels = torch.cat([targets for _, targets in found]).tolist()
+    trained = split in ("train", "extra")
+    assert found.is_training is trained
+    assert (len(found), len(labels)) == ((4, 48) if trained else (5, 53))
+    assert (labels == labels_of(images)[: len(labels)].tolist()) is not trained
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_images_to_evaluate_have_the_type_that_is_asked_for(images: Path, kind: torch.dtype) -> None:
+    plain, found = (next(iter(loader(images, split="val", img_dtype=each)))[0] for each in (torch.float32, kind))
+    assert found.dtype == kind
+    torch.testing.assert_close(found.float(), plain, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("world", [1, 2])
@@ -276,6 +304,10 @@ def test_wrong_arguments_are_named(images: Path, keys: dict[str, Any], message: 
 def test_a_state_of_another_batch_is_refused(images: Path) -> None:
     with pytest.raises(ValueError, match="saved with global_batch 8, here it is 16: batch_size 8 x 2"):
         loader(images, rank=0, world=2).load_state_dict(loader(images).state_dict())
+    state = loader(images).state_dict()
+    for name, value in (("seed", 8), ("samples", 54)):
+        with pytest.raises(ValueError, match=f"saved with {name} {value}, here it is {state[name]}$"):
+            loader(images).load_state_dict(state | {name: value})
     with pytest.raises(
         widemix.InputError, match="the loader's state lacks step, seed, samples; give what state_dict"
     ):
@@ -286,6 +318,81 @@ def test_a_state_of_another_batch_is_refused(images: Path) -> None:
 def test_numbers_of_numpy_are_numbers(images: Path, kind: type) -> None:
     expected = list(loader(images, views=2, color_jitter=0.5))
     assert same(list(loader(images, kind(8), views=kind(2), color_jitter=np.float32(0.5))), expected)
+
+
+def test_a_position_is_loaded_up_to_the_end_of_its_epoch(images: Path) -> None:
+    """Of 53 samples there are 6 whole batches of 8, and 7 with the last one, of a loader that keeps it."""
+    state = loader(images).state_dict()
+    for drop_last, step, position in ((True, 5, (2, 5)), (True, 6, (3, 0)), (True, 7, (3, 0)), (False, 6, (2, 6))):
+        one = loader(images, drop_last=drop_last)
+        one.load_state_dict(state | {"epoch": 2, "step": step})
+        assert (one.state_dict()["epoch"], one.state_dict()["step"]) == position
+        assert len(list(one)) == len(one) - position[1]
+        assert (one.state_dict()["epoch"], one.state_dict()["step"]) == (position[0], len(one))
+    with pytest.raises(widemix.InputError, match="step 8: an epoch has 7 steps"):
+        loader(images).load_state_dict(state | {"step": 8})
+
+
+def test_setting_another_epoch_forgets_the_step_that_was_loaded(images: Path) -> None:
+    one, other = loader(images), loader(images)
+    one.load_state_dict(one.state_dict() | {"epoch": 2, "step": 4})
+    one.set_epoch(3)
+    other.set_epoch(3)
+    assert same(list(one), list(other))
+    one.set_epoch(3)  # once more, after it was iterated over
+    assert len(list(one)) == 6
+
+
+def test_a_batch_may_be_the_whole_split(images: Path) -> None:
+    assert [len(y) for _, y in loader(images, 53)] == [53]
+    with pytest.raises(widemix.InputError, match=r"batch_size 27 x 2 ranks exceeds the 53 samples"):
+        loader(images, 27, rank=0, world=2)
+    assert [len(y) for _, y in loader(images, 54, drop_last=False)] == [53]
+    with pytest.raises(widemix.InputError, match="mix_group 4 does not divide batch_size 9; take an even batch_size"):
+        loader(images, 9, cutmix=1.0, mix_group=4)
+
+
+@pytest.mark.parametrize(
+    ("given", "strengths"),
+    [
+        (None, (0, 0, 0, 0)),
+        (0.4, (0.4, 0.4, 0.4, 0)),
+        ((0.4,), (0.4, 0, 0, 0)),
+        ((0.1, 0.2), (0.1, 0.2, 0, 0)),
+        ([0.1, 0.2, 0.3], (0.1, 0.2, 0.3, 0)),
+        (np.array([0.1, 0.2, 0.3, 0.4]), (0.1, 0.2, 0.3, 0.4)),
+    ],
+    ids=str,
+)
+def test_strengths_of_jitter_are_those_of_brightness_contrast_saturation_and_hue(given: Any, strengths: Any) -> None:
+    assert jitter_strengths(given) == strengths
+
+
+def test_ranks_are_those_that_are_given_or_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    found = process_topology(None, None, "cpu")
+    assert (found.rank, found.world, found.local_rank, found.local_world) == (3, 8, 1, 2)
+    assert found.device == torch.device("cpu")
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    found = process_topology(None, None, "meta")
+    assert (found.rank, found.world, found.device) == (2, 4, torch.device("meta"))
+    given = process_topology(0, 5, None)
+    assert (given.rank, given.world, given.local_rank) == (0, 5, 1)
+    for rank, world in ((1, None), (None, 2), (5, 5)):
+        with pytest.raises(widemix.InputError, match=f"^rank {rank}, world {world}: "):
+            process_topology(rank, world, None)
+
+
+def test_an_image_has_up_to_a_thousand_views() -> None:
+    assert expand_views(1000) == 1000 * [{}]
+    assert expand_views([{}] * 1000) == 1000 * [{}]
+    assert expand_views(({"hflip": 1.0}, {})) == [{"hflip": 1.0}, {}]
+    for wrong in (1001, [{}] * 1001):
+        with pytest.raises(widemix.InputError, match="1 to 1000"):
+            expand_views(wrong)
 
 
 def test_no_jitter_is_none_as_in_timm(images: Path) -> None:
