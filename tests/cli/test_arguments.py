@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import os
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 
 from tests.conftest import ROOT
 from widemix.cli.bench import ELSEWHERE
+from widemix.cli.options import check_networks
 from widemix.cli.parser import make_parser
 from widemix.cli.reference import _commands
+from widemix.cli.train import _count_gpus
 from widemix.command_line.commands import run_command, split_overrides
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
@@ -187,8 +191,18 @@ READ: list[tuple[str, str, Any, Any]] = [
     (
         f"train {RECIPE} --data.path {{digits}} --run-dir r --resume never -q --ranks 2",
         "widemix.launch.local.launch",
-        lambda command, ranks: (command[:7], ranks),
-        lambda v: (["-m", "widemix", "train", "digits/mixer", "--resume=never", "--run-dir=r", "-q"], 2),
+        lambda command, ranks: (command, ranks),
+        lambda v: (
+            ["-m", "widemix", "train", "digits/mixer", "--resume=never", "--run-dir=r", "-q"]
+            + [f"--{name}={value}" for name, value in v],
+            2,
+        ),
+    ),
+    (
+        f"train {RECIPE} --data.path {{digits}} -v --ranks 4",
+        "widemix.launch.local.launch",
+        lambda command, ranks: (command[:6], len(command), ranks),
+        lambda v: (["-m", "widemix", "train", "digits/mixer", "--resume=auto", "-v"], 8, 4),
     ),
     (
         f"train {RECIPE} --data.path {{digits}} --dry-run --ranks 4",
@@ -223,14 +237,14 @@ READ: list[tuple[str, str, Any, Any]] = [
     (
         f"eval {NET} --ranks 3",
         "widemix.launch.local.launch",
-        lambda command, ranks: (command[:2], ranks),
-        lambda v: (["-m", "widemix"], 3),
+        lambda command, ranks: (command, ranks),
+        lambda v: (["-m", "widemix", *sys.argv[1:]], 3),
     ),
     (
         f"bench scale {RECIPE} --ranks 3",
         "widemix.launch.local.launch",
-        lambda command, ranks: (command[:2], ranks),
-        lambda v: (["-m", "widemix"], 3),
+        lambda command, ranks: (command, ranks),
+        lambda v: (["-m", "widemix", *sys.argv[1:]], 3),
     ),
     (
         f"study plan {STUDY} --to a --report b --only *depth-2* --train.epochs 3",
@@ -420,6 +434,78 @@ def test_the_options_of_the_page_of_results_reach_it(names, monkeypatch):
     assert run_command(make_parser(), argv=shlex.split(OTHERS["results"].format(**names))) == 0
     assert written[0][0] == P(names["tmp"], "results_full_size.csv").with_name("full_size.csv")
     assert written[1:] == [(P(names["names"]), "before\nnumbers\nafter\n"), (P(names["tmp"], "page.md"), "page")]
+
+
+def test_a_rank_starts_no_other_ranks(monkeypatch):
+    """Which would start some more: every rank has the words of the command that started it."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.chdir(ROOT)
+    assert call_of(f"eval {NET} --ranks 3", "widemix.evaluation.assessment.assess", monkeypatch).arguments[0] == NET
+    assert call_of(f"bench scale {RECIPE} --ranks 3", "widemix.bench.scale.read_rows", monkeypatch)
+
+
+@pytest.mark.parametrize(("gpus", "ranks"), [(0, 1), (1, 1), (3, 3)])
+def test_there_are_as_many_ranks_as_gpus_and_at_least_one(gpus, ranks, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert _count_gpus() == ranks
+
+
+def test_a_run_of_all_gpus_is_launched_with_the_command_that_was_typed(digits, monkeypatch, capsys):
+    """And a job with more tasks than it trains in is told so."""
+    for name in ("RANK", "WORLD_SIZE", "WIDEMIX_COMMAND"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("widemix.cli.train._count_gpus", lambda: 4)
+    monkeypatch.setattr("widemix.cli.train.unused_tasks", lambda environ, ranks: f"warning: of {ranks}")
+    monkeypatch.setattr(sys, "argv", ["/bin/widemix", "train", "digits/mixer", "--run-dir", "my run"])
+    found = call_of(f"train {RECIPE} --data.path {digits}", "widemix.launch.local.launch", monkeypatch)
+    assert found.arguments[1] == 4
+    assert not {word for word in found.arguments[0] if word.startswith("--run-dir") or word in ("-q", "-v")}
+    assert os.environ["WIDEMIX_COMMAND"] == "widemix train digits/mixer --run-dir 'my run'"
+    assert capsys.readouterr().err == "warning: of 4\n"
+
+
+def test_old_copies_are_removed_before_another_is_made_and_its_path_alone_is_printed(tmp_path, monkeypatch, capsys):
+    done = []
+    monkeypatch.setattr("widemix.launch.stage.remove_old", lambda *words: done.append(words) or [Path("old")])
+    monkeypatch.setattr("widemix.launch.stage.stage", lambda *words: done.append(words) or Path("new"))
+    words = ["stage", "a", "--to", str(tmp_path / "no"), "--clean", "2.5"]  # a node's first copy makes the folder
+    assert run_command(make_parser("stage"), argv=words) == 0
+    assert done == [(tmp_path / "no", 2.5), (Path("a"), tmp_path / "no")]
+    said = capsys.readouterr()
+    assert said.out == "new\n"
+    assert "old: removed" in said.err
+
+
+def test_a_network_is_looked_for_only_where_its_name_is_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    check_networks("timm:x", "hf:a/b", "no.yaml", "no.yml", "digits/mixer", "run", str(tmp_path))
+    for names in (("no",), ("run", "no"), ("no", "timm:x"), ("no.json",), ("digits/no",)):
+        with pytest.raises(InputError, match=r"^(digits/)?no(\.json)?: no such run or checkpoint folder"):
+            check_networks(*names)
+
+
+def test_a_cluster_without_a_rated_network_has_none(monkeypatch):
+    found = call_of("doctor --cluster", "widemix.doctor.cluster.run_cluster_doctor", monkeypatch)
+    assert found.arguments == (None, None, None, 20.0)
+
+
+def test_batches_are_timed_once_each_and_by_default_those_of_the_help(monkeypatch):
+    monkeypatch.setattr("widemix.evaluation.networks.load_network", lambda name, ema=False: FakeNetwork(name))
+    target = "widemix.bench.inference.measure_inference"
+    assert call_of(f"bench inference {NET}", target, monkeypatch).arguments[1:4] == ([1, 8, 64, 256], 20, "fp32")
+    assert call_of(f"bench inference {NET} --batches 8 2 8", target, monkeypatch).arguments[1] == [8, 2]
+
+
+def test_a_benchmark_names_what_it_needs_and_is_not_there(monkeypatch, capsys):
+    monkeypatch.setattr("widemix.bench.mixup.VERSIONS", ["numpy", "no-such-package>=3", "nor-this"])
+    monkeypatch.setattr("widemix.bench.mixup.run", lambda arguments: pytest.fail("it ran"))
+    assert run_command(make_parser("bench"), argv=["bench", "mixup"]) == 2
+    assert "error: bench mixup: needs no-such-package>=3, nor-this; " in capsys.readouterr().err
 
 
 def test_a_keys_value_may_be_negative_but_no_option():

@@ -16,7 +16,9 @@ from widemix.bench.report import report
 from widemix.cli import print_all_text
 from widemix.cli.options import write_outputs
 from widemix.cli.parser import make_parser
+from widemix.cli.prep import print_summary
 from widemix.command_line.commands import run_command
+from widemix.formats.manifest import UNCHECKED, Split
 
 NUMBERS = {"a": 1.5, "b": [None, 2]}
 
@@ -62,6 +64,78 @@ def test_figures_and_tables_go_to_the_folder_and_figures_to_the_board(tmp_path, 
         saved = Image.open(given.to / f"{name}.png").convert("RGB")
         assert np.array_equal(np.asarray(shown), np.asarray(saved))
         assert saved.getpixel((0, 0)) == {"red": (255, 0, 0), "blue": (0, 0, 255)}[name]
+
+
+def test_a_summary_has_a_line_for_each_split_and_the_unusual_files(tmp_path, capsys):
+    """Those that were left out first, then the commonest; of more than four kinds their sum."""
+
+    def split(name: str, samples: int, per_class: tuple[int, ...], fields: tuple[str, ...] = ("image",)) -> Split:
+        numbers = {"samples": samples, "per_class": per_class, "fields": dict.fromkeys(fields, "")}
+        return Split(file=f"{name}.beton", bytes=3 << 19, blocks=("",), **numbers)
+
+    splits = [split("train", 7, (3, 4)), split("val", 4, (2, 2)), split("test", 5, (0, 0), ("image", "targets"))]
+    splits.append(split("extra", 6, (0,), ("image", "targets")))
+    rules = ["grey to RGB"] * 3 + ["turned: by 90"] + ["turned: by 180"] + ["left out: is empty"] + ["CMYK to RGB"]
+    manifest = Namespace(splits=dict(enumerate(splits)), settings={}, exceptions=[{"rule": rule} for rule in rules])
+    print_summary(manifest, tmp_path)
+    lines = [
+        f"{tmp_path}/train.beton: 7 samples, 1.5 MiB, 3 to 4 of each of 2 classes",
+        f"{tmp_path}/val.beton: 4 samples, 1.5 MiB, 2 of each of 2 classes",
+        f"{tmp_path}/test.beton: 5 samples, 1.5 MiB, 2 targets each",
+        f"{tmp_path}/extra.beton: 6 samples, 1.5 MiB, 1 target each",
+    ]
+    kinds = "1 left out, 3 grey to RGB, 2 turned, 1 CMYK to RGB"
+    assert capsys.readouterr().out.splitlines() == [
+        *lines, f"unusual files: {kinds}; listed in {tmp_path}/manifest.json"
+    ]  # fmt: skip
+    manifest.exceptions += 1200 * [{"rule": "alpha dropped"}]
+    print_summary(manifest, tmp_path)
+    kinds = "1 left out, 1,200 alpha dropped, 3 grey to RGB, 2 turned, 1,207 in all"
+    assert capsys.readouterr().out.splitlines()[4] == f"unusual files: {kinds}; listed in {tmp_path}/manifest.json"
+    manifest.exceptions = []
+    print_summary(manifest, tmp_path)
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_the_price_of_coefficients_is_that_of_all_splits(tmp_path, monkeypatch, capsys):
+    counts = {"train.beton": (30, 2, 1300, 1000), "val.beton": (10, 1, 500, 400)}
+    monkeypatch.setattr("widemix.data_prep.coefficients.count_bytes", lambda path: counts[path.name])
+    splits = {
+        name: Split(file=f"{name}.beton", bytes=1, samples=1, per_class=(1,), blocks=("",), fields={field: ""})
+        for name, field in (("train", "image"), ("val", "image"), ("text", "tokens"))
+    }
+    manifest = Namespace(splits=splits, settings={"encoding": "coefficients"}, exceptions=[])
+    print_summary(manifest, tmp_path)
+    again = f"`widemix prep --restore {tmp_path} --to DIR` writes the JPEGs again"
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"coefficients: about 1.29 times the bytes of their JPEGs; 3 images are stored as JPEGs; {again}"
+    )
+    counts.update({"train.beton": (30, 0, 1300, 1000), "val.beton": (10, 0, 500, 400)})
+    print_summary(manifest, tmp_path)
+    line = f"coefficients: about 1.29 times the bytes of their JPEGs; {again}"
+    assert capsys.readouterr().out.splitlines()[-1] == line
+    counts.update({"train.beton": (0, 9, 0, 0), "val.beton": (0, 1, 0, 0)})
+    print_summary(manifest, tmp_path)
+    assert capsys.readouterr().out.splitlines()[-1] == "coefficients: of no image"
+
+
+@pytest.mark.parametrize("words", [["verify"], ["verify", "--add-checksums"]])
+def test_a_folder_is_verified_in_words_and_by_the_exit_code(words, tmp_path, monkeypatch, capsys):
+    damages = []
+    function = "add_checksums.add_checksums" if "--add-checksums" in words else "verify.verify"
+    monkeypatch.setattr(f"widemix.data_prep.{function}", lambda folder: damages)
+    monkeypatch.setattr("widemix.data_prep.verify.repair_command", lambda folder: "again")
+    for form, said in ((3, f"{tmp_path}: no damage"), (UNCHECKED, f"{tmp_path}: no damage, but an older version")):
+        monkeypatch.setattr("widemix.formats.manifest.read_manifest", lambda folder, form=form: Namespace(format=form))
+        assert run_command(make_parser("verify"), argv=[*words, str(tmp_path)]) == 0
+        first, *others = capsys.readouterr().out.splitlines()
+        assert first.startswith(said)
+        assert len(others) == (form == UNCHECKED)
+        assert first == said or others
+    assert f"`widemix verify {tmp_path} --add-checksums` adds them" in others[0]
+    damages += ["a: sample 3", "b: block 1"]
+    assert run_command(make_parser("verify"), argv=[*words, str(tmp_path)]) == 1
+    assert capsys.readouterr().out.splitlines() == [*damages, "to prepare it again: again"]
 
 
 class Result(Namespace):

@@ -63,6 +63,39 @@ def test_the_list_is_of_the_files(runs, capsys):
     assert lines[2].split()[5:7] == ["700", "-"]
 
 
+def test_the_runs_of_runs_are_listed_where_no_folder_is_named(runs, monkeypatch, capsys):
+    (runs / "runs").mkdir()
+    (runs / "a").rename(runs / "runs/a")
+    monkeypatch.chdir(runs)
+    (_, only) = csv.reader(io.StringIO(said(capsys, "runs", "csv")))
+    assert only[-2] == "runs/a"
+    assert said(capsys, "runs").splitlines()[1].split()[5] == "runs/a"
+    (runs / "runs/a").rename(runs / "a")
+    assert said(capsys, "runs", code=2) == "error: runs: holds no runs\n"
+
+
+def test_a_key_more_than_three_is_one_more_key(runs, capsys):
+    for name, seed in (("a", 2), ("b", 1)):
+        keys = [("train.seed", str(seed)), *((f"model.{key}", str(8 * seed)) for key in ("depth", "channels"))]
+        keys += [("log.every", str(seed)), ("data.workers", str(seed))]
+        (runs / name / "recipe.yaml").write_text(dump_recipe(load_recipe("digits/mixer", keys)))
+    (_, first, _) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs)))
+    named = ["model.channels=16", "model.depth=16", "data.workers=2", "train.seed=2", "log.every=2"]
+    assert first[-1].split(", ") == named  # the more telling sections first
+    listed = said(capsys, "runs", runs).splitlines()[1]
+    assert listed.endswith(", ".join([*named[:3], "2 more keys"]))
+    for name in "ab":
+        text = (runs / name / "recipe.yaml").read_text()
+        (runs / name / "recipe.yaml").write_text(re.sub("  every: .", "  every: 3", text))
+    assert said(capsys, "runs", runs).splitlines()[1].endswith(", data.workers=2, 1 more key")
+    for name in "ab":
+        text = (runs / name / "recipe.yaml").read_text()
+        (runs / name / "recipe.yaml").write_text(re.sub("  seed: .", "  seed: 3", text))
+    lines = said(capsys, "runs", runs).splitlines()
+    assert lines[1].endswith(", ".join(named[:3]))
+    assert len(lines) == 3  # and nothing about diff
+
+
 def test_a_long_list_of_keys_is_cut_and_says_where_the_rest_is(runs, capsys):
     """Runs of one folder are compared with each other: what tells a folder from another is in its name."""
     study = runs / "study"
