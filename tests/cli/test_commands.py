@@ -210,7 +210,17 @@ def test_no_option_is_infinite(value, capsys):
 
 
 def test_overrides_are_taken_out_wherever_they_stand():
-    words = ["train", "--optim.lr=", "--data.path", " a\nb ", "r.yaml", "--log.every=--3", "--a.b.c", "--to=x.y", "-v"]
+    words = [
+        "train",
+        "--optim.lr=",
+        "--data.path",
+        " a\nb ",
+        "r.yaml",
+        "--log.every=--3",
+        "--a.b.c",
+        "--to=x.y",
+        "-v",
+    ]
     rest, overrides = split_overrides(words)
     assert rest == ["train", "r.yaml", "--a.b.c", "--to=x.y", "-v"]
     assert overrides == [("optim.lr", ""), ("data.path", " a\nb "), ("log.every", "--3")]

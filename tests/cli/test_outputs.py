@@ -126,7 +126,9 @@ def test_a_folder_is_verified_in_words_and_by_the_exit_code(words, tmp_path, mon
     monkeypatch.setattr(f"widemix.data_prep.{function}", lambda folder: damages)
     monkeypatch.setattr("widemix.data_prep.verify.repair_command", lambda folder: "again")
     for form, said in ((3, f"{tmp_path}: no damage"), (UNCHECKED, f"{tmp_path}: no damage, but an older version")):
-        monkeypatch.setattr("widemix.formats.manifest.read_manifest", lambda folder, form=form: Namespace(format=form))
+        monkeypatch.setattr(
+            "widemix.formats.manifest.read_manifest", lambda folder, form=form: Namespace(format=form)
+        )
         assert run_command(make_parser("verify"), argv=[*words, str(tmp_path)]) == 0
         first, *others = capsys.readouterr().out.splitlines()
         assert first.startswith(said)
@@ -136,6 +138,17 @@ def test_a_folder_is_verified_in_words_and_by_the_exit_code(words, tmp_path, mon
     damages += ["a: sample 3", "b: block 1"]
     assert run_command(make_parser("verify"), argv=[*words, str(tmp_path)]) == 1
     assert capsys.readouterr().out.splitlines() == [*damages, "to prepare it again: again"]
+
+
+@pytest.mark.parametrize(("words", "name"), [("--omega 1000 --gamma 2", "pairs"), ("--named", "named")])
+def test_a_table_of_costs_is_printed_and_its_rows_are_written(words, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(f"widemix.estimate.tables.{name}_rows", lambda *_: [{"name": name}])
+    monkeypatch.setattr(f"widemix.estimate.tables.{name}_table", lambda *given: f"table {given}")
+    words += f" --gpus 8 --gpu h100 --json {tmp_path}/rows.json"
+    assert run_command(make_parser("cost"), argv=["cost", *words.split()]) == 0
+    assert capsys.readouterr().out == f"table {(1000.0, 2.0) if name == 'pairs' else ()}\n"
+    written = json.loads((tmp_path / "rows.json").read_text())
+    assert written == {"machine": "8 x h100", "rows": [{"name": name}]}
 
 
 class Result(Namespace):
@@ -160,7 +173,11 @@ def test_an_evaluation_prints_and_writes_its_details_by_the_names_of_classes(ran
         assert capsys.readouterr().out == ""
         assert [*tmp_path.iterdir()] == []
         return
-    said = ["the sentence", "expected calibration error 0.2500", "lowest top-1: bee 10.00 %, eel 15.00 %, dog 20.00 %"]
+    said = [
+        "the sentence",
+        "expected calibration error 0.2500",
+        "lowest top-1: bee 10.00 %, eel 15.00 %, dog 20.00 %",
+    ]
     assert capsys.readouterr().out.splitlines() == [*said, str(tmp_path / "a.json")]
     written = json.loads((tmp_path / "a.json").read_text())
     assert written == {

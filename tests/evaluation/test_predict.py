@@ -2,7 +2,9 @@
 
 import csv
 import json
+import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -219,6 +221,34 @@ def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, cap
     assert run_command(make_parser(), argv=["predict", exported, str(album / "a,b.png"), "--top", "2"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith('image,class_1,probability_1,class_2,probability_2\n"a,b.png",')
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_files_name_has_its_own_bytes_and_bad_ones_are_counted(tmp_path, monkeypatch, capsys, suffix):
+    names = ["a.png", os.fsdecode(b"\xff.png"), "b.png"]
+    for name in names:
+        (tmp_path / name).touch()
+    found = [[("ant", 0.75)], InputError("b.png: is cut short"), [("bee", 0.5)]]
+    monkeypatch.setattr("widemix.evaluation.networks.load_network", lambda *_: None)
+    predictor = SimpleNamespace(section=SimpleNamespace(targets="class"))
+    monkeypatch.setattr("widemix.evaluation.predict.Predictor", lambda _: predictor)
+    monkeypatch.setattr(
+        "widemix.cli.predict._predictions", lambda _, folder, listed, *others: zip(sorted(listed), found, strict=True)
+    )
+    words = ["predict", "timm:x", str(tmp_path), "--to", str(tmp_path / f"out.{suffix}")]
+    assert run_command(make_parser("predict"), argv=words) == 0
+    written = (tmp_path / f"out.{suffix}").read_bytes().splitlines()
+    assert written[-1].startswith({"csv": b"\xff.png,bee,0.500000", "jsonl": b'{"image": "\\udcff.png"'}[suffix])
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "warning: b.png: is cut short; left out", f"{tmp_path}/out.{suffix}: 2 images predicted, 1 could not be read"
+    ]  # fmt: skip
+    found[:] = [found[1]] * 3
+    (tmp_path / f"out.{suffix}").write_bytes(b"before")
+    assert run_command(make_parser("predict"), argv=words) == 2
+    assert f"error: {tmp_path}: none of its 3 images can be read" in capsys.readouterr().err
+    assert (tmp_path / f"out.{suffix}").read_bytes() == b"before"
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,9 @@ def test_a_training_says_what_it_was_and_is_the_rank_0s(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("source", ["csv", [(b"", 0)]], ids=["a source", "pairs"])
-def test_the_arguments_of_a_preparation_reach_it(source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arguments_of_a_preparation_reach_it(
+    source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: list[Any] = []
     monkeypatch.setattr("widemix.api.prep.prepare_folder", lambda *words, **options: given.append((words, options)))
     own, origin = isinstance(source, list), Path("table.csv")

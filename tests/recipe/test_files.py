@@ -221,6 +221,10 @@ def test_overrides_are_yaml_and_win():
         ([("optim.betas", "[0.9, 1.5]")], "optim.betas 1.5: input should be less than 1"),
         ([("optim.betas", "[0.9]")], "optim.betas: the list is too short"),
         ([("optim.name", "sgd"), ("optim.momentum", "1")], "optim.momentum 1: input should be less than 1"),
+        ([("model.kind", "mixxer")], "the command line: model.kind 'mixxer': no such kind; did you mean mixer?"),
+        ([("data.kind", "txt")], "the command line: data.kind 'txt': no such kind; did you mean text?"),
+        ([("model.density", "0.5")], "the command line: model.density is not a key of kind mixer"),
+        ([("train.epochs", "0"), ("optim.lr", "0")], "(and 1 more)"),
         ([("train.freeze", "stem.*")], "train.freeze 'stem.*': input should be a list"),
     ],
 )
@@ -401,6 +405,13 @@ def test_what_a_run_keeps_is_read_as_what_it_was(value):
     """A run on the folder 1e5 could not be resumed. YAML 1.1, of other tools, reads the same."""
     text = dump_yaml({"data": {"path": value}})
     assert parse_yaml(text) == yaml.safe_load(text) == {"data": {"path": value}}
+
+
+def test_what_a_run_keeps_is_in_its_order():
+    assert dump_yaml({"train": {"seed": 1, "epochs": 2}, "data": [2, 1]}).split() == (
+        "train: seed: 1 epochs: 2 data: - 2 - 1".split()
+    )
+    assert [*parse_yaml(dump_recipe(load_recipe(DIGITS)))] == ["plugins", *SECTIONS]
 
 
 @pytest.mark.parametrize(

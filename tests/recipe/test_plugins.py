@@ -214,6 +214,18 @@ def test_modules_that_are_not_there_are_named(recipe: Path) -> None:
         load_recipe(recipe)
 
 
+def test_a_module_of_a_package_that_is_not_there_is_named_whole(recipe: Path) -> None:
+    for name in ("no_such_package.parts", "json.no_such_part"):
+        with pytest.raises(InputError, match=rf"^here: there is no module {name}; install it"):
+            plugins.import_modules(["json", name], "here")
+    (recipe.parent / "taken.py").write_text("from widemix.plugins import *\nregister_loss('mse', LossSpec(len, ''))")
+    try:
+        with pytest.raises(InputError, match=r"^here: taken: loss mse is already registered$"):
+            plugins.import_modules(iter(["taken"]), "here")
+    finally:
+        sys.modules.pop("taken", None)
+
+
 SPEC, LOSS, METRIC = (
     OptimizerSpec(lambda *_: None, "ours", 1),
     LossSpec(lambda *_: None, "ours"),

@@ -10,7 +10,8 @@ from torchvision.transforms.autoaugment import AutoAugment as TorchvisionAutoAug
 from torchvision.transforms.autoaugment import AutoAugmentPolicy
 
 from widemix.errors import InputError
-from widemix.recipe.policy import AugMix, AutoAugment, Policy, RandAugment, Step, parse_policy
+from widemix.recipe import policy
+from widemix.recipe.policy import AugMix, AutoAugment, Policy, RandAugment, Step, add_to_sets, parse_policy
 
 RAND = [
     f"rand-{m}-{n}-{rest}-{inc}"
@@ -103,7 +104,21 @@ def test_numbers_are_taken_up_to_the_ends_of_their_ranges():
     for text in ("augmix-m0-w1-d0-a0.05-b0-mstd0", "augmix-m30-w16-d16-a1000-b1-mstd1000"):
         mix = parse_policy(text)
         numbers = [mix.steps[0].magnitude, mix.width, mix.depth, mix.alpha, int(mix.blended), mix.steps[0].std]
-        assert f"augmix-{'-'.join(f'{k}{v:g}' for k, v in zip(('m', 'w', 'd', 'a', 'b', 'mstd'), numbers, strict=True))}" == text
+        assert (
+            f"augmix-{'-'.join(f'{k}{v:g}' for k, v in zip(('m', 'w', 'd', 'a', 'b', 'mstd'), numbers, strict=True))}"
+            == text
+        )
+
+
+def test_a_set_of_ones_own_has_a_name_and_is_all_or_nothing(monkeypatch):
+    monkeypatch.setattr(policy, "_OWN_SETS", {"old": ("Rotate",)})
+    for names in (["new", ""], ["new", "a-b"], ["new", "3a"]):
+        with pytest.raises(ValueError, match="operation set"):
+            add_to_sets("Invert", names)
+    assert policy._OWN_SETS == {"old": ("Rotate",)}
+    add_to_sets("Invert", ["new", "old"])
+    assert [step.name for step in parse_policy("rand-told").steps] == ["Rotate", "Invert"]
+    assert [step.name for step in parse_policy("rand-m5-tnew").steps] == ["Invert"]
 
 
 @pytest.mark.parametrize(

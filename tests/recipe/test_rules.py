@@ -44,6 +44,8 @@ TAKEN = [
     f"{LABELS} augment.cutmix=1",
     f"{NUMBERS} augment.mixup=0.2",
     "augment.mixup=0 train.global_batch=61",
+    "data.pixel_order=all data.pixel_seed=1",
+    "data.pixel_order=patches data.pixel_patch=4 data.pixel_seed=1",
     "augment.cutmix_minmax=[0.5,0.63]",
 ]
 REFUSED = [
@@ -88,6 +90,7 @@ REFUSED = [
     (f"{LABELS} augment.smoothing=0.01", "augment.smoothing 0.01 is for classes, data.targets is multilabel"),
     (f"{NUMBERS} augment.cutmix=0.1", "augment.cutmix mixes targets by area"),
     (f"{NUMBERS} augment.cutmix_minmax=[0.2,0.8]", "augment.cutmix mixes targets by area"),
+    ("data.path=s3://bucket/a", "s3://bucket/a is a URL; `widemix stage s3://bucket/a --to DIR` copies it"),
     ("train.global_batch=8", "= 16; 16 would"),
     ("train.global_batch=65", "= 16; 64 or 80 would"),
     ("train.global_batch=61 train.grad_accum_steps=2 augment.mixup=0", "grad_accum_steps 2 = 2; 60 or 62 would"),
