@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, the lines that it prints, and on which rank; what is checked before it begins."""
+"""How a command ends: its exit code, the lines that it prints, and on which rank; what is checked at first."""
 
 import argparse
 import errno

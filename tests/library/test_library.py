@@ -112,7 +112,7 @@ def test_the_arguments_of_a_layouts_choice_reach_it(monkeypatch: pytest.MonkeyPa
     (network, engine, train, batch, device) = given[0]
     assert (network, batch, device) == (model, 6, torch.device("meta"))
     assert (engine.memory_layout, train.precision, train.global_batch) == ("batch_last", "bf16", 6)
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="is now called"):
         widemix.choose_kernels(model, 5, "fp16", "batch_last")  # type: ignore[attr-defined]
     assert (given[1][1].memory_layout, given[1][2].precision, given[1][3]) == ("batch_last", "fp16", 5)
 

@@ -104,10 +104,8 @@ def test_numbers_are_taken_up_to_the_ends_of_their_ranges():
     for text in ("augmix-m0-w1-d0-a0.05-b0-mstd0", "augmix-m30-w16-d16-a1000-b1-mstd1000"):
         mix = parse_policy(text)
         numbers = [mix.steps[0].magnitude, mix.width, mix.depth, mix.alpha, int(mix.blended), mix.steps[0].std]
-        assert (
-            f"augmix-{'-'.join(f'{k}{v:g}' for k, v in zip(('m', 'w', 'd', 'a', 'b', 'mstd'), numbers, strict=True))}"
-            == text
-        )
+        options = zip(("m", "w", "d", "a", "b", "mstd"), numbers, strict=True)
+        assert "-".join(["augmix", *(f"{name}{number:g}" for name, number in options)]) == text
 
 
 def test_a_set_of_ones_own_has_a_name_and_is_all_or_nothing(monkeypatch):
