@@ -15,7 +15,7 @@ import widemix
 import widemix.data.decode
 from tests.sections import train_section
 from widemix.api.sections import jitter_strengths, process_topology
-from widemix.api.views import expand_views
+from widemix.api.views import expand_views, view_sections
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.distributed.topology import Topology
 from widemix.formats.beton import open_beton
@@ -394,6 +394,25 @@ def test_an_image_has_up_to_a_thousand_views() -> None:
     for wrong in (1001, [{}] * 1001):
         with pytest.raises(widemix.InputError, match="1 to 1000"):
             expand_views(wrong)
+
+
+def test_a_view_changes_what_it_says_and_nothing_else() -> None:
+    data = DataSection(path="a", image_size=30, interpolation="bicubic", crop_pct=0.5, workers=3)
+    augment = AugmentSection(hflip=0.25, color_jitter=(0.1, 0.2, 0.3, 0.4), re_prob=0.5, scale=(0.3, 0.4))
+    assert view_sections(0, {}, data, augment) == (data, augment)
+    view = widemix.View(color_jitter=0.4, ratio=np.array([0.5, 2.0]), image_size=9, re_mode="const")
+    size, other = view_sections(0, view, data, augment)
+    assert size == data.model_copy(update={"image_size": 9})
+    changed = {"color_jitter": (0.4, 0.4, 0.4, 0.0), "ratio": (0.5, 2.0), "re_mode": "const"}
+    assert other == augment.model_copy(update=changed)
+    size, other = view_sections(0, widemix.View(interpolation="random", color_jitter=None), data, augment)
+    assert size == data.model_copy(update={"interpolation": "random"})
+    assert other == augment.model_copy(update={"color_jitter": (0.0,) * 4})
+    with pytest.raises(widemix.InputError, match=r"^views\[3\]: hflip 2"):
+        view_sections(3, {"hflip": 2}, data, augment)
+    for name in ("crop_pct", "mixup", "smoothing", "num_aug_repeats"):  # of all views
+        with pytest.raises(widemix.InputError, match=rf"^views\[0\]: no argument '{name}'"):
+            view_sections(0, {name: 0.5}, data, augment)  # type: ignore[misc]
 
 
 def test_no_jitter_is_none_as_in_timm(images: Path) -> None:

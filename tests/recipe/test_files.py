@@ -271,6 +271,13 @@ def test_a_wrong_file_is_named(write, text, words):
         ),
         ([("augment.mixup", "0.2")], "augment.mixup changes images, data.kind is text; only augment.smoothing is"),
         ([("augment.auto_augment", "3a")], "augment.auto_augment changes images"),
+        *(
+            ([(f"augment.{name}", value)], f"augment.{name} changes images")
+            for name, value in (
+                *(("crop", "padded"), ("padding", "5"), ("scale", "[0.5, 1]"), ("hflip", "0"), ("re_prob", "0.1")),
+                *(("aug_repeats", "2"), ("mix_group", "16"), ("mixup_prob", "0.5"), ("cutmix", "1")),
+            )
+        ),
     ],
 )
 def test_what_belongs_to_images_is_refused_for_text(overrides, words):
@@ -280,6 +287,27 @@ def test_what_belongs_to_images_is_refused_for_text(overrides, words):
         load_recipe(recipe, overrides)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("model.rank=dense", "the command line: model.rank 'dense': input should be a valid integer, or 'as_dense'"),
+        ("optim.betas=[2,3]", "the command line: optim.betas 2: input should be less than 1 (and 1 more)"),
+        (
+            "train.epochs=0 model.depth=0",
+            "the command line: model.depth 0: input should be greater than 0 (and 1 more)",
+        ),
+        ("log.tensorboard=2", "the command line: log.tensorboard 2: input should be a valid boolean"),
+        ("train.keep_last=null", "the command line: train.keep_last null: input should be a valid integer"),
+        ("augment.scale=0.5", "the command line: augment.scale 0.5: input should be a list, such as [0.5]"),
+    ],
+)
+def test_a_message_counts_the_other_mistakes(overrides, message):
+    """Of a key that takes one of several types, those of all types are one mistake."""
+    with pytest.raises(InputError) as caught:
+        load_recipe("digits/mixer", [tuple(each.split("=")) for each in overrides.split()])
+    assert str(caught.value) == message
 
 
 def test_a_image_model_does_not_take_text():
@@ -293,6 +321,17 @@ def test_a_image_model_does_not_take_text():
 def test_a_mistyped_path_names_the_nearest_recipe():
     with pytest.raises(InputError, match=r"did you mean .*rp_mixer\.yaml\?"):
         load_recipe(ROOT / "recipes/digits/rp_mixr.yaml")
+
+
+def test_a_recipe_is_frozen():
+    recipe = load_recipe(DIGITS)
+    for section, name, value in (
+        (recipe, "train", recipe.train),
+        (recipe.train, "epochs", 3),
+        (recipe.model, "depth", 1),
+    ):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(section, name, value)
 
 
 def test_validation_never_changes_a_value():
