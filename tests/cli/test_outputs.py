@@ -75,6 +75,7 @@ def test_a_summary_has_a_line_for_each_split_and_the_unusual_files(tmp_path, cap
 
     splits = [split("train", 7, (3, 4)), split("val", 4, (2, 2)), split("test", 5, (0, 0), ("image", "targets"))]
     splits.append(split("extra", 6, (0,), ("image", "targets")))
+    splits += [split("bare", 3, (0, 0)), split("both", 3, (1, 2), ("image", "targets"))]
     rules = ["grey to RGB"] * 3 + ["turned: by 90"] + ["turned: by 180"] + ["left out: is empty"] + ["CMYK to RGB"]
     manifest = Namespace(splits=dict(enumerate(splits)), settings={}, exceptions=[{"rule": rule} for rule in rules])
     print_summary(manifest, tmp_path)
@@ -83,6 +84,8 @@ def test_a_summary_has_a_line_for_each_split_and_the_unusual_files(tmp_path, cap
         f"{tmp_path}/val.beton: 4 samples, 1.5 MiB, 2 of each of 2 classes",
         f"{tmp_path}/test.beton: 5 samples, 1.5 MiB, 2 targets each",
         f"{tmp_path}/extra.beton: 6 samples, 1.5 MiB, 1 target each",
+        f"{tmp_path}/bare.beton: 3 samples, 1.5 MiB, 0 of each of 2 classes",
+        f"{tmp_path}/both.beton: 3 samples, 1.5 MiB, 1 to 2 of each of 2 classes",
     ]
     kinds = "1 left out, 3 grey to RGB, 2 turned, 1 CMYK to RGB"
     assert capsys.readouterr().out.splitlines() == [
@@ -91,7 +94,7 @@ def test_a_summary_has_a_line_for_each_split_and_the_unusual_files(tmp_path, cap
     manifest.exceptions += 1200 * [{"rule": "alpha dropped"}]
     print_summary(manifest, tmp_path)
     kinds = "1 left out, 1,200 alpha dropped, 3 grey to RGB, 2 turned, 1,207 in all"
-    assert capsys.readouterr().out.splitlines()[4] == f"unusual files: {kinds}; listed in {tmp_path}/manifest.json"
+    assert capsys.readouterr().out.splitlines()[6] == f"unusual files: {kinds}; listed in {tmp_path}/manifest.json"
     manifest.exceptions = []
     print_summary(manifest, tmp_path)
     assert capsys.readouterr().out.splitlines() == lines
