@@ -152,6 +152,15 @@ def test_extends_is_relative_to_the_file_that_says_it(write, tmp_path, monkeypat
     assert (recipe.train.epochs, recipe.train.seed, recipe.log.every, recipe.optim.lr) == (5, 6, 7, 0.5)
 
 
+def test_a_section_that_is_none_takes_no_override(write):
+    for text in ("3", "[epochs, 3]", ""):
+        path = write(f"extends: {DIGITS}\ntrain: {text}\n")
+        with pytest.raises(InputError, match=r"^train: must be a mapping$"):
+            load_recipe(path, [("train.epochs", "3")])
+    path = write(f"extends: {DIGITS}\n")
+    assert load_recipe(path, [("faults.max_rollbacks", "5")]).faults.max_rollbacks == 5  # which the file has not
+
+
 def test_a_circle_of_recipes_is_named(write, tmp_path):
     write("extends: b.yaml", "a.yaml")
     write("extends: c.yaml", "b.yaml")
@@ -359,6 +368,19 @@ def test_hash_and_differences_follow_the_values():
     vit, turned = (load_recipe("cifar10/vit", [("model.arguments", text)]) for text in orders)
     assert vit == turned
     assert recipe_hash(vit) == recipe_hash(turned)
+
+
+def test_the_table_of_keys_has_their_values_and_defaults():
+    table = keys()
+    assert key_names() == [*table]
+    assert (table["train.epochs"].values, table["train.epochs"].default) == ("int", ...)
+    assert (table["train.seed"].default, table["train.ema_decay"].default) == (0, None)
+    assert table["data.order"].values == "auto|random|paged"
+    assert table["data.kind"].values == "images|text"  # of both kinds of data
+    assert table["data.kind"].default is ...  # of which one has to say it
+    kinds = table["model.kind"].values.split("|")
+    assert {"mixer", "s_mixer", "shallow", "timm", "text_mixer"} <= {*kinds}
+    assert len(kinds) == len({*kinds})
 
 
 @pytest.mark.parametrize(
