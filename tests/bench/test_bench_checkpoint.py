@@ -16,6 +16,7 @@ import torch.distributed as dist
 from tests.conftest import ROOT
 from widemix.bench import checkpoint
 from widemix.distributed.topology import Topology
+from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.recipe import load_recipe
 from widemix.run.checkpoint import COMPLETE, Position, find
@@ -23,25 +24,40 @@ from widemix.run.checkpoint import COMPLETE, Position, find
 
 @pytest.mark.parametrize(("gpus", "hidden"), [(0, True), (1, True), (2, False), (8, False)])
 def test_ranks_are_on_cpus_unless_each_has_a_gpu(gpus: int, hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    environs = []
+    environs, commands = [], []
 
     def run(command, env=None, **_):
         environs.append(env or {})
+        commands.append(command)
         Path(command[-1], "row.json").write_text(json.dumps({"name": "DDP"}))
         return SimpleNamespace(returncode=0)
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(checkpoint.subprocess, "run", run)
-    assert checkpoint._measure_in_processes("DDP", 1) == {"name": "DDP"}
+    monkeypatch.setenv("OF_THE_USER", "kept")
+    assert checkpoint._measure_in_processes("DDP", 3) == {"name": "DDP"}
     assert [environ.get("CUDA_VISIBLE_DEVICES") for environ in environs] == ["" if hidden else None]
+    assert environs[0]["OF_THE_USER"] == "kept"
+    [command] = commands
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert command[:-1] == [*launcher, "-m", "widemix.bench.checkpoint", "DDP", "3"]
+    failed = SimpleNamespace(returncode=1, stderr="Traceback\nRuntimeError: no disk\n")
+    monkeypatch.setattr(checkpoint.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(InputError, match="^FSDP2: the ranks failed: RuntimeError: no disk$"):
+        checkpoint._measure_in_processes("FSDP2", 1)
 
 
 @pytest.mark.parametrize("name", checkpoint.ENGINES)
 def test_cpus_compute_in_fp32(name: str) -> None:
     """In bf16 a step took a minute on a CPU without its instructions, and the whole benchmark over half an hour."""
-    precisions = [checkpoint._recipe(name, torch.device(kind)).train.precision for kind in ("cpu", "cuda")]
-    assert precisions == ["fp32", "bf16"]
+    recipes = [checkpoint._recipe(name, torch.device(kind)) for kind in ("cpu", "cuda")]
+    assert [recipe.train.precision for recipe in recipes] == ["fp32", "bf16"]
+    for recipe in recipes:  # two images of each of two ranks
+        assert (recipe.train.global_batch, recipe.augment.mix_group, recipe.train.grad_accum_steps) == (4, 2, 1)
+        kind, _, stage = name.partition(", ZeRO ")
+        assert recipe.engine.kind == {"DDP": "ddp", "FSDP2": "fsdp", "DeepSpeed": "deepspeed"}[kind]
+        assert not stage or recipe.engine.zero_stage == int(stage)
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -145,6 +161,19 @@ def test_ranks_end_with_torchrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("RANK", "1")
     checkpoint.main()
     assert found.value == signal.SIGTERM
+
+
+def test_the_first_rank_writes_the_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checkpoint, "end_with_torchrun", lambda: None)
+    monkeypatch.setattr(
+        checkpoint, "measure", lambda *given: {"name": [str(each) for each in given], "rank": os.environ["RANK"]}
+    )
+    monkeypatch.setattr(sys, "argv", ["checkpoint", "DDP", "5", str(tmp_path)])
+    for rank in ("1", "0"):
+        assert not (tmp_path / "row.json").exists()
+        monkeypatch.setenv("RANK", rank)
+        checkpoint.main()
+    assert json.loads((tmp_path / "row.json").read_text()) == {"name": ["DDP", "5", str(tmp_path)], "rank": "0"}
 
 
 def test_each_engine_is_measured_on_batches_of_two_images(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,45 @@ def test_large_parts_measure_the_networks_of_their_titles(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("small", [False, True])
+def test_parts_are_as_long_as_a_part_may_take(tmp_path, monkeypatch, small):
+    """In small they are only tried."""
+    monkeypatch.setattr(gpu, "prepared", lambda where: where.to / "data")
+    monkeypatch.setattr(gpu, "usable_cpus", lambda: 16)
+    where, found = Where(tmp_path / "to", tmp_path / "from", small), {}
+    for name in ("b16", "mixup", "wait", "fp8", "loader", "checkpoint", "study"):
+        parsed: list[argparse.Namespace] = []
+        module, *words = map(str, PARTS[name].words(where, tmp_path))
+        run_command(make_parser(), lambda arguments, parsed=parsed: parsed.append(arguments) or Exit.DONE, words)
+        found[name] = vars(parsed[0])
+    read = {"b16": "recipe batch", "mixup": "rounds", "checkpoint": "rounds", "wait": "recipe batch steps to"}
+    read |= {"fp8": "steps", "loader": "samples rounds threads origin", "study": "only at_once to report"}
+    folder = tmp_path / "runs"
+    expected = {
+        "b16": ["imagenet/mixer_b16", 256],
+        "mixup": [5],
+        "wait": ["imagenet/mixer_b16", 256, 40, tmp_path],
+        "fp8": [40],
+        "loader": [1000, 2, [1, 16], tmp_path / "from"],
+        "checkpoint": [2],
+        "study": ["*seed-0*", 4, folder, tmp_path],
+    }
+    if small:
+        expected |= {"b16": ["digits/mixer", 8], "mixup": [1], "checkpoint": [1], "fp8": [4]}
+        expected["wait"] = ["digits/mixer", 32, 4, tmp_path]
+        expected |= {"loader": [100, 1, [1], tmp_path / "from"], "study": ["*depth-2*seed-0*", 1, folder, tmp_path]}
+        assert found["b16"]["rounds"] == 2
+        assert found["study"]["overrides"] == [("train.epochs", "1")]
+    assert {name: [found[name][key] for key in keys.split()] for name, keys in read.items()} == expected
+    words = list(map(str, PARTS["tests"].words(where, tmp_path)))
+    assert ("-n" in words) is not small
+    assert small or words[words.index("-n") + 1] == "8"
+    assert "--all" in words
+    monkeypatch.setattr(gpu, "usable_cpus", lambda: 3)
+    words = list(map(str, PARTS["tests"].words(where, tmp_path)))
+    assert small or words[words.index("-n") + 1] == "3"
+
+
+@pytest.mark.parametrize("small", [False, True])
 def test_data_is_prepared_once_in_large_fifty_batches_of_the_sample(tmp_path, monkeypatch, small):
     calls = []
     monkeypatch.setattr(gpu, "jpegs", lambda origin: [origin / "a.JPEG"])
@@ -195,13 +234,17 @@ def test_the_studys_rows_are_those_of_its_table(tmp_path):
 
 def test_tests_that_failed_are_named(tmp_path):
     cases = '<testcase classname="tests.a" name="test_x"><failure/></testcase><testcase classname="b" name="y"/>'
-    counts = 'tests="2" failures="1" errors="0" skipped="0"'
+    cases += (
+        '<testcase classname="c" name="z"><error/></testcase><testcase classname="d" name="s"><skipped/></testcase>'
+    )
+    counts = 'tests="4" failures="1" errors="1" skipped="1"'
     (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite {counts}>{cases}</testsuite></testsuites>")
     rows = PARTS["tests"].rows(tmp_path)
     assert rows == [
-        {"name": "all", "tests": 2, "failures": 1, "errors": 0, "skipped": 0},
-        {"name": "failed: tests.a::test_x", "tests": None, "failures": None, "errors": None, "skipped": None},
-    ]
+        {"name": "all", "tests": 4, "failures": 1, "errors": 1, "skipped": 1},
+        *({"name": f"failed: {name}"} | dict.fromkeys(("tests", "failures", "errors", "skipped"))
+          for name in ("tests.a::test_x", "c::z")),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("cpus", "threads"), [(1, [1]), (16, [1, 16])])

@@ -288,3 +288,17 @@ def test_our_starts_read_a_batch_of_what_their_rows_say(used, tmp_path):
             assert on_one_cpu(data, train, topology, 50)
             expected = (recipe.auto_augment, recipe.re_prob) if "RandAugment and erasing" in name else (None, 0)
             assert (section.auto_augment, section.re_prob) == expected
+
+
+def test_starts_read_a_whole_batch_of_unchanged_images(prepared, monkeypatch):
+    counts = []
+    monkeypatch.setattr(start, "jpegs", lambda number: [Path("a.JPEG")] * number)
+    monkeypatch.setattr(start, "link_repeatedly", lambda files, folder, count: counts.append((folder.name, count)))
+    monkeypatch.setattr(start, "_start", lambda name, data, cache: start.Cost(1.0, 1.0))
+    for number in (4, 70):
+        rows = start.run(Namespace(origin=number, rounds=1))
+        assert [row["name"] for row in rows] == list(start.STARTS)
+    assert counts == [("images", 50), ("images", 70)]
+    assert next(iter(start.STARTS)).startswith("FFCV")  # with which all are compared
+    for folder, (source, origin, *options) in prepared.items():
+        assert (folder.name, source, origin.name, options) == ("data", "image-folder", "images", ["--max-size=0"])

@@ -18,7 +18,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from tests.conftest import ROOT
-from widemix.bench import loader, loading
+from widemix.bench import loader, loading, sample
 from widemix.bench.loader import powers_of_two
 from widemix.bench.sample import jpegs, link_repeatedly
 from widemix.cgroups import usable_cpus
@@ -47,8 +47,64 @@ def test_images_of_any_folder(images, tmp_path):
     links = link_repeatedly(files, tmp_path, 30)
     assert len(links) == 30
     assert sorted(link.read_bytes() for link in links) == sorted(files[i % 12].read_bytes() for i in range(30))
+    assert {link.parent.name for link in links} == {"a", "c"}  # the class that each file was in
+    assert len({*links}) == 30
+    assert links == sorted(links)
     with pytest.raises(InputError, match="has no JPEGs"):
         jpegs(tmp_path / "none")
+
+
+def test_of_a_data_set_the_training_images_are_taken(tmp_path):
+    for name in (
+        "train/a/1.JPEG",
+        "train/a/b/2.jpg",
+        "train/c/3.JPG",
+        "train/c/4.jpeg",
+        "train/c/5.png",
+        "val/a/6.jpg",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "train/folder.jpg").mkdir()
+    found = [str(file.relative_to(tmp_path / "train")) for file in jpegs(tmp_path)]
+    assert found == ["a/1.JPEG", "a/b/2.jpg", "c/3.JPG", "c/4.jpeg"]
+
+
+def test_data_are_prepared_in_their_order_and_a_failure_is_told(tmp_path, monkeypatch):
+    commands, ended = [], [(0, ""), (0, ""), (2, "warning\nerror: no space\n"), (1, "")]
+
+    def run(command, **options):
+        commands.append(command)
+        code, said = ended.pop(0)
+        return SimpleNamespace(returncode=code, stderr=said)
+
+    monkeypatch.setattr(sample, "subprocess", SimpleNamespace(run=run))
+    sample.prepare("image-folder", tmp_path / "from", tmp_path / "to", "--raw", "--max-size=0")
+    sample.prepare("digits", None, tmp_path / "to")
+    start, to = [sys.executable, "-m", "widemix", "prep"], ["--to", str(tmp_path / "to"), "--no-shuffle"]
+    assert commands[0] == [*start, "image-folder", "--from", str(tmp_path / "from"), *to, "--raw", "--max-size=0"]
+    assert commands[1] == [*start, "digits", *to]
+    for reason in ("error: no space", "failed"):
+        with pytest.raises(RunError, match=f"^widemix prep digits: {reason}$"):
+            sample.prepare("digits", None, tmp_path)
+
+
+@pytest.mark.parametrize("error", [ImportError, OSError, RuntimeError])
+def test_what_is_not_installed_or_does_not_load_is_left_out_with_a_line(error, monkeypatch, capsys):
+    def fails(package):
+        asked.append(package)
+        raise error("no libx.so, which\nit needs")
+
+    asked: list[str] = []
+    monkeypatch.setattr(loader, "import_module", fails)
+    assert loader._installed("ours, pixels, uint8")
+    assert asked == []
+    name = "SPDL, original files, uint8"
+    assert not loader._installed(name)
+    assert asked == ["spdl.io"]
+    assert capsys.readouterr().err == f"{name}: left out (no libx.so); pip install 'widemix[bench]'\n"
+    monkeypatch.setattr(loader, "import_module", lambda package: None)
+    assert loader._installed(name)
 
 
 @pytest.mark.long

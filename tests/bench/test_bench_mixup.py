@@ -3,14 +3,18 @@
 import itertools
 from argparse import Namespace
 
+import numpy as np
 import pytest
 import timm
 import torch
 
+from tests.conftest import ROOT
 from widemix.bench import mixup
 from widemix.bench.timing import time_in_turns
 from widemix.models.cost import model_cost
+from widemix.recipe import load_recipe
 from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD
 
 
 def test_shares_are_medians_over_the_rounds_that_count():
@@ -94,3 +98,20 @@ def test_each_row_times_the_mixtures_that_its_name_says(monkeypatch):
     for (count, side, section), own in zip(calls, options, strict=True):
         assert (count, side) == (8, 8)
         assert {key: getattr(section, key) for key in own} == own
+
+
+def test_images_are_finished_as_the_training_loader_finishes_them(monkeypatch):
+    """By the full recipe's erasing and mixtures, other ones in each call."""
+    monkeypatch.setattr(mixup, "SIDE", 32)
+    recipe, calls = load_recipe(ROOT / "recipes/imagenet/mixer_b16.yaml").augment, []
+    finish = mixup._finish(torch.zeros(64, 3, 32, 32), 16, lambda *given: calls.append(given) or len(calls))
+    assert [finish(number) for number in range(2)] == [1, 2]
+    for number, (batch, mean, std, dtype, erasing, mixture) in enumerate(calls):
+        assert (batch.shape, batch.dtype, dtype) == ((64, 32, 32, 3), torch.uint8, torch.float32)
+        for found, expected in ((mean, IMAGENET_MEAN), (std, IMAGENET_STD)):
+            torch.testing.assert_close(found, 255 * torch.tensor(expected).reshape(3, 1, 1))
+        section = AugmentSection(re_prob=recipe.re_prob, mix_group=16, mixup=recipe.mixup, cutmix=recipe.cutmix)
+        expected = mixup.sample_erasing(np.arange(64), 32, section, 0, number)
+        assert repr(erasing) == repr(expected)
+        assert repr(mixture) == repr(mixup.sample_mixture(64, 32, section, 0, number, 0))
+    assert repr(calls[0][4:]) != repr(calls[1][4:])

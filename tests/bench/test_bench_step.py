@@ -3,6 +3,8 @@
 import itertools
 from argparse import Namespace
 from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -139,6 +141,41 @@ def test_the_memory_of_a_step_is_what_is_alive_at_once():
 
     assert peak_memory(step, network, [kept], torch.device("cpu")) == 0.25
     assert peak_memory(step, network, [], torch.device("cpu")) == 0.188
+
+
+def test_on_a_gpu_what_a_step_adds_is_counted_beside_the_networks_own(monkeypatch):
+    """Other networks may lie there too: 5 GiB are in use before, of which a quarter is this one's."""
+    gib, asked = 1 << 30, []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: asked.append("reset"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5 * gib if asked == ["reset"] else 9 * gib)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7 * gib if asked[-1:] == ["step"] else 0)
+    others = [SimpleNamespace(nbytes=gib, is_cuda=True), SimpleNamespace(nbytes=gib // 4, is_cuda=True)]
+    others.append(SimpleNamespace(nbytes=gib, is_cuda=False))
+    step = partial(asked.append, "step")
+    assert peak_memory(step, torch.nn.Linear(1 << 10, 1 << 10), others, torch.device("cuda")) == 3.25
+    assert asked == ["reset", "step"]
+
+
+def test_on_a_gpu_the_operations_are_its_kernels(monkeypatch):
+    """A kernel of one name is listed once; the operators that started them are none."""
+    kinds, done = torch.autograd.DeviceType, []
+
+    def event(key, device, cpu, kind):
+        return SimpleNamespace(key=key, self_device_time_total=device, self_cpu_time_total=cpu, device_type=kind)
+
+    events = [event("gemm", 3000, 7, kinds.CUDA), event("aten::mm", 4000, 9000, kinds.CPU)]
+    events += [
+        event("gemm", 1000, 7, kinds.CUDA),
+        event("copy", 5000, 7, kinds.CUDA),
+        event("nothing", 0, 7, kinds.CUDA),
+    ]
+    profiler = SimpleNamespace(key_averages=lambda: events)
+    monkeypatch.setattr(operations, "torch_profiler", lambda: nullcontext(profiler))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("waited"))
+    times = time_by_operation(lambda: done.append("step"), torch.device("cuda"))
+    assert list(times.items()) == [("copy", 5), ("gemm", 4)]
+    assert done == ["step", "waited"]
+    assert time_by_operation(lambda: None, torch.device("cpu")) == {"aten::mm": 9}
 
 
 def test_a_steps_time_is_that_of_its_operations(capsys):

@@ -1,5 +1,6 @@
 """Clocks and sums of the benchmarks: what is timed, what is divided by what, and the machine that is named."""
 
+import json
 import platform
 import re
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from widemix.bench import timing
-from widemix.bench.report import machine, report
+from widemix.bench.report import machine, markdown, report
 from widemix.bench.timing import compare_loaders, compute_clock, elapsed, percent_longer, time_in_turns, wall_clock
 from widemix.cgroups import usable_cpus
 
@@ -119,3 +120,27 @@ def test_parts_of_each_row_are_fractions_of_its_own_sum(capsys):
     lines = capsys.readouterr().out.partition("time of first:\n")[2].splitlines()
     shown = [line.split()[1:] for line in lines if not line.startswith("time")]
     assert shown == [["25%", "a"], ["75%", "b"], ["80%", "a"], ["20%", "b"]]
+
+
+def test_rows_are_printed_as_a_table_and_kept_whole_in_the_file(tmp_path, capsys):
+    """A list is in the file alone; what is unknown is a dash."""
+    rows = [
+        {"name": "first", "rate": 1234567.0, "layout": "plain", "gib": None, "samples": [1, 2], "time": {"a": 0.0}},
+        {"name": "second", "rate": 0.1234567, "layout": "rows", "gib": 0, "samples": [3], "time": {"a": 2.0}},
+    ]
+    report(rows, ("torch",), tmp_path / "rows.json")
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == machine("torch")
+    assert [line.split() for line in lines] == [
+        ["rate", "layout", "gib"],
+        ["1.23457e+06", "plain", "-", "first"],
+        ["0.123457", "rows", "0", "second"],
+        ["time", "of", "first:"],
+        ["0", "0%", "a"],
+        ["time", "of", "second:"],
+        ["2", "100%", "a"],
+    ]
+    assert json.loads((tmp_path / "rows.json").read_text()) == {"machine": first, "rows": rows}
+    assert markdown([{"name": "a|b", "rate": 12345.6, "samples": [1], "time": {}, "gib": None}]) == (
+        "| name | rate | gib |\n| --- | ---: | ---: |\n| a\\|b | 12,345.6 | - |\n"
+    )

@@ -352,7 +352,13 @@ def test_commands_name_this_python_and_torch_with_its_libraries(monkeypatch: pyt
 
 
 def test_requirements_are_those_of_this_platform_and_of_the_extra(tmp_path: Path, monkeypatch) -> None:
-    lines = ("a>=1", "b; extra == 'more'", "c; extra == 'other'", "d; sys_platform == 'none'", "e; python_version > '3'")
+    lines = (
+        "a>=1",
+        "b; extra == 'more'",
+        "c; extra == 'other'",
+        "d; sys_platform == 'none'",
+        "e; python_version > '3'",
+    )
     install_metadata(tmp_path, "tiny", "1.0", *lines)
     monkeypatch.syspath_prepend(tmp_path)
     assert [r.name for r in finding.requirements("tiny")] == ["a", "e"]

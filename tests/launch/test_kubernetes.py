@@ -77,7 +77,16 @@ def test_all_nodes_of_the_jobset_have_their_number():
 
 @pytest.mark.parametrize(
     ("codes", "code"),
-    [([0, 0], 0), ([2, 2], 2), ([1, 2], 2), ([0, 75], 143), ([75, 75], 143), ([1, None], 143), ([0, None], 143), ([], 143)],
+    [
+        ([0, 0], 0),
+        ([2, 2], 2),
+        ([1, 2], 2),
+        ([0, 75], 143),
+        ([75, 75], 143),
+        ([1, None], 143),
+        ([0, None], 143),
+        ([], 143),
+    ],
 )
 @pytest.mark.parametrize("override", ["--data.path=DIGITS", "--data.path|DIGITS"])
 def test_a_pod_ends_with_what_its_ranks_ended_with(digits, monkeypatch, codes, code, override):
@@ -105,7 +114,13 @@ def test_a_pod_ends_with_what_its_ranks_ended_with(digits, monkeypatch, codes, c
     assert seen == ["-m", "widemix", "train", *words[2:], f"--data.path={digits}"]
     assert STATUS_DIR_VARIABLE not in os.environ
     assert not Path(folders[0]).exists()
-    for wrong in (["--", "recipes/nowhere.yaml"], ["--", "--data.path", str(digits)], ["--", "--run-dir", "r"], ["--"], []):
+    for wrong in (
+        ["--", "recipes/nowhere.yaml"],
+        ["--", "--data.path", str(digits)],
+        ["--", "--run-dir", "r"],
+        ["--"],
+        [],
+    ):
         monkeypatch.setattr("sys.argv", ["widemix.launch.pod", *wrong])
         with pytest.raises(SystemExit) as ended:
             launched.main()

@@ -167,6 +167,8 @@ def test_without_options_a_job_has_whole_nodes_a_rank_for_each_gpu_and_no_checks
         ("1:60:00", None),
         ("1:00:60", None),
         ("1-24", None),
+        ("0-24", None),
+        ("0:60:00", None),
         ("1-2:60", None),
         ("1:2:3:4", None),
         ("1-", None),
@@ -360,7 +362,7 @@ def test_a_study_that_is_submitted_again_adds_a_job_and_keeps_its_table(digits, 
     parser = Parser()
     module.add_arguments(parser)
     words = ["recipes/digits/mixer.yaml", "--data.path", str(digits), "--run-dir", str(tmp_path / "run")]
-    for seeds, count in (("0,1", 2), ("1,5,0", 3)):
+    for seeds, count in (("0,1", 2), ("5,1", 2)):
         assert run_command(parser, module.submit, [*words, "--vary", f"train.seed={seeds}"]) == 0
         assert f"job 12, {count} runs; logs in {tmp_path}/run/slurm\n" in capsys.readouterr().out
     lines = (tmp_path / "run/cells.tsv").read_text().splitlines()
@@ -613,7 +615,9 @@ def test_the_script_hands_on_the_words_of_submit(batch, tmp_path, sizes, alone):
     """Also that a node is lost only with the whole job, unless that is elastic."""
     folder = f"{tmp_path}/runs"
     words = [folder, "3", "5", "9", "report", "/disk/x", sizes, "e.tar", "export LOADED=$NOWHERE-yes", "python", "--"]
-    code, output, words = batch("none", 0, given=[*words, "r.yaml", "--train.seed=4"], CODE="0", SLURM_CPUS_PER_TASK="6")
+    code, output, words = batch(
+        "none", 0, given=[*words, "r.yaml", "--train.seed=4"], CODE="0", SLURM_CPUS_PER_TASK="6"
+    )
     assert code == 0
     assert not [line for line in words if "requeue" in line.split()]
     logs = f"{folder}/slurm/7.0"
@@ -1203,7 +1207,13 @@ def status(rank: int, code: int | None, message: str = "", time: float = 0.0) ->
         ),
         ([status(0, None)], False, 0, Exit.FAILED, "1 of 2 ranks never started"),
         ([status(1, 0)], False, 0, Exit.FAILED, "^1 of 2 ranks never started; this start saved nothing and another"),
-        ([status(1, 75, "stopped")], False, 3, Exit.REQUEUE, "^1 of 2 ranks .* first: stopped; this start saved 3 steps"),
+        (
+            [status(1, 75, "stopped")],
+            False,
+            3,
+            Exit.REQUEUE,
+            "^1 of 2 ranks .* first: stopped; this start saved 3 steps",
+        ),
         ([status(0, 0), status(1, 2, "no")], False, 9, Exit.WRONG_INPUT, r"^the input is wrong \(rank 1\): no$"),
         ([status(0, 75), status(1, 75)], False, -1, Exit.REQUEUE, "^stopped by a signal, without a new checkpoint$"),
         (
@@ -1359,7 +1369,9 @@ def test_the_first_node_hosts_the_meeting_at_the_address_by_which_others_reach_i
     monkeypatch.setattr(node_module, "route_from", lambda host: routes.append(host) or f"to {host}")
     monkeypatch.setattr(node_module, "_numeric_address", lambda host: host)
     ports = {"train": 20015, "preflight": 20016, "rendezvous": 20017}
-    arguments = Namespace(addresses=["10.0.0.1", "10.0.0.2", "10.0.0.3"], ranks=4, restarts=2, logs=tmp_path, ports=ports)
+    arguments = Namespace(
+        addresses=["10.0.0.1", "10.0.0.2", "10.0.0.3"], ranks=4, restarts=2, logs=tmp_path, ports=ports
+    )
     job = {"SLURM_JOB_ID": "9", "SLURM_STEP_NUM_NODES": "3", "SLURM_RESTART_COUNT": "4"}
     for node, use, number, endpoint, host, restarts in (
         ("0", "train", "train-9-4", 20015, "10.0.0.2", 2),
