@@ -44,7 +44,7 @@ def test_ranks_are_on_cpus_unless_each_has_a_gpu(gpus: int, hidden: bool, monkey
     assert command[:-1] == [*launcher, "-m", "widemix.bench.checkpoint", "DDP", "3"]
     failed = SimpleNamespace(returncode=1, stderr="Traceback\nRuntimeError: no disk\n")
     monkeypatch.setattr(checkpoint.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(InputError, match="^FSDP2: the ranks failed: RuntimeError: no disk$"):
+    with pytest.raises(InputError, match=r"^FSDP2: the ranks failed: RuntimeError: no disk$"):
         checkpoint._measure_in_processes("FSDP2", 1)
 
 

@@ -67,7 +67,7 @@ def test_parts_are_as_long_as_a_part_may_take(tmp_path, monkeypatch, small):
     where, found = Where(tmp_path / "to", tmp_path / "from", small), {}
     for name in ("b16", "mixup", "wait", "fp8", "loader", "checkpoint", "study"):
         parsed: list[argparse.Namespace] = []
-        module, *words = map(str, PARTS[name].words(where, tmp_path))
+        _, *words = map(str, PARTS[name].words(where, tmp_path))
         run_command(make_parser(), lambda arguments, parsed=parsed: parsed.append(arguments) or Exit.DONE, words)
         found[name] = vars(parsed[0])
     read = {"b16": "recipe batch", "mixup": "rounds", "checkpoint": "rounds", "wait": "recipe batch steps to"}

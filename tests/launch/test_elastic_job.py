@@ -122,7 +122,7 @@ def test_a_node_that_never_comes_is_waited_for_as_long_again():
 
 
 class Store(dict):
-    """In place of the first node's store, in which nodes appear at times of a clock that goes on while it is polled."""
+    """In place of the first node's store, in which nodes appear by a clock that goes on while it is polled."""
 
     def __init__(self, arrivals: dict[int, float], monkeypatch):
         self.arrivals, self.now, self.timeouts = arrivals, 0.0, []

@@ -19,7 +19,8 @@ from widemix.launch import stage as staging
 from widemix.launch.relay import Neighbour, Relay
 from widemix.launch.stage import Folder, stage
 
-assert prepared and folder  # the digits in blocks of 4 KiB
+assert prepared
+assert folder  # the digits in blocks of 4 KiB
 TOKEN = "secret"
 HOME = "127.0.0.1"
 

@@ -216,7 +216,7 @@ def test_a_copy_needs_the_space_of_what_is_not_there_yet(tmp_path, folder, monke
     copied, free = [], [sizes - 1]
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=free[0]))
-    with pytest.raises(InputError, match="a copy of .*digits needs"):
+    with pytest.raises(InputError, match=r"a copy of .*digits needs"):
         stage(folder, tmp_path / "local")
     [unfinished] = (tmp_path / "local").glob("*.unfinished")
     shutil.copy(folder / "train.beton", unfinished)

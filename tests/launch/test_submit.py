@@ -28,9 +28,9 @@ from widemix.distributed.start_times import VARIABLE
 from widemix.errors import Exit, InputError, RunError
 from widemix.launch.relay import Relay
 from widemix.launch.slurm import commands
-from widemix.launch.slurm import options as options_module
 from widemix.launch.slurm import finish as finish_module
 from widemix.launch.slurm import node as node_module
+from widemix.launch.slurm import options as options_module
 from widemix.launch.slurm import ports as ports_module
 from widemix.launch.slurm import submit as module
 from widemix.launch.slurm.finish import _finish, judge, saved_step
@@ -538,7 +538,8 @@ def batch(tmp_path, monkeypatch):
     note = f'words="${{0##*/}} $*"; echo "$words" >>{tmp_path}/noted/words\n'
     lines = {
         "srun": f"""echo $PPID >{tmp_path}/noted/script; [ -z $FIRST ] || kill -$FIRST $PPID
-            echo "$SRUN_CPUS_PER_TASK|$WIDEMIX_RANK_STATUS_DIR|$WIDEMIX_STAGE_TOKEN|$LOADED" >{tmp_path}/noted/environ""",
+            environ="$SRUN_CPUS_PER_TASK|$WIDEMIX_RANK_STATUS_DIR|$WIDEMIX_STAGE_TOKEN|$LOADED"
+            echo "$environ" >{tmp_path}/noted/environ""",
         "sleep": "",
         "python": """case $2 in
             *.ports) echo 1,2,3 ;;
@@ -550,8 +551,9 @@ def batch(tmp_path, monkeypatch):
             "show hostnames") printf 'n1\\nn2\\n' ;;
             "show node") [ -z $SECOND ] || {{ read script <{tmp_path}/noted/script && kill -$SECOND $script; }}
                 echo "NodeName=$4 NodeAddr=10.0.0.${{4#n}} State=ALLOCATED"
-                [[ -z $LOST || $4 != "$SLURM_JOB_NODELIST" ]] || echo "NodeName=$LOST NodeAddr=10.0.0.9 State=DOWN*+CLOUD" ;;
-            "show job") echo "JobId=7 JobState=$STATE Restarts=$RESTARTS SubmitTime=2026-11-27 ExcNodeList=$WITHOUT" ;;
+                [[ -z $LOST || $4 != "$SLURM_JOB_NODELIST" ]] || echo "NodeName=$LOST X=1 State=DOWN*+CLOUD" ;;
+            "show job") job="JobId=7 JobState=$STATE Restarts=$RESTARTS"
+                echo "$job SubmitTime=2026-11-27 ExcNodeList=$WITHOUT" ;;
         esac""",
     }
     put_on_path({name: note + text for name, text in lines.items()}, tmp_path, monkeypatch)
@@ -708,7 +710,7 @@ def test_a_faulty_node_is_kept_if_the_partition_has_too_few_others(tmp_path, mon
 
 
 def test_other_nodes_of_the_partition_are_those_that_may_be_used_each_once(monkeypatch):
-    """A run of an array is asked for by the array's number and its own: its job's number may stand for all of them."""
+    """A run of an array is asked for by the array's number and its own: its job's may stand for all of them."""
     asked = []
 
     def words(*command):
@@ -1321,7 +1323,8 @@ def test_a_start_leaves_a_summary_and_says_it(tmp_path, capsys, monkeypatch):
     os.utime(logs / "node-0.json", 2 * (now - 30,))
     assert end(tmp_path, logs) == Exit.REQUEUE
     found = json.loads((logs / "summary.json").read_text())
-    assert (found["code"], found["new_steps"], found["minutes"], found["hosts"]) == (75, 10, 0.5, ["n3"])
+    assert (found["code"], found["step"], found["new_steps"], found["minutes"]) == (75, 50, 10, 0.5)
+    assert found["hosts"] == ["n3"]
     assert not {"top1", "seconds"} & found.keys()
     capsys.readouterr()
 
