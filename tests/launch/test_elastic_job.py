@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from widemix.launch.slurm import elastic
 from widemix.launch.slurm.elastic import Meeting, train_elastic
@@ -59,6 +60,8 @@ class Job:
             event = self.events[attempt].get(node)
             if event == DIED:
                 raise KeyboardInterrupt  # which nothing catches
+            if event == "failed" and node == 1:  # which may learn of it as a torchrun that is gone
+                raise RendezvousConnectionError("lost")
             if event == "failed":
                 raise ChildFailedError("train", {0: ProcessFailure(0, 1, 1, "none")})
 

@@ -539,7 +539,8 @@ def batch(tmp_path, monkeypatch):
     lines = {
         "srun": f"""echo $PPID >{tmp_path}/noted/script; [ -z $FIRST ] || kill -$FIRST $PPID
             environ="$SRUN_CPUS_PER_TASK|$WIDEMIX_RANK_STATUS_DIR|$WIDEMIX_STAGE_TOKEN|$LOADED"
-            echo "$environ" >{tmp_path}/noted/environ""",
+            echo "$environ" >{tmp_path}/noted/environ
+            printf '%s\\n' "$@" >{tmp_path}/noted/started""",
         "sleep": "",
         "python": """case $2 in
             *.ports) echo 1,2,3 ;;
@@ -646,8 +647,9 @@ def test_a_run_of_an_array_is_its_line_of_the_table(batch, tmp_path):
     array = {"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "2", "SLURM_RESTART_COUNT": "3", "RESTARTS": "3"}
     code, output, words = batch("none", 0, given=words, **array)
     assert (code, words[-1]) == (75, "scontrol requeue 6_2")
-    [started] = [line for line in words if line.startswith("srun")]
-    assert started.endswith(f" --logs {folder}/b/slurm/7.3 -- r b.yaml --x.y=2 --z=p q --run-dir {folder}/b")
+    started = (tmp_path / "noted/started").read_text().splitlines()
+    assert started[started.index("--logs") + 1] == f"{folder}/b/slurm/7.3"
+    assert started[started.index("--") + 1 :] == ["r b.yaml", "--x.y=2", "--z=p q", "--run-dir", f"{folder}/b"]
     assert output.splitlines()[-1] == "job 6_2 is requeued"
     assert (tmp_path / "noted/environ").read_text().startswith("4|")  # all CPUs of the node
 
@@ -1438,7 +1440,12 @@ def node(tmp_path, monkeypatch):
             "wait_for_all_nodes": lambda given, environ: done.append("all are here"),
             "_preflight": lambda given, data: done.append(("preflight", data)) or ["n3"],
             "_can_exclude": lambda names, environ: names == ["n3"] and faulty,
-            "torchrun_command": lambda given, program, environ: ["torchrun", *program],
+            "torchrun_command": lambda given, program, environ, attempt=(): ["torchrun", *program, *attempt],
+            "_open_store": lambda given, environ: done.append("store") or "store",
+            "Meeting": lambda *given: done.append(("meeting", *given)) or "meeting",
+            "train_elastic": lambda meeting, node, train, restarts: (
+                done.append((meeting, node, restarts)) or [train(number, size) for number, size in ((0, 2), (1, 1))]
+            ),
             "run_torchrun": lambda command: done.append(command),
         }
         for name, function in known.items():
@@ -1458,6 +1465,17 @@ def test_a_node_stages_waits_for_all_and_trains_on_its_own_data(node, tmp_path):
     assert (code, done) == (Exit.DONE, [*begun, *met, train])
     assert json.loads((tmp_path / "logs/node-1.json").read_text()) == train
     assert (tmp_path / "logs/node-1.started").exists()
+
+
+def test_a_node_of_an_elastic_job_hands_on_blocks_while_it_trains(node, monkeypatch, tmp_path):
+    """To nodes that are late; the store is open before, as one that is late could be taken for one that failed."""
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "3")
+    code, done = node(sizes=[2, 1], restarts=5)
+    begun = ["noted batch script", "torch", "store", "hands on", ("staged", ["r.yaml"], "/disk", "relay")]
+    met = ["noted staging", ("meeting", "store", 1, 3, [2, 1]), ("meeting", 1, 5), "noted waiting for nodes"]
+    train = ["torchrun", "widemix", "train", "r.yaml", "--data.path=/disk/copy"]
+    assert (code, done) == (Exit.DONE, [*begun, *met, [*train, 0, 2], [*train, 1, 1], "hands on no more"])
+    assert json.loads((tmp_path / "logs/node-1.json").read_text()) == [*train, 1, 1]
 
 
 def test_a_node_changes_to_its_environment_once(node, monkeypatch):

@@ -170,6 +170,49 @@ def test_building_wheels_names_what_is_missing(tmp_path: Path, monkeypatch, caps
     assert build() == (Exit.WRONG_INPUT, "error: nasm: not installed; apt-get install cmake nasm ninja-build\n")
 
 
+@pytest.mark.parametrize("machines", [[], ["aarch64"], ["x86_64"]])
+def test_a_release_is_the_sources_a_plain_wheel_and_one_for_each_machine(machines, tmp_path, monkeypatch, capsys):
+    done, dist = [], tmp_path / "dist"
+
+    def setuptools(project, work, *words):
+        done.append((work.name, *words))
+        dist.mkdir(exist_ok=True)
+        (dist / ("b.tar.gz" if "sdist" in words else "a.whl")).touch()
+
+    (tmp_path / "build/wheels/left").mkdir(parents=True)  # of a build before
+    (tmp_path / "jpeg").mkdir()
+    (tmp_path / "jpeg/CMakeLists.txt").write_text("set(VERSION 3.2.0)\n")
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr(wheels, "run_setuptools", setuptools)
+    monkeypatch.setattr(wheels, "build_wheel", lambda *given: done.append(given))
+    words = ["--project", str(tmp_path), "--to", str(dist), "--jpeg", str(tmp_path / "jpeg")]
+    monkeypatch.setattr("sys.argv", ["wheels", *words, *(["--machines", *machines] if machines else [])])
+    assert wheels.main() == 0
+    sources, plain, *others = done
+    assert sources == ("any", "sdist", "--dist-dir", dist)
+    assert plain == ("any", "build", "bdist_wheel", "--dist-dir", dist)
+    work = tmp_path / "build/wheels"
+    assert others == [(tmp_path, work / name, name, tmp_path / "jpeg", dist) for name in machines or LEVELS]
+    assert capsys.readouterr().out == "a.whl\nb.tar.gz\n"
+    assert not (work / "left").exists()
+
+
+def test_a_command_runs_without_the_clones_path_and_its_last_words_are_told(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "of the clone")
+    monkeypatch.setenv("OF_THE_USER", "kept")
+    show = (
+        "import os; print(os.environ['PYTHONPATH'] + os.environ['OF_THE_USER'] + os.getcwd(), file=open('said', 'w'))"
+    )
+    wheels.run(sys.executable, "-c", show, folder=tmp_path)
+    assert (tmp_path / "said").read_text() == f"kept{tmp_path}\n"
+    with pytest.raises(BuildError) as failed:
+        wheels.run("sh", "-c", "echo first; yes | head -n 1500; echo last; echo error >&2; exit 3", "a", "b")
+    head, _, said = str(failed.value).partition(" failed:\n")
+    assert head == "sh -c echo first; yes | head -n 1500; echo last; echo error >&2; exit 3 a"
+    assert said.endswith("y\nlast\nerror\n")
+    assert len(said) == 2000
+
+
 @pytest.mark.parametrize("machine", LEVELS)
 def test_a_wheel_has_the_library_of_each_level_and_the_licences_of_what_is_in_it(
     machine: str, tmp_path: Path, monkeypatch, capsys
