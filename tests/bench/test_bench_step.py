@@ -268,6 +268,32 @@ def test_a_network_has_medians_of_its_parts_and_is_compared_within_a_round():
     assert (row["images_per_s"], row["time_ratio"], row["backward_ms"]) == (2, 1, 2000)
 
 
+@pytest.mark.parametrize("layout", ["plain", "batch_last"])
+def test_networks_take_turns_of_one_step_of_which_the_first_is_not_counted(layout, monkeypatch):
+    """PyTorch's alone is a row of its own only where the first network computes its blocks otherwise."""
+    recipe, steps, build = load_recipe(ROOT / "recipes/digits/mixer.yaml"), [], partial(torch.nn.Linear, 2, 2)
+
+    def step(contestant, *_):
+        steps.append(contestant.name)
+        return [float(len(steps))]
+
+    def row(contestant, first, batch, flops, peak, device):
+        return {contestant.name: (first.name, contestant.seconds, contestant.memory_gib, batch, peak)}
+
+    networks = {"a": build, "b": build}, {"a eager": build, "timm eager": build}
+    known = {"_networks": lambda *_: networks, "_step": step, "_row": row, "measure_peak": lambda *_: 5.0}
+    known |= {"layout_blocks": lambda network: True, "choose_memory_layout": lambda *_: layout}
+    known |= {"use_memory_layout": lambda *_: None, "peak_memory": lambda *_: 1.5, "time_by_operation": lambda *_: {}}
+    for name, function in known.items():
+        monkeypatch.setattr(network_step, name, function)
+    rows = measure_networks(recipe, 4, 2, False, torch.device("cpu"))
+    names = ["a", "b", *(["a eager"] if layout != "plain" else []), "timm eager"]
+    count = len(names)
+    assert steps == ["a", *names * 3]  # one to count its FLOPs
+    seconds = {name: [[2.0 + count * turn + k] for turn in (1, 2)] for k, name in enumerate(names)}
+    assert rows == [{name: ("a", seconds[name], 1.5, 4, 5.0)} for name in names]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_the_peak_is_that_of_the_fastest_product_in_the_precision(precision, monkeypatch):
     """Ten products of two matrices of 6 rows: 432 FLOPs each, the fourth in 0.5 s."""

@@ -45,6 +45,7 @@ def test_the_table_and_the_plot_have_the_numbers_of_the_runs(commands, monkeypat
     assert [words[1] for words in commands[0][1:]] == [f"recipes/digits/{m}.yaml" for m in demo.MODELS for _ in "ab"]
     assert [words[-2:] == ["--engine.kind", "deepspeed"] for words in commands[0][1:]] == [False, True, False, True]
     assert all(words[words.index("--train.epochs") + 1] == str(demo.EPOCHS) for words in commands[0][1:])
+    assert all(words[words.index("--ranks") + 1] == "2" for words in commands[0][1:])
     printed = (line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines())
     rows = [words for words in printed if words and words[0] in demo.MODELS]
     assert rows == [

@@ -37,7 +37,7 @@ from widemix.launch.slurm.finish import _finish, judge, saved_step
 from widemix.launch.slurm.node import _can_exclude, _start, torchrun_command, wait_for_all_nodes
 from widemix.launch.slurm.ports import _is_free, free_ports
 from widemix.launch.slurm.study_runs import cross, kept_path, merge, ranges, unfinished
-from widemix.launch.torchrun import check_torch, train_program
+from widemix.launch.torchrun import SHUTDOWN_TIMEOUT_S, check_torch, train_program
 from widemix.recipe import dump_recipe, load_recipe
 
 RECIPE = ROOT / "recipes/digits/mixer.yaml"
@@ -132,6 +132,15 @@ def test_every_option_is_where_sbatch_and_train_sbatch_look_for_it(dry_run, tmp_
     assert dict(zip(pairs[::2], pairs[1::2], strict=True)) == {f"--{name}": value for name, value in own.items()}
     places = [str(tmp_path / "a b"), "1", "3", "7", "no", "$S/x", "4,2", str(tmp_path / "e.tar"), "module load cuda"]
     assert others[:11] == [*places, sys.executable, "--"]
+
+
+def test_the_script_asks_for_a_task_a_node_a_requeue_and_a_signal_in_time():
+    """In which the ranks may save, as torchrun waits for them; the log of a start before stays."""
+    lines = module.SCRIPT.read_text().splitlines()
+    asked = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")}
+    signal = f"--signal=B:USR1@{60 * finish_module.NOTICE_MIN}"
+    assert asked == {"--ntasks-per-node=1", "--requeue", signal, "--open-mode=append"}
+    assert 200 < SHUTDOWN_TIMEOUT_S < 60 * finish_module.NOTICE_MIN
 
 
 def test_without_options_a_job_has_whole_nodes_a_rank_for_each_gpu_and_no_checks(dry_run, tmp_path):
@@ -813,7 +822,8 @@ def test_what_torchruns_ranks_saved_before_a_restart_counts(tmp_path, capsys):
     with (tmp_path / "starts.jsonl").open("a") as file:
         file.write(json.dumps({"time": 2.0, "step": 6, "ranks": 1, "logs": "7.0", "seconds": {}}) + "\n")
     assert end(tmp_path, logs) == Exit.REQUEUE
-    assert "stopped by a signal, with a checkpoint" in capsys.readouterr().out
+    assert "stopped by a signal, with a checkpoint" in (said := capsys.readouterr().out)
+    assert "first step after 2.0 s: import 2.0" in said  # of the job, not of what was started again
 
 
 def test_after_training_elsewhere_a_start_that_saves_nothing_has_saved_nothing(tmp_path, capsys):
