@@ -444,7 +444,8 @@ def test_ffcv_without_distutils_and_turbojpeg(monkeypatch: pytest.MonkeyPatch, t
     """The first left Python in 3.12."""
     find, library = software.importlib.util.find_spec, tmp_path / "lib.so"
     package = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(software.PathFinder, "find_spec", lambda name, folders: SimpleNamespace(origin=str(library)))
+    finder = SimpleNamespace(find_spec=lambda name, folders: SimpleNamespace(origin=str(library)))
+    monkeypatch.setattr(software, "PathFinder", finder)
     monkeypatch.setattr(software.ctypes, "CDLL", lambda name: loaded.append(name))
     monkeypatch.setattr(software.importlib.metadata, "version", lambda name: f"{name} 1.0")
     loaded: list[str] = []

@@ -539,6 +539,7 @@ def test_each_rank_ends_with_what_the_first_makes_of_all(
     assert cluster.run_cluster_doctor(tmp_path, 3.0, file, 7) == 1
     facts = {"rank": rank} | ({"disk": 5.0} if local_rank == 0 else {})
     assert json.loads(store.get(f"survey/{rank}")) == facts
+    assert store.check([f"host/{rank}"])
     assert store.get(f"host/{rank}") == b"n5"
     found = [*silent] or [3]
     steps = [] if silent else [("links", facts, 7), ("links", 4, 7)]
@@ -550,7 +551,7 @@ def test_each_rank_ends_with_what_the_first_makes_of_all(
 def test_a_node_that_has_not_connected_is_named_as_slurm_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$*" = "show hostnames n[3-4]" ] && echo "n3\nn4"\n')
+    (tmp_path / "scontrol").write_text('#!/bin/sh\n[ "$*" = "show hostnames n[3-4]" ] && echo n3 n4 || echo a b\n')
     (tmp_path / "scontrol").chmod(0o755)
     for nodes, path, name in (
         ("n[3-4]", str(tmp_path), "n4"),

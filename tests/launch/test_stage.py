@@ -220,6 +220,8 @@ def test_a_copy_needs_the_space_of_what_is_not_there_yet(tmp_path, folder, monke
         stage(folder, tmp_path / "local")
     [unfinished] = (tmp_path / "local").glob("*.unfinished")
     shutil.copy(folder / "train.beton", unfinished)
+    with (unfinished / "train.beton").open("rb") as file:
+        os.fsync(file.fileno())  # from then on it has its blocks
     occupied = (unfinished / "train.beton").stat().st_blocks * 512
     assert occupied > 4096
     free[0] = sizes - occupied

@@ -876,14 +876,12 @@ def test_a_port_is_free_as_soon_as_its_server_has_ended():
 
 
 def test_a_port_that_is_in_use_on_ipv6_alone_is_not_free():
-    with socket.socket(socket.AF_INET6) as server:
-        server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        port = free_port()
-        try:
-            server.bind(("::1", port))
-        except OSError:
-            pytest.skip("this machine has no IPv6")
-        server.listen()
+    port = free_port()
+    try:
+        server = socket.create_server(("::1", port), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with server:
         assert not _is_free(port)
     assert _is_free(port)
 
