@@ -207,10 +207,11 @@ class Slow:
     """A pipe to a process that answers when it is waited for."""
 
     def __init__(self):
-        self.tasks = deque()
+        self.tasks, self.sent = deque(), 0
 
     def send(self, task):
         self.tasks.append(task)
+        self.sent += 1
 
     def recv(self):
         number, samples = self.tasks.popleft()
@@ -228,6 +229,7 @@ def test_slow_processes_do_not_let_images_pile_up_in_memory(monkeypatch):
     assert [len(pipe.tasks) for pipe in pipes] == [1, 1]
     assert list(records) == list(range(8, 1000))
     assert not any(pipe.tasks for pipe in pipes)
+    assert min(pipe.sent for pipe in pipes) > 2  # each is given more when it has answered
 
 
 def test_what_a_process_answers(forty):
