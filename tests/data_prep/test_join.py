@@ -1,5 +1,6 @@
 """Parts that several machines prepare, joined: the bytes of one preparation."""
 
+import functools
 import shutil
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from tests import layouts
 from tests.data_prep.test_adopt import main
+from widemix.data_prep import digits
 from widemix.data_prep.join import join
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
@@ -65,8 +67,9 @@ def test_arrays_are_joined_too(tmp_path):
     assert contents(tmp_path / "joined") == contents(tmp_path / "one")
 
 
-def test_parts_of_a_source_without_a_folder_are_joined(tmp_path):
+def test_parts_of_a_source_without_a_folder_are_joined(tmp_path, monkeypatch):
     """And what was joined before is replaced only by force."""
+    monkeypatch.setattr(digits, "load_digits", functools.cache(digits.load_digits))
     for part in ("1/2", "2/2", "13/13"):
         prepare("digits", None, tmp_path / part.replace("/", "of"), PrepSettings(splits="test", part=part))
     prepare("digits", None, tmp_path / "one", PrepSettings(splits="test"))

@@ -342,14 +342,19 @@ def test_a_journal_of_another_seed_has_no_entries(tmp_path):
             journal.append({"x": 1})
 
 
-def test_a_damaged_plan_is_replaced_only_by_force(tmp_path, images, uninterrupted, small_shards):
-    out = tmp_path / "out"
-    interrupted(images, out)
-    (out / "plan.unfinished").write_text("[]")
-    with pytest.raises(InputError, match=r"plan\.unfinished: is damaged; add --force to start again"):
-        prepare("image-folder", images, out, RAW, processes=1)
-    prepare("image-folder", images, out, RAW, processes=1, force=True)
-    assert contents(out) == uninterrupted
+@pytest.mark.parametrize("plan", ["[]", '{"source":'])
+def test_a_damaged_plan_is_replaced_only_by_force(tmp_path, folder, plan):
+    for force in (False, True):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        for name, text in (("plan", plan), ("train.journal", ""), ("train.beton", "")):
+            (tmp_path / f"out/{name}.unfinished").write_text(text)
+        words = {"settings": PrepSettings(splits="val"), "processes": 1, "force": force}
+        if force:
+            assert prepare("image-folder", folder, tmp_path / "out", **words).splits["val"].samples == 6
+            continue
+        with pytest.raises(InputError, match=r"plan\.unfinished: is damaged; add --force to start again"):
+            prepare("image-folder", folder, tmp_path / "out", **words)
+        assert (tmp_path / "out/plan.unfinished").read_text() == plan
 
 
 def test_an_image_that_changes_between_its_encoding_and_its_writing_is_refused(tmp_path, folder, monkeypatch):
