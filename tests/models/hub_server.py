@@ -36,7 +36,8 @@ class _Answers(BaseHTTPRequestHandler):
             self.answer(self.hub.refuse, {"error": "Invalid username or password."})
         elif parts[-1] == "create":
             asked = json.loads(body)
-            self.hub.created.append((asked["name"], bool(asked.get("private"))))
+            private = asked.get("visibility", "private" if asked.get("private") else "public")  # by version
+            self.hub.created.append((asked["name"], private == "private"))
             self.answer(200, {"url": f"{self.hub.address}/{asked.get('organization', 'me')}/{asked['name']}"})
         elif parts[-1] == "validate-yaml":
             self.answer(200, {"errors": [], "warnings": []})

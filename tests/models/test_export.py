@@ -84,7 +84,7 @@ def test_timm_loads_it_back_to_equal_logits(section, tmp_path):
     assert loaded.pretrained_cfg["mean"] == [0.1, 0.2, 0.3]
     assert loaded.pretrained_cfg["std"] == [0.4, 0.5, 0.6]
     assert loaded.pretrained_cfg["crop_pct"] == 0.9
-    assert loaded.pretrained_cfg["input_size"] == [3, 16, 16]
+    assert list(loaded.pretrained_cfg["input_size"]) == [3, 16, 16]
     assert loaded.pretrained_cfg["fixed_input_size"] == (section.model_dump().get("name") != "test_resnet")
     assert folder.stat().st_mode & 0o777 == 0o755
     assert json.loads((folder / "config.json").read_text())["label_names"] == ["ant", "bee", "cat"]
