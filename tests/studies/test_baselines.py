@@ -82,7 +82,7 @@ def test_points_below_the_linear_baseline_are_named(study, digits, tmp_path):
     many = [Result(replace(runs[0], varied=(("optim.lr", str(n)),)), 0.0, {"top1": 59.0}) for n in range(1, 10)]
     assert baseline_lines(many, tmp_path)[1].endswith("no result of a network: 9 of 9 points.")
     assert f"Normal on `{digits.name}`, optim.lr 8 (59.00 %)." in baseline_lines(many[:8], tmp_path)[1]
-    other = Result(replace(runs[0], shared=(("data.path", "far/other"),)), 0.0, {"top1": 1.0})
+    other = Result(replace(runs[0], shared=(("data.path", "far/other"),), line="Far"), 0.0, {"top1": 1.0})
     missing, known, below = baseline_lines([other, *results], tmp_path)
     assert f"is known of `other`, {split}: " in missing
     assert (known, below) == (first, second)  # of other's points nothing is said

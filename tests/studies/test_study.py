@@ -142,13 +142,13 @@ def test_joined_axes_vary_together_and_lines_are_labelled(tmp_path):
 
 def test_solutions_depend_on_all_other_keys_and_their_targets_may_label_lines(tmp_path):
     """Whatever the order of the axes, and of keys that the study or the command line has set."""
-    axes = "{model.channels: {weights: [2000, 50]}, model.tokens: {omega: 600}, model.depth: [1, 2]}"
+    axes = "{model.channels: {weights: [20000, 50]}, model.tokens: {omega: 60000}, model.depth: [1, 2]}"
     axes += "\n  set: {model.project_tokens: true}\n  lines: [model.channels, model.tokens]"
     path = write(tmp_path, TWO.replace("{model.channels: [8, 16]}", axes))
     for overrides, gamma in (([], 1), ([("model.kind", "mixer"), ("model.expansion", "3")], 3)):
         study_runs = planned(path, overrides)
         models = [study_run.recipe.model for study_run in study_runs]
-        assert [study_run.line for study_run in study_runs] == ["Normal, 2,000 weights, 600 connections"] * 2
+        assert [study_run.line for study_run in study_runs] == ["Normal, 20,000 weights, 60,000 connections"] * 2
         assert [model.depth for model in models] == [1, 2]  # 50 weights are too few for both
         for study_run, model in zip(study_runs, models, strict=True):
             before = load_recipe(study_run.path, study_run.overrides[:-1])  # with the recipe's tokens
@@ -156,9 +156,9 @@ def test_solutions_depend_on_all_other_keys_and_their_targets_may_label_lines(tm
                 block_weights(before.model.model_copy(update={"channels": c}), before)
                 for c in (model.channels, model.channels + 1)
             ]
-            assert sizes[0] <= 2000 < sizes[1]
+            assert sizes[0] <= 20000 < sizes[1]
             t, c = model.tokens, model.channels
-            missed = [abs(gamma * n * c * (n + c) / 2 - 600) for n in (t - 1, t, t + 1)]
+            missed = [abs(gamma * n * c * (n + c) / 2 - 60000) for n in (t - 1, t, t + 1)]
             assert missed[1] == min(missed)
     axes = "{model.channels: {forward_mflops: 0.25}}\n  lines: [model.channels]"
     assert planned(write(tmp_path, TWO.replace("{model.channels: [8, 16]}", axes)))[0].line == "Normal, 0.25 MFLOPs"
