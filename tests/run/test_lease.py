@@ -135,6 +135,7 @@ def test_a_process_that_has_ended_holds_nothing_though_its_number_is_still_known
         assert not other.holder("c").alive
         assert other.take("c")
         other.release("c")
+        assert list(tmp_path.glob("leases/*")) == []  # nor is the other's left
     ended.wait()
 
 
