@@ -80,6 +80,7 @@ def test_a_row_has_the_median_and_the_ninetieth_percentile():
     row = {"name": "batch 6", "batch": 6, "latency_ms": 10.5, "latency_p90_ms": 19, "images_per_s": 571.43}
     assert inference._row(6, passes, torch.device("cuda")) == row
     assert inference._row(6, passes, CPU) == row | {"images_per_cpu_s": 285.71}
+    assert inference._row(6, [(number / 1e3, 1.0) for number in range(1, 6)], CPU)["latency_p90_ms"] == 5
     row = inference._row(2, [(0.25, 0.5)], CPU)
     assert (row["latency_ms"], row["latency_p90_ms"], row["images_per_cpu_s"]) == (250, 250, 4)
 

@@ -177,7 +177,8 @@ def test_a_release_is_the_sources_a_plain_wheel_and_one_for_each_machine(machine
     def setuptools(project, work, *words):
         done.append((work.name, *words))
         dist.mkdir(exist_ok=True)
-        (dist / ("b.tar.gz" if "sdist" in words else "a.whl")).touch()
+        for name in "gfedcb" if "sdist" in words else "a":
+            (dist / name).touch()
 
     (tmp_path / "build/wheels/left").mkdir(parents=True)  # of a build before
     (tmp_path / "jpeg").mkdir()
@@ -193,7 +194,7 @@ def test_a_release_is_the_sources_a_plain_wheel_and_one_for_each_machine(machine
     assert plain == ("any", "build", "bdist_wheel", "--dist-dir", dist)
     work = tmp_path / "build/wheels"
     assert others == [(tmp_path, work / name, name, tmp_path / "jpeg", dist) for name in machines or LEVELS]
-    assert capsys.readouterr().out == "a.whl\nb.tar.gz\n"
+    assert capsys.readouterr().out == "a\nb\nc\nd\ne\nf\ng\n"
     assert not (work / "left").exists()
 
 
