@@ -315,7 +315,9 @@ def test_it_ends_with_1_if_training_cannot_run_and_names_all_that_is_in_its_way(
     assert capsys.readouterr().out.endswith("\nTraining cannot run here before these are fixed: first, second.\n")
 
 
-def test_a_check_is_silent_and_what_it_raises_is_told(capsys: pytest.CaptureFixture) -> None:
+def test_a_check_is_silent_and_what_it_raises_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     """By the first line of what it says; then the log is as it was before."""
 
     def raises(error: Exception) -> Finding:
@@ -323,7 +325,7 @@ def test_a_check_is_silent_and_what_it_raises_is_told(capsys: pytest.CaptureFixt
         logging.getLogger("other").critical("of what is imported")
         raise error
 
-    before = logging.root.manager.disable
+    monkeypatch.setattr(logging.root.manager, "disable", logging.DEBUG)
     found = run_check(Check(lambda: raises(ValueError("\n no\nmore")), "timm"))
     assert (found.text, found.state) == ("ValueError: no", "missing")
     assert re.fullmatch(f"{PIP} --force-reinstall --no-cache-dir --no-deps 'timm>=[0-9.]+'", found.fix)
@@ -332,7 +334,7 @@ def test_a_check_is_silent_and_what_it_raises_is_told(capsys: pytest.CaptureFixt
     assert (found.text, found.state) == ("No module named 'x'; few need it", "note")
     assert re.fullmatch(f"{PIP} 'timm>=[0-9.]+'", found.fix)
     assert run_check(Check(lambda: Finding("a", "note", "b"), only_for="few")) == Finding("a", "note", "b")
-    assert logging.root.manager.disable == before
+    assert logging.root.manager.disable == logging.DEBUG
     assert capsys.readouterr() == ("", "")
 
 
