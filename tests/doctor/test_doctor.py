@@ -316,7 +316,7 @@ def test_it_ends_with_1_if_training_cannot_run_and_names_all_that_is_in_its_way(
 
 
 def test_a_check_is_silent_and_what_it_raises_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By the first line of what it says; then the log is as it was before."""
 
@@ -335,7 +335,7 @@ def test_a_check_is_silent_and_what_it_raises_is_told(
     assert re.fullmatch(f"{PIP} 'timm>=[0-9.]+'", found.fix)
     assert run_check(Check(lambda: Finding("a", "note", "b"), only_for="few")) == Finding("a", "note", "b")
     assert logging.root.manager.disable == logging.DEBUG
-    assert capsys.readouterr() == ("", "")
+    assert (capsys.readouterr(), caplog.records) == (("", ""), [])
 
 
 def test_commands_name_this_python_and_torch_with_its_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
