@@ -120,6 +120,54 @@ def test_repmlp_mixing_is_its_formula_channel_by_channel():
     assert torch.allclose(block.mix(x), expected, atol=1e-10)
 
 
+def test_repmlp_is_its_formula():
+    model = build(REPMLP)
+
+    def norm(module, x):
+        module = module.norm
+        return (x - module.running_mean) / (module.running_var + 1e-5).sqrt() * module.weight + module.bias
+
+    x = patches(model)
+    for block in model.blocks:
+        x = x + block.mix(norm(block.norm1, x))
+        first, its_norm, _, second, last_norm = block.ffn
+        hidden = gelu(norm(its_norm, norm(block.norm2, x) @ first.weight.T))
+        x = x + norm(last_norm, hidden @ second.weight.T)
+    expected = ln(model.norm, x).mean(1) @ model.head.weight.T + model.head.bias
+    assert torch.allclose(model(X), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("section", [FF_ONLY, PERMUTATOR, REPMLP], ids=lambda section: section.kind)
+def test_baselines_take_timms_dropout_and_pooling(section):
+    network, arguments = section.model_spec(8)
+    model = network(**arguments, num_classes=5, in_chans=1, drop_rate=0.25, global_pool="")
+    assert model.head_drop.p == 0.25
+    tokens = 17 if section.kind == "ff_only" else 16
+    x = torch.randn(2, 1, 8, 8)
+    assert model(x).shape == (2, tokens, 5)
+    assert model.forward_head(model.forward_features(x), pre_logits=True).shape == (2, tokens, 8)
+
+
+def test_what_ff_only_adds_to_the_tokens_starts_small():
+    torch.manual_seed(0)
+    model = build_model(FfOnlySection(kind="ff_only", patch_size=1, channels=400, depth=1), 8, 5)
+    for parameter in (model.cls_token, model.pos_embed):
+        assert parameter.std().item() == pytest.approx(0.02, rel=0.15)
+
+
+@pytest.mark.parametrize("section", [FF_ONLY, PERMUTATOR, REPMLP], ids=lambda section: section.kind)
+def test_first_weights_have_the_variance_of_their_inputs_and_the_head_none(section):
+    torch.manual_seed(0)
+    model = build_model(section.model_copy(update={"channels": 160, "expansion": 3.0}), 8, 5)
+    layers = [part for part in model.blocks.modules() if isinstance(part, torch.nn.Linear)]
+    for layer in layers:
+        assert layer.weight.std().item() == pytest.approx(layer.in_features**-0.5, rel=0.2)
+        assert layer.bias is None or not layer.bias.any()
+    kernel = model.stem.proj
+    assert kernel.weight.std().item() == pytest.approx((3 * 2 * 2) ** -0.5, rel=0.1)
+    assert not torch.cat([kernel.bias, model.head.bias, model.head.weight.flatten()]).any()
+
+
 def test_repmlp_fuses_exactly_into_plain_layers():
     model = build(REPMLP)
     assert isinstance(model, RepMlp)
@@ -219,6 +267,12 @@ def test_networks_that_know_no_stochastic_depth_are_made_without():
     [
         ({"name": "resnet18"}, "name is model.name"),
         ({"num_classes": 3}, "num_classes is data.num_classes"),
+        ({"img_size": 32}, "img_size is data.image_size"),
+        ({"drop_path_rate": 0.1}, "drop_path_rate is model.drop_path"),
+        ({"in_chans": 1}, "in_chans is 3"),
+        ({"features_only": True}, "features_only is not for networks that classify"),
+        ({"cache_dir": "x"}, "cache_dir is not for"),
+        ({"state_dict": "x"}, "state_dict is not for"),
         ({"pretrained": True}, "pretrained is not for networks that train; weights come by train.init_from"),
         ({"pretrained_cfg": "x"}, "pretrained_cfg is not for"),
         ({"checkpoint_path": "weights.pth"}, "checkpoint_path is not for"),
@@ -240,6 +294,12 @@ def test_wrong_shapes_and_names_are_refused():
         PERMUTATOR.check_image_size(6)
     with pytest.raises(ValueError, match="share_sets 3 does not divide channels 8"):
         RepMlpSection(kind="repmlp", **SHAPE, share_sets=3)
+    with pytest.raises(ValueError, match=r"kernels \[1, 4\] must be odd"):
+        RepMlpSection(kind="repmlp", **SHAPE, share_sets=2, kernels=[1, 4])
+    for section in (FF_ONLY, PERMUTATOR, REPMLP):
+        section.check_image_size(8)
+        with pytest.raises(ValueError, match=r"patch_size 2 does not divide data\.image_size 9; 3, 9 would"):
+            section.check_image_size(9)
 
 
 @pytest.mark.parametrize(("name", "size", "channels"), [("permutator_s14_224", 28, 384), ("repmlp_s16_224", 32, 512)])

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from widemix.errors import InputError
+from widemix.models.bottleneck_mlp.network import BottleneckMlp
 from widemix.models.bottleneck_mlp.section import BottleneckMlpSection
 from widemix.models.registry import build_model
 from widemix.training.finetune import load_init_weights
@@ -90,3 +91,24 @@ def test_sizes_are_the_published_ones(depth, width, millions):
     with torch.device("meta"):
         network = timm.create_model(f"mlp_b{depth}_wi{width}_64", num_classes=11_230)
     assert sum(parameter.numel() for parameter in network.parameters()) // 10**6 == millions
+
+
+def test_names_of_two_digits_are_read_and_ours_are_left_alone():
+    """The published networks have 12 blocks."""
+    inner = ["block.0.weight", "block.2.bias"]
+    theirs = {"linear_in.weight": 0, **{f"blocks.11.{name}": name for name in inner}, "layernorms.11.weight": 3}
+    assert BottleneckMlp.from_published(theirs) == {
+        "stem.weight": 0,
+        "blocks.11.fc1.weight": "block.0.weight",
+        "blocks.11.fc2.bias": "block.2.bias",
+        "blocks.11.norm.weight": 3,
+    }
+    ours = {"stem.weight": 0, "layernorms.0.weight": 1}
+    assert BottleneckMlp.from_published(ours) == ours
+
+
+def test_hidden_features_and_epsilon_are_those_of_the_section():
+    section = BottleneckMlpSection(kind="bottleneck_mlp", width=6, depth=2, expansion=1.25, norm_eps=0.125)
+    network = build_model(section, SIDE, CLASSES)
+    for block in network.blocks:
+        assert (block.fc1.out_features, block.fc2.in_features, block.norm.eps) == (8, 8, 0.125)

@@ -65,10 +65,11 @@ def test_bilinear_answers_as_before_to_features_that_are_the_same_everywhere(kin
         hidden[model] = first(x.transpose(1, 2))[0]  # [C, D] or [C, S]
     if kind is MLP:
         assert torch.allclose(hidden[large], hidden[small], atol=1e-10)
-    else:  # what is written lies on the grid: the stretched one's corners are the small one's
-        one, other = hidden[small].view(-1, 2, 2), hidden[large].view(-1, 4, 4)
-        assert torch.allclose(other[:, ::3, ::3], one, atol=1e-10)
-        assert torch.allclose(other[:, 0, 1], 0.75 * one[:, 0, 0] + 0.25 * one[:, 0, 1], atol=1e-10)
+        hidden = {model: model.blocks[0].mlp_tokens.fc2(each) for model, each in hidden.items()}
+    # What is written lies on the grid: the stretched one's corners are the small one's
+    one, other = hidden[small].view(-1, 2, 2), hidden[large].view(-1, 4, 4)
+    assert torch.allclose(other[:, ::3, ::3], one, atol=1e-10)
+    assert torch.allclose(other[:, 0, 1], 0.75 * one[:, 0, 0] + 0.25 * one[:, 0, 1], atol=1e-10)
 
 
 def test_what_has_no_grid_is_refused():

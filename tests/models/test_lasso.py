@@ -58,3 +58,21 @@ def test_connections_and_density_are_those_of_the_effective_matrices(side):
     connections = int((first != 0).sum()) + second.numel()
     assert cost.connections == connections
     assert cost.density == connections / (first.numel() + second.numel())
+
+
+@pytest.mark.parametrize("kind", ["s_fc", "s_local"])
+def test_networks_are_two_layers_with_norms_and_relus_and_a_head(kind):
+    torch.manual_seed(0)
+    model = build_model(LassoSection(kind=kind, base_channels=2), image_size=8, num_classes=5).double().eval()
+    torch.nn.init.normal_(model.head.weight)
+    for name, buffer in model.named_buffers():
+        if "running" in name:
+            buffer.copy_(torch.rand_like(buffer) + 0.5)
+    x = torch.randn(3, 3, 8, 8, dtype=torch.float64)
+    (first, norm, _), (second, last_norm, _) = model.stem, model.blocks
+    assert isinstance(first, torch.nn.Linear if kind == "s_fc" else LocallyConnected)
+    hidden = first(x.flatten(1))
+    for after, layer in ((norm, second), (last_norm, model.head)):
+        hidden = (hidden - after.running_mean) / (after.running_var + 1e-5).sqrt() * after.weight + after.bias
+        hidden = hidden.clamp(min=0) @ layer.weight.T
+    assert torch.allclose(model(x), hidden, atol=1e-12)

@@ -83,8 +83,9 @@ def test_features_keep_their_variance(matrices):
 
 
 def test_width_without_factors_is_refused():
-    with pytest.raises(ValueError, match="width 1619 is prime"):
-        ShallowSection(kind="shallow", width=1619, matrices="monarch")
+    for matrices in ("monarch", "kronecker"):
+        with pytest.raises(ValueError, match=f"width 1619 is prime: {matrices}"):
+            ShallowSection(kind="shallow", width=1619, matrices=matrices)
     assert ShallowSection(kind="shallow", width=1619, matrices="dense").width == 1619
 
 

@@ -184,3 +184,37 @@ def test_costs_say_how_often_a_weight_is_used_and_what_rank_there_is():
     assert (channel.text, channel.value) == ("btt of rank 3, 48 to 48", 2016)
     assert channel.note.startswith("2,016 weights, each used 1 times a row; rank 48 of 48; 42 multiply-adds an input")
     assert structure_rows(MixerSection(**keys)) == []
+
+
+@pytest.mark.parametrize("kind", ["kronecker", "monarch", "btt"])
+def test_two_factors_need_widths_of_two(kind):
+    structure = Structure(kind, rank=2 if kind == "btt" else None)
+    assert structure.fault(7, 12) == structure.fault(12, 7) == "a width of 7 is no product of two"
+    assert structure.fault(12, 4) == ""
+
+
+def test_blocks_divide_both_widths_and_other_structures_any():
+    blocks = Structure("block_diagonal", blocks=4)
+    assert (blocks.fault(12, 8), blocks.fault(8, 10), blocks.fault(6, 8)) == (
+        "",
+        "4 blocks do not divide a width of 10",
+        "4 blocks do not divide a width of 6",
+    )
+    assert Structure("low_rank", rank=2).fault(7, 5) == Structure("dense").fault(7, 5) == ""
+
+
+def test_a_rank_is_one_at_least_and_where_there_is_none():
+    assert Structure("low_rank", "as_dense").rank_for(1, 5) == 1
+    assert Structure("monarch").rank_for(12, 20) == Structure("kronecker", rank=3).rank_for(12, 20) == 1
+    assert Structure("btt", 3).rank_for(12, 20) == 3
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=str)
+def test_every_factor_starts_with_its_own_deviation(structure):
+    """sqrt(1 / inputs) min(1, sqrt(outputs / inputs)), of the matrix that it is."""
+    torch.manual_seed(0)
+    layer = linear_of(structure)(400, 144)
+    for factor in [p for name, p in layer.named_parameters() if name != "bias"]:
+        outputs, inputs = factor.shape[-2:]
+        assert factor.std().item() == pytest.approx(inputs**-0.5 * min(1, (outputs / inputs) ** 0.5), rel=0.15)
+    assert not layer.bias.any()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import widemix  # noqa: F401  puts our names into timm's registry
 from widemix.models.cost import model_cost
@@ -156,6 +157,13 @@ def test_rule_for_the_product():
     assert not multiplies_sparsely(cpu, 0.5, 1619**2)
     assert not multiplies_sparsely(gpu, 0.1, 8192 * 16384)
     assert multiplies_sparsely(gpu, 0.1, 150_528**2)
+    assert multiplies_sparsely(cpu, 0.3, 1619**2, rows=100)
+    assert not multiplies_sparsely(cpu, 0.31, 1619**2)
+    assert not multiplies_sparsely(cpu, 0.1, 1619**2, rows=256, dtype=torch.float16)
+    assert multiplies_sparsely(cpu, 0.1, 1619**2, rows=256, dtype=torch.float64)
+    for device in (cpu, gpu):
+        assert multiplies_sparsely(device, 0.9, 2**28 + 1, rows=10**6)
+        assert not multiplies_sparsely(device, 0.9, 2**28)
 
 
 @pytest.mark.parametrize(
@@ -225,3 +233,60 @@ def test_masks_are_the_same_with_every_numpy():
     layer = SparseLinear(3072, 1500, 1 / 32, (0, 0, 0))
     assert layer.row_starts.diff()[1494:].tolist() == [97, 120, 90, 84, 93, 93]
     assert layer.columns.sum() == 220421641
+
+
+def test_biases_start_at_zero_and_the_skip_has_none():
+    section = SECTION.model_copy(update={"project_tokens": True, "width": 30})
+    block = build_model(section, image_size=4, num_classes=5).blocks[0]
+    assert block.skip.fc.bias is None
+    assert not torch.cat([block.fc1.bias, block.fc2.bias]).any()
+
+
+def test_every_mask_of_a_network_is_another():
+    """By the seed, the block and the place in it."""
+
+    def masks(seed):
+        section = SECTION.model_copy(update={"project_tokens": True, "expansion": 1.0, "mask_seed": seed})
+        network = build_model(section, image_size=4, num_classes=5)
+        return [module.dense_weight() != 0 for module in network.modules() if isinstance(module, SparseLinear)]
+
+    found = [*masks(4), *masks(5)]
+    assert {mask.shape for mask in found} == {(32, 32)}
+    assert len({tuple(mask.flatten().tolist()) for mask in found}) == len(found) == 10
+    assert all(map(torch.equal, masks(4), found))
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_every_norm_has_the_epsilon_of_the_section(pool):
+    """The two at the blocks, that of the projected skip, and the last."""
+    section = SECTION.model_copy(update={"project_tokens": True, "pool": pool, "norm_eps": 0.125})
+    network = build_model(section, image_size=4, num_classes=5)
+    norms = [module.eps for module in network.modules() if isinstance(module, torch.nn.LayerNorm)]
+    assert norms == [0.125] * 4
+
+
+@pytest.mark.parametrize(("width", "channels"), [(35, 9), (33, 8), (1, 1)])
+def test_tokens_have_the_channels_that_are_nearest_to_the_width(width, channels):
+    section = SECTION.model_copy(update={"channels": None, "project_tokens": True, "width": width})
+    assert section.patch_channels(4) == channels
+    assert build_model(section, image_size=4, num_classes=5).stem.proj.out_channels == channels
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_sparse_product_and_its_gradients_have_the_type_of_what_goes_in(dtype):
+    layer, x = SparseLinear(20, 30, 0.1, (1,)).to(dtype), torch.randn(4, 20, dtype=dtype, requires_grad=True)
+    output = layer(x)
+    assert output.grad_fn.name() == "AddBackward0"  # that of the bias, after the sparse product
+    output.sum().backward()
+    assert {output.dtype, x.grad.dtype, layer.values.grad.dtype} == {dtype}
+    assert torch.allclose(output, x @ masked(layer).T + layer.bias, atol={2: 0.05, 4: 1e-5, 8: 1e-12}[dtype.itemsize])
+
+
+def test_flops_of_a_sparse_product_are_those_of_its_values():
+    layer, x = SparseLinear(20, 30, 0.1, (1,)), torch.randn(4, 20, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        output = layer(x)
+        forward = counter.get_total_flops()
+        output.sum().backward()
+    assert forward == 2 * 4 * len(layer.values)
+    assert counter.get_total_flops() == 3 * forward

@@ -147,6 +147,7 @@ OTHERS = {
     "shallow_kronecker_4096_32": {"width": 30},
     "s_fc_32": {"base_channels": 2},
     "s_local_32": {"base_channels": 2},
+    "mlp_b6_wi512_64": {"width": 30, "depth": 2, "hidden": 12},
     "ff_only_b16_224": {"patch_size": 8, "channels": 16, "depth": 2},
     "permutator_s14_224": {"patch_size": 8, "channels": 16, "depth": 2},
     "repmlp_s16_224": {"patch_size": 8, "channels": 16, "depth": 2, "sets": 4},
@@ -178,8 +179,9 @@ def test_other_families_keep_timms_interface(name):
     twin.set_grad_checkpointing()
     saving = torch.autograd.grad(twin(X).sum(), list(twin.parameters()))
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(plain, saving, strict=True))
-    twin.reset_classifier(3)
-    assert twin.train().train()(X).shape == (2, 3)
+    twin.train().reset_classifier(3)
+    assert (twin.num_classes, twin.head.training, twin.get_classifier() is twin.head) == (3, True, True)
+    assert twin(X).shape == (2, 3)
 
 
 EVERY = {**NAMES, **OTHERS, "text_mixer": {}, "text_transformer": {}}
