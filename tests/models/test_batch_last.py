@@ -96,6 +96,27 @@ def test_images_may_lie_in_memory_with_the_channels_last(shape):
     assert_near(step(other, x), step(plain, x), 1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_every_norm_keeps_its_own_epsilon(dtype):
+    """By rows and by the compiled code; the norm of a projected skip has one too."""
+    plain, other = both_ways(SHAPES["s_mixer"], torch.float64)
+    for network in (plain, other):
+        first, second, *_ = network.blocks
+        for part, eps in ((first.norm1, 0.1), (first.skip.norm, 0.4), (first.norm2, 1.5), (second.norm1, 5.0)):
+            part.eps = eps
+    x = torch.randn(5, 3, 8, 8)
+    assert_near(step(other.to(dtype), x.to(dtype)), step(plain, x.double()), 1e-12 if dtype == torch.float64 else 2e-5)
+
+
+def test_hooks_of_the_block_itself_leave_it_with_the_batch_last():
+    _, other = both_ways(SHAPES["normal"], torch.float64)
+    called = []
+    other.blocks[0].register_forward_hook(lambda *_: called.append(1))
+    y = other.blocks[0](torch.randn(5, 16, 6, dtype=torch.float64))
+    assert y.stride() == (1, 30, 5)
+    assert called == [1]
+
+
 def test_bf16_is_as_near_to_fp64_as_the_plain_blocks_bf16():
     plain, other = both_ways(SHAPES["rp"], torch.float64)
     x = torch.randn(64, 3, 8, 8)

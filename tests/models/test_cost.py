@@ -229,3 +229,66 @@ def test_every_named_network_has_the_parameters_that_its_cost_says(name):
     with torch.device("meta"):
         model = build_model(one_block, side, 7)
     assert model_cost(one_block, side, 7).parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("section", "width", "gamma", "widest", "connections", "entries"),
+    [
+        (  # the first block maps 4 tokens of 8 channels to m
+            SwMlpSection(
+                kind="sw_mlp",
+                patch_size=2,
+                width=30,
+                channels=8,
+                depth=2,
+                density=1.0,
+                expansion=1.5,
+                project_tokens=True,
+            ),
+            30,
+            1.5,
+            45,
+            [32 * 45, 45 * 30, 30 * 45, 45 * 30],
+            [32 * 45, 45 * 30, 30 * 45, 45 * 30],
+        ),
+        (
+            SwMlpSection(kind="sw_mlp", patch_size=2, width=32, depth=2, density=1.0),
+            32,
+            1.0,
+            32,
+            [32 * 32] * 2,
+            [32 * 32] * 2,
+        ),
+        (
+            ShallowSection(kind="shallow", width=32, matrices="dense"),
+            32,
+            1.0,
+            32,
+            [48 * 32, 32 * 32],
+            [48 * 32, 32 * 32],
+        ),
+        (  # 48 = 6 x 8 pixels, 30 = 5 x 6 features, and 6 x 6 between the two factors of the first matrix
+            ShallowSection(kind="shallow", width=30, matrices="monarch"),
+            30,
+            1.0,
+            36,
+            [6 * 8 * 6, 6 * 6 * 5, 5 * 6 * 6, 6 * 5 * 5],
+            [48 * 36, 36 * 30, 30 * 30, 30 * 30],
+        ),
+        (LassoSection(kind="s_fc", base_channels=3), 12, 1.0, 72, [48 * 12, 12 * 72], [48 * 12, 12 * 72]),
+        (
+            BottleneckMlpSection(kind="bottleneck_mlp", width=6, depth=2, expansion=1.5),
+            6,
+            1.5,
+            9,
+            [6 * 9, 9 * 6] * 2,
+            [6 * 9, 9 * 6] * 2,
+        ),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_widths_and_connections_of_mlps(section, width, gamma, widest, connections, entries):
+    cost = model_cost(section, 4, 10)
+    assert (cost.width, cost.gamma, cost.hidden_width, cost.max_width) == (width, gamma, gamma * width, widest)
+    assert (cost.connections, cost.omega) == (sum(connections), sum(connections) / len(connections))
+    assert cost.density == sum(connections) / sum(entries)

@@ -11,7 +11,7 @@ import torch
 from widemix.errors import InputError
 from widemix.formats.manifest import Prepared
 from widemix.models.bottleneck_mlp.section import BottleneckMlpSection
-from widemix.models.export import Usage, export_model, loading_lines, read_usage
+from widemix.models.export import Usage, _config, export_model, loading_lines, read_usage
 from widemix.models.families import named_networks
 from widemix.models.ff_only.section import FfOnlySection
 from widemix.models.lasso.section import LassoSection
@@ -166,6 +166,19 @@ def test_a_new_head_can_be_put_on(tmp_path):
     x = torch.randn(2, 3, 16, 16)
     assert loaded(x).shape == (2, 9)
     assert torch.equal(loaded.forward_features(x), model.forward_features(x))
+    gray = timm.create_model(f"local-dir:{tmp_path / 'exported'}", pretrained=True, in_chans=1).eval()
+    torch.testing.assert_close(gray(x[:, :1]), model(x[:, :1].expand(-1, 3, -1, -1)))
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_the_first_and_the_last_layer_are_named_in_the_export(name, tmp_path):
+    first = {"shallow": "stem.0.right", "s_local": "stem.0", "bottleneck_mlp": "stem", "of any size": "conv1.0"}
+    first |= {"with arguments": "patch_embed.proj", "resmlp": "stem.proj", "gmlp": "stem.proj"}
+    data = DataSection(path="nowhere", num_classes=3, image_size=16)
+    weights = _config(SECTIONS[name], data, ["a", "b", "c"])["pretrained_cfg"]
+    assert weights["first_conv"] == first.get(name, "stem.proj")
+    assert weights["classifier"] == ("fc" if name == "of any size" else "head")
+    assert (weights["num_classes"], weights["input_size"]) == (3, [3, 16, 16])
 
 
 def test_nothing_is_overwritten(tmp_path):
@@ -188,9 +201,11 @@ def test_a_full_disk_is_an_error_of_the_disk(tmp_path):
 
 @pytest.mark.parametrize("section", TEXTS.values(), ids=TEXTS)
 def test_a_text_model_keeps_its_tokenizer(section, tmp_path):
-    (tmp_path / "tokenizer.json").write_text("words")
     model, folder = trained(section), tmp_path / "exported"
     data = TextDataSection(kind="text", path=str(tmp_path), num_classes=3)
+    export_model(model, section, tmp_path / "without", data=data, labels=["yes", "perhaps", "no"])
+    assert sorted(path.name for path in (tmp_path / "without").iterdir()) == ["config.json", "model.safetensors"]
+    (tmp_path / "tokenizer.json").write_text("words")
     export_model(model, section, folder, data=data, labels=["yes", "perhaps", "no"])
     assert (folder / "tokenizer.json").read_text() == "words"
     loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()

@@ -54,6 +54,10 @@ def test_what_is_pushed_is_loaded_from_the_hub(hub: Hub, tmp_path: Path) -> None
     (folder / "README.md").unlink()
     push(folder, "lab/other", private=True)
     assert hub.created[1:] == [("other", True)]
+    (folder / "config.json").write_bytes(files["config.json"] + b"\n")
+    assert push(folder, "lab/mixer") == f"{hub.address}/lab/mixer"  # again
+    assert hub.files["lab/mixer/config.json"] == files["config.json"] + b"\n"
+    assert len(hub.created) == 2
     network = load_network("hf:lab/mixer")
     x = torch.randn(2, 3, 16, 16)
     assert torch.equal(network.module(x), model(x))

@@ -10,6 +10,7 @@ from tests.conftest import ROOT
 from widemix.errors import InputError
 from widemix.models import families
 from widemix.models.mixer.section import MixerSection
+from widemix.models.section import hidden_width
 from widemix.models.sw_mlp.section import SwMlpSection
 from widemix.recipe import keys, load_recipe
 
@@ -141,3 +142,29 @@ def test_every_family_loads_without_torch():
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert answer.stdout.split() == ["True", "False", "False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "summary"),
+    [
+        (SW_MLP, "SW-MLP, P 2, m 32, p 0.5, L 2"),
+        (SW_MLP | {"expansion": 1.5}, "SW-MLP, P 2, m 32, p 0.5, L 2, gamma 1.5"),
+        ({"kind": "shallow", "width": 30, "matrices": "monarch"}, "monarch MLP, m 30"),
+        ({"kind": "s_local", "base_channels": 7}, "S-LOCAL, alpha 7"),
+        ({"kind": "s_fc", "base_channels": 7}, "S-FC, alpha 7"),
+        ({"kind": "bottleneck_mlp", "width": 6, "depth": 2, "expansion": 1.5}, "MLP, m 6, gamma 1.5, L 2"),
+        ({"kind": "timm", "name": "resnet18"}, "timm's resnet18"),
+        (
+            {"kind": "timm", "name": "resnet18", "arguments": {"layers": [1, 2], "stem_width": 8}},
+            "timm's resnet18 (layers [1, 2], stem_width 8)",
+        ),
+        ({"kind": "permutator", "patch_size": 2, "channels": 8, "depth": 2}, "permutator"),
+    ],
+)
+def test_other_families_are_named_by_their_sizes(keys, summary):
+    assert families.KINDS[keys["kind"]](**keys).summary() == summary
+
+
+def test_hidden_widths_are_rounded_and_one_at_least():
+    assert [hidden_width(*each) for each in ((1.26, 6), (1.24, 6), (0.01, 8), (2.0, 5))] == [8, 7, 1, 10]
+    assert SwMlpSection(**SW_MLP | {"expansion": 0.985}).hidden_width == 32

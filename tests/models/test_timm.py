@@ -5,6 +5,7 @@ import copy
 import pytest
 import timm
 import torch
+from timm.models._manipulate import group_parameters
 from torch import nn
 
 import widemix  # noqa: F401  puts our names into timm's registry
@@ -179,9 +180,19 @@ def test_other_families_keep_timms_interface(name):
     twin.set_grad_checkpointing()
     saving = torch.autograd.grad(twin(X).sum(), list(twin.parameters()))
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(plain, saving, strict=True))
-    twin.train().reset_classifier(3)
-    assert (twin.num_classes, twin.head.training, twin.get_classifier() is twin.head) == (3, True, True)
-    assert twin(X).shape == (2, 3)
+    twin.reset_classifier(3)
+    assert (twin.num_classes, twin.head.training, twin.get_classifier() is twin.head) == (3, False, True)
+    assert twin.train().train()(X).shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["sw_mlp_1619_32", "mlp_b6_wi512_64"])
+def test_layers_of_mlps_are_stem_blocks_and_what_follows(name):
+    model = timm.create_model(name, num_classes=7, img_size=32, device="meta", **OTHERS[name] | {"depth": 3})
+    found = group_parameters(model, model.group_matcher(), reverse=True)
+    for parameter, number in found.items():
+        part, *names = parameter.split(".")
+        assert number == (1 + int(names[0]) if part == "blocks" else {"stem": 0}.get(part, 4)), parameter
+    assert len({*found.values()}) == 5
 
 
 EVERY = {**NAMES, **OTHERS, "text_mixer": {}, "text_transformer": {}}
