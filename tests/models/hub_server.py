@@ -40,7 +40,10 @@ class _Answers(BaseHTTPRequestHandler):
             exists = asked["name"] in [name for name, _ in self.hub.created]
             if not exists:
                 self.hub.created.append((asked["name"], private == "private"))
-            self.answer(409 if exists else 200, {"url": f"{self.hub.address}/{asked.get('organization', 'me')}/{asked['name']}"})
+            self.answer(
+                409 if exists else 200,
+                {"url": f"{self.hub.address}/{asked.get('organization', 'me')}/{asked['name']}"},
+            )
         elif parts[-1] == "validate-yaml":
             self.answer(200, {"errors": [], "warnings": []})
         elif "preupload" in parts:

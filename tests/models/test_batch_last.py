@@ -105,7 +105,9 @@ def test_every_norm_keeps_its_own_epsilon(dtype):
         for part, eps in ((first.norm1, 0.1), (first.skip.norm, 0.4), (first.norm2, 1.5), (second.norm1, 5.0)):
             part.eps = eps
     x = torch.randn(5, 3, 8, 8)
-    assert_near(step(other.to(dtype), x.to(dtype)), step(plain, x.double()), 1e-12 if dtype == torch.float64 else 2e-5)
+    assert_near(
+        step(other.to(dtype), x.to(dtype)), step(plain, x.double()), 1e-12 if dtype == torch.float64 else 2e-5
+    )
 
 
 def test_hooks_of_the_block_itself_leave_it_with_the_batch_last():

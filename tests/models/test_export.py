@@ -140,6 +140,13 @@ def test_what_an_export_says_of_its_use_is_read_back(tmp_path):
         assert read_usage(tmp_path / f"{name}.json") == Usage(targets="class", loss="", max_size=0, side="longest")
     with pytest.raises(InputError, match=r"none\.json: cannot be read"):
         read_usage(tmp_path / "none.json")
+    (tmp_path / "largest.json").write_text('{"widemix": {"max_size": 65535}}')
+    assert read_usage(tmp_path / "largest.json") == Usage(max_size=65535)
+    wrong = ["{", *(f'{{"widemix": {each}}}' for each in ('{"max_size": 65536}', '{"max_size": -1}', '{"side": ""}'))]
+    for text in [*wrong, '{"widemix": {"targets": "boxes"}}']:
+        (tmp_path / "wrong.json").write_text(text)
+        with pytest.raises(InputError, match=r"wrong\.json: cannot be read"):
+            read_usage(tmp_path / "wrong.json")
 
 
 def test_weights_that_two_layers_share_are_written_for_both(tmp_path):
@@ -149,6 +156,15 @@ def test_weights_that_two_layers_share_are_written_for_both(tmp_path):
     loaded = timm.create_model(f"local-dir:{tmp_path / 'exported'}", pretrained=True).eval()
     x = torch.randn(2, 3, 16, 16)
     assert torch.equal(loaded(x), model(x))
+
+
+def test_weights_may_lie_in_memory_in_any_way(tmp_path):
+    model = trained(MIXER).to(memory_format=torch.channels_last)
+    model.head.weight.data = model.head.weight.data.t().contiguous().t()
+    export_model(model, MIXER, tmp_path / "exported", **OUTER)
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'exported'}", pretrained=True).eval()
+    for name, value in loaded.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name])
 
 
 def test_a_network_of_sentences_is_not_written_as_onnx(tmp_path):

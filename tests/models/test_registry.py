@@ -1,17 +1,21 @@
 """Our names in timm's registry."""
 
+import inspect
+
 import pytest
 import timm
 import torch
 
 from widemix.errors import InputError
-from widemix.models.families import named_networks
+from widemix.models.families import KINDS, named_networks
 from widemix.models.registry import build_model, build_on_meta, empty_inputs
 from widemix.models.timm_methods import classifier
 from widemix.models.timm_registry import default_cfgs
 from widemix.recipe import load_recipe
 
 NAMED = named_networks()
+SW_MLP = {"patch_size": 2, "width": 36, "depth": 2, "density": 0.5}
+PATCHED = {"patch_size": 2, "channels": 8, "depth": 2}
 TIMM_OWN = ("mixer_s32_224", "mixer_s16_224", "mixer_b32_224", "mixer_b16_224", "mixer_l32_224", "mixer_l16_224")
 PARAMETERS = {  # Tolstikhin et al. 2021, table 1, to the weight
     "s32": 19_104_624,
@@ -72,6 +76,86 @@ def test_every_name_builds_with_its_configuration(name):
         assert model(torch.empty(2, 3, side, side)).shape == (2, 1000)
     indices = [key for key in model.state_dict() if key.endswith("index")]
     assert bool(indices) == name.startswith("rp_")
+
+
+PATCHED_16 = {"patch_size": 16, "drop_path": 0.0, "drop_path_rises": False}
+SIZES = {
+    "ff_only_b16_224": PATCHED_16 | {"channels": 768, "depth": 12, "expansion": 4.0},
+    "permutator_s14_224": PATCHED_16 | {"patch_size": 14, "channels": 384, "depth": 18, "expansion": 3.0},
+    "repmlp_s16_224": PATCHED_16
+    | {"channels": 512, "depth": 8, "expansion": 4.0, "share_sets": 32, "kernels": (1, 3)},
+    "s_fc_32": {"base_channels": 150},
+    "s_local_32": {"base_channels": 150},
+    **{
+        f"shallow_{matrices}_4096_32": {"width": 4096, "matrices": matrices, "grayscale": False}
+        for matrices in ("dense", "monarch", "kronecker")
+    },
+    **{
+        f"mlp_b{depth}_wi{width}_64": {"width": width, "depth": depth, "expansion": 4.0, "norm_eps": 1e-5}
+        for depth in (6, 12)
+        for width in (512, 1024)
+    },
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_published_sizes_are_those_of_the_papers(name):
+    section, side = NAMED[name]
+    assert section.model_dump(exclude={"kind"}) == SIZES[name]
+    assert side == int(name.rsplit("_", 1)[1])
+    prefix = "s_fc" if name == "s_fc_32" else "s_local" if name == "s_local_32" else section.kind
+    assert name.startswith("mlp_" if prefix == "bottleneck_mlp" else prefix)
+
+
+@pytest.mark.parametrize(
+    "kind", ["sw_mlp", "shallow", "bottleneck_mlp", "ff_only", "permutator", "repmlp", "gmlp", "resmlp"]
+)
+def test_a_network_made_in_python_has_the_defaults_of_the_section(kind):
+    needed = {
+        "patch_size": 2,
+        "channels": 8,
+        "depth": 2,
+        "width": 36,
+        "density": 0.5,
+        "matrices": "dense",
+        "share_sets": 2,
+    }
+    fields = KINDS[kind].model_fields
+    network, arguments = KINDS[kind](kind=kind, **{k: v for k, v in needed.items() if k in fields}).model_spec(8)
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(network).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    shared = {name: value for name, value in defaults.items() if name in arguments}
+    assert shared == {name: arguments[name] for name in shared}
+    assert shared
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "key", "bad"),
+    [
+        ("sw_mlp", SW_MLP, "mask_seed", [-1, 2**63]),
+        ("sw_mlp", SW_MLP, "density", [0, 1.001]),
+        ("sw_mlp", SW_MLP, "expansion", [0, 10_001]),
+        ("sw_mlp", SW_MLP, "norm_eps", [-1e-6]),
+        ("resmlp", PATCHED, "layer_scale", [0, -1.0]),
+        ("repmlp", PATCHED | {"share_sets": 2}, "kernels", [[0], [-1]]),
+        ("repmlp", PATCHED, "share_sets", [0]),
+        ("s_fc", {"base_channels": 1}, "base_channels", [0]),
+        ("shallow", {"width": 6, "matrices": "dense"}, "matrices", ["sparse"]),
+    ],
+)
+def test_values_beyond_the_range_are_refused(kind, good, key, bad):
+    for value in bad:
+        with pytest.raises(ValueError, match=key):
+            KINDS[kind](kind=kind, **good | {key: value})
+
+
+def test_the_ends_of_a_range_are_taken():
+    ends = {"mask_seed": 2**63 - 1, "density": 1, "expansion": 10_000}
+    for key, value in ends.items():
+        assert getattr(KINDS["sw_mlp"](kind="sw_mlp", **SW_MLP | {key: value}), key) == value
 
 
 @pytest.mark.parametrize("name", TIMM_OWN)

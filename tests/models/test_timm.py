@@ -191,7 +191,7 @@ def test_layers_of_mlps_are_stem_blocks_and_what_follows(name):
     found = group_parameters(model, model.group_matcher(), reverse=True)
     for parameter, number in found.items():
         part, *names = parameter.split(".")
-        assert number == (1 + int(names[0]) if part == "blocks" else {"stem": 0}.get(part, 4)), parameter
+        assert number == (1 + int(names[0]) if part == "blocks" else {"stem": 0, "norm": 3}.get(part, 4)), parameter
     assert len({*found.values()}) == 5
 
 
