@@ -10,7 +10,7 @@ from torch.func import functional_call, grad, vmap
 
 from widemix.models import permutation
 from widemix.models.batch_last import operations
-from widemix.models.batch_last.block import _places, arrange
+from widemix.models.batch_last.block import _places, arrange, needs_eager_ops
 from widemix.models.batch_last.operations import activate, add, norm
 from widemix.models.mixer.network import Mixer
 
@@ -117,6 +117,17 @@ def test_hooks_of_the_block_itself_leave_it_with_the_batch_last():
     y = other.blocks[0](torch.randn(5, 16, 6, dtype=torch.float64))
     assert y.stride() == (1, 30, 5)
     assert called == [1]
+
+
+@pytest.mark.parametrize(
+    "asks", ["torch.compiler.is_compiling", "torch.jit.is_tracing", "torch._C._are_functorch_transforms_active"]
+)
+def test_whoever_follows_operators_sees_the_blocks_as_they_are_written(asks, monkeypatch):
+    _, other = both_ways(SHAPES["normal"], torch.float32)
+    x = torch.randn(5, 16, 6)
+    assert not needs_eager_ops(other.blocks[0], x)
+    monkeypatch.setattr(asks, lambda: True)
+    assert needs_eager_ops(other.blocks[0], x)
 
 
 def test_bf16_is_as_near_to_fp64_as_the_plain_blocks_bf16():

@@ -65,7 +65,7 @@ def overcounted(section):
 SECTIONS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in (VARIANTS | STRUCTURED).items()} | {
     "sw_mlp": SwMlpSection(kind="sw_mlp", patch_size=2, width=32, depth=2, density=0.2),
     "sw_mlp with hidden layers": SwMlpSection(
-        kind="sw_mlp", patch_size=2, width=30, project_tokens=True, depth=3, density=0.1, expansion=1.5
+        kind="sw_mlp", patch_size=2, width=30, project_tokens=True, depth=3, density=0.1, expansion=1.5, mask_seed=3
     ),
     "sw_mlp as a Mixer": SwMlpSection(
         kind="sw_mlp",

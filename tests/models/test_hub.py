@@ -44,7 +44,7 @@ def exported(tmp_path: Path) -> tuple[torch.nn.Module, Path]:
 
 
 @pytest.mark.filterwarnings("ignore")  # huggingface_hub's, about how it calls httpx
-def test_what_is_pushed_is_loaded_from_the_hub(hub: Hub, tmp_path: Path) -> None:
+def test_what_is_pushed_is_loaded_from_the_hub(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, folder = exported(tmp_path)
     assert push(folder, "lab/mixer") == f"{hub.address}/lab/mixer"
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -58,6 +58,10 @@ def test_what_is_pushed_is_loaded_from_the_hub(hub: Hub, tmp_path: Path) -> None
     assert push(folder, "lab/mixer") == f"{hub.address}/lab/mixer"  # again
     assert hub.files["lab/mixer/config.json"] == files["config.json"] + b"\n"
     assert len(hub.created) == 2
+    (folder / "README.md").write_text(CARD)
+    monkeypatch.chdir(folder)
+    push(Path(), "lab/here")
+    assert hub.files["lab/here/README.md"].decode() == CARD.replace("local-dir:exported", "hf-hub:lab/here")
     network = load_network("hf:lab/mixer")
     x = torch.randn(2, 3, 16, 16)
     assert torch.equal(network.module(x), model(x))

@@ -71,6 +71,8 @@ def test_monarch_matrices_of_mnist_have_28_blocks_of_28_by_28():
     gray = torch.randn(3, 1, 28, 28)
     hidden = torch.relu(model.stem[0](gray.flatten(1)))
     assert torch.equal(model(gray.expand(-1, 3, -1, -1)), model.head(model.blocks(hidden)))
+    coloured = torch.cat([gray, torch.randn(3, 2, 28, 28)], 1)
+    assert torch.equal(model(coloured), model(gray.expand(-1, 3, -1, -1)))  # the first channel is read
 
 
 @pytest.mark.parametrize("matrices", ["dense", "monarch", "kronecker"])

@@ -185,6 +185,13 @@ def test_other_families_keep_timms_interface(name):
     assert twin.train().train()(X).shape == (2, 3)
 
 
+@pytest.mark.parametrize("name", ["ff_only_b16_224", "repmlp_s16_224"])
+def test_an_image_need_not_be_square(name):
+    model = timm.create_model(name, num_classes=7, img_size=(16, 32), **OTHERS[name]).eval()
+    assert model.stem.grid_size == (2, 4)
+    assert model(torch.randn(2, 3, 16, 32)).shape == (2, 7)
+
+
 @pytest.mark.parametrize("name", ["sw_mlp_1619_32", "mlp_b6_wi512_64"])
 def test_layers_of_mlps_are_stem_blocks_and_what_follows(name):
     model = timm.create_model(name, num_classes=7, img_size=32, device="meta", **OTHERS[name] | {"depth": 3})
