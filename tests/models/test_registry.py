@@ -103,8 +103,8 @@ def test_published_sizes_are_those_of_the_papers(name):
     section, side = NAMED[name]
     assert section.model_dump(exclude={"kind"}) == SIZES[name]
     assert side == int(name.rsplit("_", 1)[1])
-    prefix = "s_fc" if name == "s_fc_32" else "s_local" if name == "s_local_32" else section.kind
-    assert name.startswith("mlp_" if prefix == "bottleneck_mlp" else prefix)
+    prefix = "mlp" if section.kind == "bottleneck_mlp" else section.kind
+    assert name.startswith(f"{prefix}_")
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,6 @@ OTHERS = {
 }
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings(SCRIPTS)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_families_keep_timms_interface(name):
