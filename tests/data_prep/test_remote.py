@@ -314,6 +314,17 @@ def test_what_is_complete_is_kept_and_what_is_longer_is_not(tmp_path, memory, mo
             download("memory://bucket/set", tmp_path / "out")
 
 
+def test_a_file_of_unknown_size_is_read_from_its_start_again(tmp_path, memory, monkeypatch):
+    memory.pipe_file("/bucket/a.txt", b"abcdef")
+    info = type(memory).info
+    monkeypatch.setattr(type(memory), "info", lambda *words, **more: info(*words, **more) | {"size": None})
+    monkeypatch.setattr(type(memory), "find", lambda *_, **__: {"/bucket/a.txt": {"type": "file"}})
+    version = hashlib.sha256(memory.ukey("/bucket/a.txt").encode()).hexdigest()[:8]
+    (tmp_path / f"a.txt.{version}.partial").write_bytes(b"abc")
+    assert download("memory://bucket/a.txt", tmp_path).read_bytes() == b"abcdef"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
 def test_files_are_downloaded_at_once_and_all_stop_with_one(tmp_path, memory, monkeypatch):
     together, read, asked, stopped = threading.Barrier(4), type(memory).cat_file, [], threading.Event()
 

@@ -110,7 +110,7 @@ def test_a_file_system_that_does_not_answer_for_a_while_costs_nothing_and_for_lo
     """One ESTALE must not end the renewal; after the lease has expired another may have the run."""
     leases = Leases(tmp_path, expiry_s=60)
     assert leases.take("c")
-    now = time.monotonic()
+    now, listdir = time.monotonic(), os.listdir
 
     def refused(path):
         raise OSError(errno.ESTALE, "Stale file handle", str(path))
@@ -118,6 +118,12 @@ def test_a_file_system_that_does_not_answer_for_a_while_costs_nothing_and_for_lo
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", refused)
         for later, held in ((10, True), (59, True), (61, False)):
+            patch.setattr(time, "monotonic", lambda later=later: now + later)
+            assert leases.renew("c") == held
+        patch.setattr(os, "listdir", listdir)
+        assert leases.renew("c")
+        patch.setattr(os, "listdir", refused)
+        for later, held in ((120, True), (122, False)):  # 59 and 61 seconds after the renewal
             patch.setattr(time, "monotonic", lambda later=later: now + later)
             assert leases.renew("c") == held
     assert leases.renew("c")
