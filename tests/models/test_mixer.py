@@ -122,12 +122,17 @@ def test_depth_counts_layers_of_equation_3():
 def test_random_permutations_are_independent_and_travel_with_the_weights():
     model, other = build(**MLP, **RP), build(seed=1, kind="mixer", expansion=1.5, permutation="random")
     each = build(kind="mixer", token_hidden=4, channel_hidden=6, permuted_layers="each", **RP)  # all of 24 entries
-    for network, number in ((model, 3 * 4), (each, 3 * 6)):
+    skips = build(**MLP, **RP, permuted_skips=True)
+    for network, number in ((model, 3 * 4), (each, 3 * 6), (skips, 3 * 6)):
         indices = [buffer for name, buffer in network.named_buffers() if name.endswith("index")]
         assert len(indices) == number
         assert len({tuple(index.tolist()) for index in indices}) == number
-    for (name, index), (_, another) in zip(model.named_buffers(), other.named_buffers(), strict=True):
-        assert not torch.equal(index, another), name  # of another permutation_seed
+    other_skips = build(**MLP, permutation="random", permutation_seed=0, permuted_skips=True)
+    for one, two in ((model, other), (skips, other_skips)):
+        for (name, index), (_, another) in zip(one.named_buffers(), two.named_buffers(), strict=True):
+            assert not torch.equal(index, another), name  # of another permutation_seed
+    for name, index in model.named_buffers():
+        assert torch.equal(index, skips.get_buffer(name)), name
     x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
     assert not torch.allclose(model(x), other(x))
     other.load_state_dict(model.state_dict())
@@ -140,6 +145,20 @@ def test_replacing_one_block_samples_what_replacing_all_would_have_there():
     assert names == {name for name, _ in all_of_them.named_buffers() if name.startswith("blocks.1.")}
     for name in names:
         assert torch.equal(one.get_buffer(name), all_of_them.get_buffer(name))
+
+
+def test_skips_are_permuted_where_their_mixings_are():
+    def permuted(**keys):
+        model = build(**MLP, **RP, permuted_skips=True, **keys)
+        return [name for name, _ in model.named_buffers() if "skip" in name]
+
+    assert permuted(permuted_mixings="token", permuted_blocks=[0, 2]) == ["blocks.0.skip.index", "blocks.2.skip.index"]
+    assert permuted(permuted_mixings="channel", permuted_blocks=[1]) == ["blocks.1.channel_skip.index"]
+    assert permuted(permuted_blocks=[]) == []
+    assert not [*build(**MLP, **RP, permuted_blocks=[]).buffers()]
+    projected = permuted(project_tokens=True, tokens=7)
+    assert "blocks.0.skip.index" not in projected
+    assert len(projected) == 2 * SHAPE["depth"] - 1
 
 
 def test_weights_are_a_function_of_torchs_seed_with_unit_gain():
@@ -191,10 +210,11 @@ def test_s_mixer_block_is_the_papers_formula():
     model = build(**SINGLE)
     block = model.blocks[0]
     assert isinstance(block.mlp_tokens, MixingLayer)
+    block.drop_path1, block.drop_path2 = torch.nn.Linear(6, 6).double(), torch.nn.Tanh()
     x = torch.randn(1, 4, 6, dtype=torch.float64)
     w, v = block.mlp_tokens.fc, block.mlp_channels.fc
-    u = x[0] + torch.nn.functional.gelu(w.weight @ block.norm1(x[0]) + w.bias[:, None])
-    y = u + torch.nn.functional.gelu(block.norm2(u) @ v.weight.T + v.bias)
+    u = x[0] + block.drop_path1(torch.nn.functional.gelu(w.weight @ block.norm1(x[0]) + w.bias[:, None]))
+    y = u + torch.tanh(torch.nn.functional.gelu(block.norm2(u) @ v.weight.T + v.bias))
     assert torch.allclose(block(x)[0], y, atol=1e-12)
 
 
@@ -204,3 +224,65 @@ def test_stochastic_depth_leaves_evaluation_alone():
     x = torch.randn(4, 3, 4, 4, dtype=torch.float64)
     assert torch.equal(dropped.eval()(x), plain.eval()(x))
     assert not torch.equal(dropped.train()(x), plain.train()(x))
+
+
+def test_timm_has_a_twin_of_plain_mixers_alone():
+    keys = {"patch_size": 4, "tokens": 4, "channels": 7, "depth": 2, "token_hidden": 3, "channel_hidden": 10}
+    plain = MixerSection(kind="mixer", **keys)
+    twin = plain.timm_twin(8, 5)
+    assert twin is not None
+    shapes = {name: tensor.shape for name, tensor in twin().state_dict().items()}
+    assert shapes == {name: tensor.shape for name, tensor in build_model(plain, 8, 5).state_dict().items()}
+    for change in (
+        {"project_tokens": True},
+        {"project_tokens": True, "tokens": 5},
+        {"norm_eps": 1e-5},
+        {"activation": "square"},
+        {"activation": "gelu_tanh"},
+        {"norm": "none"},
+        {"kind": "s_mixer", "token_hidden": None, "channel_hidden": None},
+    ):
+        assert MixerSection(**{"kind": "mixer", **keys, **change}).timm_twin(8, 5) is None, change
+    assert plain.timm_twin(16, 5) is None  # of images with more tokens
+
+
+def test_a_mixer_drops_features_and_pools_as_timms_argument_says():
+    network, arguments = MixerSection(**SHAPE, **MLP).model_spec(4)
+    model = network(**arguments, num_classes=5, in_chans=1, drop_rate=0.25, global_pool="")
+    x = torch.randn(2, 1, 4, 4)
+    assert (model.head_drop.p, model.in_chans) == (0.25, 1)
+    features = model.eval().forward_features(x)
+    assert torch.equal(model.forward_head(features, pre_logits=True), features)  # not pooled
+    assert model.feature_info == [{"module": f"blocks.{i}", "num_chs": 6, "reduction": 2} for i in range(3)]
+
+
+def test_intermediate_features_are_those_of_the_blocks_asked_for_and_normed_on_request():
+    model = build(**MLP, project_tokens=True, tokens=7)
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    blocks = [model.stem(x)]
+    for block in model.blocks:
+        blocks.append(block(blocks[-1]))
+    keys = {"output_fmt": "NLC", "intermediates_only": True}
+    for norm in (False, True):
+        found = model.forward_intermediates(x, indices=[0, 2], norm=norm, **keys)
+        expected = [model.norm(blocks[i]) if norm else blocks[i] for i in (1, 3)]
+        assert all(map(torch.equal, found, expected))
+        assert len(found) == 2
+    last, _ = model.forward_intermediates(x, indices=[0], stop_early=True, output_fmt="NLC")
+    assert torch.equal(last, model.norm(blocks[1]))
+
+
+def test_what_the_paper_prints_otherwise_is_said_of_these_networks_alone():
+    named = MixerSection.named()
+    said = {name: network.published_note() for name, (network, _) in named.items()}
+    starts = {
+        "mixer_b_w_224": "table 1: Omega 2.6e8",
+        "mixer_b_w_table1_224": "the text: gamma 4.57",
+        "mixer_b16_224": "table 1: 786 channels",
+        "mixer_ss_w_32": "table 1: 255 M",
+        "mixer_ss_w_table1_32": "the text: C = 487",
+    }
+    starts |= {f"rp_{name}": start for name, start in starts.items()}
+    assert {name for name, note in said.items() if note} == set(starts)
+    for name, start in starts.items():
+        assert str(said[name]).startswith(start)

@@ -75,6 +75,31 @@ def test_monarch_matrices_of_mnist_have_28_blocks_of_28_by_28():
     assert torch.equal(model(coloured), model(gray.expand(-1, 3, -1, -1)))  # the first channel is read
 
 
+@pytest.mark.parametrize("grayscale", [False, True])
+def test_images_may_have_other_channels_and_the_head_may_be_left_out(grayscale):
+    section = ShallowSection(kind="shallow", width=30, matrices="dense", grayscale=grayscale)
+    network, arguments = section.model_spec(4)
+    model = network(**arguments, in_chans=2, num_classes=0)
+    assert model.stem[0].in_features == (16 if grayscale else 32)
+    images = torch.randn(3, 2, 4, 4)
+    features = model.forward_features(images)
+    assert (model.in_chans, model.num_classes, features.shape) == (2, 0, (3, 30))
+    assert torch.equal(model(images), features)
+    model.double().eval().reset_classifier(7)
+    assert (model.num_classes, model.head.training, model(images.double()).shape) == (7, False, (3, 7))
+
+
+def test_a_shallow_network_says_what_it_is_and_what_reads_the_image():
+    for matrices in ("dense", "monarch", "kronecker"):
+        section = ShallowSection(kind="shallow", width=30, matrices=matrices)
+        assert section.summary() == f"{matrices} MLP, m 30"
+        first = build_model(section, 4, 5).get_submodule(section.first_layer())
+        assert hasattr(first, "weight")
+        assert first.weight.shape[-1] == (48 if matrices == "dense" else 8)
+        published, side = ShallowSection.named()[f"shallow_{matrices}_4096_32"]
+        assert (published.width, published.matrices, published.grayscale, side) == (4096, matrices, False, 32)
+
+
 @pytest.mark.parametrize("matrices", ["dense", "monarch", "kronecker"])
 def test_features_keep_their_variance(matrices):
     torch.manual_seed(0)
@@ -88,6 +113,7 @@ def test_width_without_factors_is_refused():
     for matrices in ("monarch", "kronecker"):
         with pytest.raises(ValueError, match=f"width 1619 is prime: {matrices}"):
             ShallowSection(kind="shallow", width=1619, matrices=matrices)
+        assert ShallowSection(kind="shallow", width=1618, matrices=matrices).width == 1618
     assert ShallowSection(kind="shallow", width=1619, matrices="dense").width == 1619
 
 

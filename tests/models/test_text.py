@@ -1,5 +1,6 @@
 """Text models: padding never matters, equal budgets are equal, and the formula written out."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,15 @@ LENGTHS = torch.tensor([9, 5, 1, 7])
 PADDED = IDS.masked_fill(torch.arange(9) >= LENGTHS[:, None], PAD)
 
 
+class Times(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
 def build(section):
     torch.manual_seed(0)
     model = build_model(section, 0, 3).double()
@@ -45,7 +55,16 @@ def test_heads_are_replaced_by_others_of_as_many_classes():
     assert model.get_classifier() is model.head
     model.reset_classifier(5)
     assert (model.num_classes, model.get_classifier().out_features) == (5, 5)
+    assert not model.head.training
     assert model(PADDED.to(model.head.weight.device)).shape == (4, 5)
+    features = model.forward_features(PADDED)
+    assert torch.equal(model.forward_head(features, pre_logits=True), features)
+    model.reset_classifier(0)
+    assert (model.num_classes, model(PADDED).equal(features)) == (0, True)
+    network, arguments = MIXER.model_spec(0)
+    assert network(num_classes=0, **arguments)(PADDED).shape == (4, 8)
+    assert MIXER.first_layer() == "embedding"
+    assert model.get_submodule(MIXER.first_layer()) is model.embedding
 
 
 @pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
@@ -72,22 +91,37 @@ def test_sentences_of_a_batch_do_not_meet(section):
     assert torch.allclose(model(PADDED), alone, atol=1e-12)
 
 
-def test_mixer_is_its_formula():
-    model = build(MIXER)
+@pytest.mark.parametrize("name", ["mixer", "norm-free mixer"])
+def test_mixer_is_its_formula(name):
+    model, plain = build(SECTIONS[name]), name == "norm-free mixer"
+    phi = torch.square if plain else gelu
+
+    def normed(x, norm):
+        return x if plain else layer_norm(x, (8,), norm.weight, norm.bias, 1e-6)
+
+    for number, block in enumerate(model.blocks):  # in the place of stochastic depth
+        block.drop_path1, block.drop_path2 = Times(0.5 + number), Times(2.0 + number)
     for ids, length, ours in zip(PADDED, LENGTHS, model(PADDED), strict=True):
         real = (torch.arange(9) < length).double()[:, None]
         x = model.embedding.weight[ids] * real
         for block in model.blocks:
-            for norm, mix, along_tokens in (
-                (block.norm1, block.mlp_tokens, True),
-                (block.norm2, block.mlp_channels, False),
+            for norm, mix, along_tokens, scale in (
+                (block.norm1, block.mlp_tokens, True, block.drop_path1.factor),
+                (block.norm2, block.mlp_channels, False, block.drop_path2.factor),
             ):
-                z = layer_norm(x, (8,), norm.weight, norm.bias, 1e-6) * real
+                z = normed(x, norm) * real
                 z = z.T if along_tokens else z
-                z = gelu(z @ mix.fc1.weight.T + mix.fc1.bias) @ mix.fc2.weight.T + mix.fc2.bias
-                x = x + (z.T if along_tokens else z)
-        pooled = layer_norm(x, (8,), model.norm.weight, model.norm.bias, 1e-6)[:length].mean(0)
-        assert torch.allclose(ours, model.head.weight @ pooled + model.head.bias, atol=1e-10)
+                z = phi(z @ mix.fc1.weight.T + mix.fc1.bias) @ mix.fc2.weight.T + mix.fc2.bias
+                x = x + scale * (z.T if along_tokens else z)
+        pooled = normed(x, model.norm)[:length].mean(0)
+        assert torch.allclose(ours, model.head.weight @ pooled + model.head.bias, rtol=1e-10, atol=1e-10)
+
+
+def test_a_text_of_padding_alone_has_the_heads_bias():
+    model = build(MIXER)
+    ids = torch.stack([PADDED[0], torch.full((9,), PAD)])
+    assert torch.equal(model(ids)[1], model.head.bias)
+    assert torch.allclose(model(ids)[0], model(PADDED[:1])[0], atol=1e-12)
 
 
 def test_transformer_is_its_formula():
@@ -117,9 +151,13 @@ def blocks_of(model):
 @pytest.mark.parametrize("budget", [5_000, 123_456])
 def test_budget_makes_the_blocks_as_wide_as_fits(kind, budget):
     name = "text_mixer" if kind is TextMixerSection else "text_transformer"
-    section = kind(kind=name, budget=budget, **SHAPE)
-    assert blocks_of(build_model(section, 0, 3)) == section.weights(section.width) <= budget
-    assert section.weights(section.width + section.width_multiple) > budget
+    norms = ["layer", "none"] if kind is TextMixerSection else [None]
+    for norm in norms:
+        section = kind(kind=name, budget=budget, **SHAPE, **({"norm": norm} if norm else {}))
+        assert blocks_of(build_model(section, 0, 3)) == section.weights(section.width) <= budget
+        assert section.weights(section.width + section.width_multiple) > budget
+        layers = 1 if norm is None else 2
+        assert section.depth_to_width() == pytest.approx(layers * 2 / math.log2(section.width))
 
 
 @pytest.mark.parametrize("name", ["mixer", "transformer"])
@@ -128,6 +166,10 @@ def test_a_budget_may_be_met_exactly(name):
     for width in (16, 24, 56):
         section = given.model_copy(update={"channels": None, "budget": given.weights(width)})
         assert section.width == width
+    narrowest = given.model_dump() | {"channels": None, "budget": given.weights(given.width_multiple)}
+    assert type(given)(**narrowest).width == given.width_multiple
+    with pytest.raises(ValueError, match="the narrowest of depth 2 has"):
+        type(given)(**narrowest | {"budget": narrowest["budget"] - 1})
 
 
 def test_widths_and_budgets_that_cannot_be_are_refused():
@@ -135,6 +177,8 @@ def test_widths_and_budgets_that_cannot_be_are_refused():
         TextMixerSection(kind="text_mixer", **SHAPE)
     with pytest.raises(ValueError, match="the narrowest of depth 2 has"):
         TextMixerSection(kind="text_mixer", budget=10, **SHAPE)
+    with pytest.raises(ValueError, match="either channels or budget"):
+        TextMixerSection(kind="text_mixer", channels=8, budget=50_000, **SHAPE)
     with pytest.raises(ValueError, match="heads 4 does not divide channels 6"):
         TextTransformerSection(kind="text_transformer", channels=6, **SHAPE)
 
@@ -147,6 +191,17 @@ def test_prepared_pairs_must_fit_the_tokens_and_the_vocabulary():
         with pytest.raises(InputError, match=r"^model\.vocabulary 20: the tokenizer\.json .* has 21 words"):
             section.check_text(Path("pairs"), 9, 21)
         assert section.input_shape(224) == (9,)
+
+
+def test_text_networks_are_named_in_the_papers_letters():
+    names = [section.summary() for section in SECTIONS.values()]
+    assert names == [
+        "Mixer, T 9, d 8, L 2",
+        "RP Mixer, T 9, d 8, L 2",
+        "Mixer, T 9, d 8, L 2, sigma_2",
+        "transformer, T 9, d 8, L 2",
+    ]
+    assert MIXER.model_copy(update={"activation": "gelu_tanh"}).summary() == names[0]
 
 
 def test_embeddings_start_small_and_padding_at_zero():

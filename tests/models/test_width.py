@@ -32,5 +32,7 @@ def test_pairs_have_the_omega_that_the_cost_says():
         half_a_token = 2 * (2 * channels * tokens + channels**2) / 4
         assert abs(cost.omega + first - 2**21) <= half_a_token
     assert pairs(2.0**18, 1, [64]) == [(64, 64)]
-    with pytest.raises(InputError, match="less than one token"):
-        pairs(1000, 1, [200])
+    assert pairs(300, 2, [12, 5]) == [(12, 2), (5, 6)]  # 12 * 1.8, 5 * 5.6: rounded to whole tokens
+    assert pairs(1000, 1, [62]) == [(62, 1)]  # 0.52 tokens
+    with pytest.raises(InputError, match="C = 63: at Omega = 1000, gamma = 1 less than one token"):
+        pairs(1000, 1, [62, 63])
