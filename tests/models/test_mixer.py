@@ -7,6 +7,7 @@ import timm
 import torch
 
 from tests.models.dense import apply_mixer
+from widemix.models.factors import Structure
 from widemix.models.mixer.section import MixerSection
 from widemix.models.permutation import commutation
 from widemix.models.pk import MixingLayer
@@ -113,6 +114,24 @@ def test_gelu_by_tanh_is_the_formula():
     assert torch.allclose(act(x), expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", [MLP, SINGLE, {**MLP, **RP}], ids=["mixer", "s_mixer", "rp_mixer"])
+def test_every_mixing_has_the_activation_of_the_recipe(kind):
+    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
+    gelu = torch.nn.functional.gelu
+    for name, phi in (("gelu", gelu), ("gelu_tanh", lambda x: gelu(x, approximate="tanh")), ("square", torch.square)):
+        for block in build(**kind, activation=name).blocks:
+            assert torch.equal(block.mlp_tokens.act(x), phi(x))
+            assert torch.equal(block.mlp_channels.act(x), phi(x))
+
+
+def test_each_mixing_has_the_structure_of_its_own_key():
+    sizes = {"rank": 2, "blocks": 2}
+    for token, channel in (("low_rank", "block_diagonal"), ("block_diagonal", "btt")):
+        block = build(**SINGLE, token_weights=token, channel_weights=channel, **sizes).blocks[2]
+        assert block.mlp_tokens.fc.structure == Structure(token, **sizes)
+        assert block.mlp_channels.fc.structure == Structure(channel, **sizes)
+
+
 def test_depth_counts_layers_of_equation_3():
     """Navon & Bronstein 2023, definition 3.2: odd layers mix tokens, even ones channels; p counts both."""
     section = MixerSection(**{**SHAPE, **SINGLE, "channels": 8})
@@ -152,7 +171,10 @@ def test_skips_are_permuted_where_their_mixings_are():
         model = build(**MLP, **RP, permuted_skips=True, **keys)
         return [name for name, _ in model.named_buffers() if "skip" in name]
 
-    assert permuted(permuted_mixings="token", permuted_blocks=[0, 2]) == ["blocks.0.skip.index", "blocks.2.skip.index"]
+    assert permuted(permuted_mixings="token", permuted_blocks=[0, 2]) == [
+        "blocks.0.skip.index",
+        "blocks.2.skip.index",
+    ]
     assert permuted(permuted_mixings="channel", permuted_blocks=[1]) == ["blocks.1.channel_skip.index"]
     assert permuted(permuted_blocks=[]) == []
     assert not [*build(**MLP, **RP, permuted_blocks=[]).buffers()]
@@ -227,7 +249,7 @@ def test_stochastic_depth_leaves_evaluation_alone():
 
 
 def test_timm_has_a_twin_of_plain_mixers_alone():
-    keys = {"patch_size": 4, "tokens": 4, "channels": 7, "depth": 2, "token_hidden": 3, "channel_hidden": 10}
+    keys = {"patch_size": 4, "tokens": 4, "channels": 11, "depth": 2, "token_hidden": 15, "channel_hidden": 30}
     plain = MixerSection(kind="mixer", **keys)
     twin = plain.timm_twin(8, 5)
     assert twin is not None

@@ -157,7 +157,12 @@ def test_the_table_has_every_key_of_every_family():
 def test_keys_that_are_left_out_are_those_of_the_plain_network():
     plain = {"permutation": "commutation", "permutation_seed": 0, "activation": "gelu", "norm": "layer"}
     plain |= {"drop_path": 0.0, "drop_path_rises": False}
-    blocks = {"permuted_blocks": None, "permuted_mixings": "both", "permuted_layers": "mixing", "permuted_skips": False}
+    blocks = {
+        "permuted_blocks": None,
+        "permuted_mixings": "both",
+        "permuted_layers": "mixing",
+        "permuted_skips": False,
+    }
     structures = {"token_weights": "dense", "channel_weights": "dense", "rank": None, "blocks": None}
     widths = {"expansion": None, "token_hidden": None, "channel_hidden": None, "project_tokens": False}
     budget = {"channels": None, "budget": None, "expansion": 4.0}

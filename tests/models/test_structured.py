@@ -159,7 +159,10 @@ def test_factors_start_with_their_own_deviation_and_a_seed_gives_the_same():
         ({"token_weights": "block_diagonal", "blocks": 1}, "Input should be greater than or equal to 2"),
         ({"channel_weights": "block_diagonal", "blocks": 4}, "channel_weights block_diagonal: 4 blocks do not"),
         ({"kind": "mixer", "token_hidden": 5, "channel_hidden": 6, "token_weights": "monarch"}, "a width of 5 is no"),
-        ({"kind": "mixer", "token_hidden": 4, "channel_hidden": 7, "channel_weights": "btt", "rank": 1}, "width of 7"),
+        (
+            {"kind": "mixer", "token_hidden": 4, "channel_hidden": 7, "channel_weights": "btt", "rank": 1},
+            "width of 7",
+        ),
         ({"token_weights": "block_diagonal"}, "blocks is needed by"),
         ({"token_weights": "block_diagonal", "blocks": 3}, "token_weights block_diagonal: 3 blocks do not divide"),
         ({"channel_weights": "monarch", "channels": 7}, "channel_weights monarch: a width of 7 is no product of two"),
