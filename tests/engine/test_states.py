@@ -76,6 +76,12 @@ def test_the_saved_average_of_batch_norms_statistics_is_timms(digits, name):
         if key.endswith(("running_mean", "running_var")):
             assert not torch.allclose(value, state.model[key], rtol=1e-3)
             torch.testing.assert_close(state.ema[key], value)
+    other = setting.engine()
+    other.load(state)
+    again = other.state()
+    for key, value in state.ema.items():
+        assert torch.equal(again.ema[key], value), key
+        assert torch.equal(again.model[key], state.model[key]), key
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
