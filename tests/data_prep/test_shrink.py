@@ -99,10 +99,11 @@ def test_progressive_ones_that_lack_scans_are_pillows(jpeg, tmp_path, scans):
     assert np.array_equal(decode_file(str(tmp_path / "cut.jpg"), PrepSettings(raw=True)), np.asarray(image))
 
 
-def test_quality_is_that_of_the_settings(jpeg):
-    body, _, _ = shrink(jpeg(300, 200), max_size=90, quality=77)
+@pytest.mark.parametrize("quality", [77, 3])  # of which tables of a baseline JPEG take no more than 255
+def test_quality_is_that_of_the_settings(jpeg, quality):
+    body, _, _ = shrink(jpeg(300, 200), max_size=90, quality=quality)
     buffer = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(buffer, "JPEG", quality=77)
+    Image.new("RGB", (8, 8)).save(buffer, "JPEG", quality=quality)
     assert Image.open(io.BytesIO(body)).quantization == Image.open(buffer).quantization
 
 

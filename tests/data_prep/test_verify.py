@@ -308,6 +308,10 @@ def test_a_block_that_the_disk_does_not_give_is_damaged_with_its_samples(prepare
         f"gone: block {block} (bytes {block * 4096} to {block * 4096 + 4095}) is damaged (cannot be read: No" in line
     )
     assert f"; it holds samples {damaged[0]} to {damaged[-1]}" in line
+    assert "the tables" not in line
+    tables = "it holds the tables (labels, sizes, positions) or the space between them"
+    for edge in (0, (int(beton.stop.max()) // 4096) + 1):
+        assert _describe_block(opened, edge, "", np.array([], int)).endswith(f"is damaged; {tables}")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from PIL import Image
 from scipy import stats
 from torchvision.transforms import functional as F
 
+from widemix.data.augment import color_jitter
 from widemix.data.augment.color_jitter import ColorJitter, apply_color_jitter, sample_jitter, sample_sigma
 from widemix.data.augment.hue import turn_hue
 from widemix.data.augment.scratch import scratch_for
@@ -24,8 +25,8 @@ def changed(
     image: np.ndarray, stream: int, jitter=OFF, jitter_prob=0.0, gray_prob=0.0, blur_prob=0.0, solarize_prob=0.0
 ):
     ours = image.copy()
-    color_jitter = ColorJitter(np.array(jitter), jitter_prob, gray_prob, blur_prob, solarize_prob)
-    apply_color_jitter(ours, color_jitter, np.uint64(stream), scratch_for(*image.shape[:2]))
+    steps = ColorJitter(np.array(jitter), jitter_prob, gray_prob, blur_prob, solarize_prob)
+    apply_color_jitter(ours, steps, np.uint64(stream), scratch_for(*image.shape[:2]))
     return ours
 
 
@@ -68,6 +69,13 @@ def test_jitter_is_in_the_order_of_its_numbers_and_equal_ones_in_that_of_the_par
     monkeypatch.setitem(sample_jitter.py_func.__globals__, "uniform", lambda _, counter: numbers[counter % 4])
     sampled = sample_jitter.py_func(np.full(4, 0.1), 0)
     assert list(sampled[:, 0]) == list(np.argsort(numbers, kind="stable"))
+
+
+def test_each_decision_has_a_random_number_of_its_own():
+    """Which of an image's numbers: one each, but four of the strengths and of the order."""
+    counters = [getattr(color_jitter, f"_{name}") for name in ("JITTER", "GRAY", "BLUR", "SIGMA", "SOLARIZE")]
+    counters += [first + part for first in (color_jitter._STRENGTH, color_jitter._ORDER) for part in range(4)]
+    assert len({*counters}) == len(counters) == 13
 
 
 def test_grayscale_is_torchvisions_as_often_as_asked(images):
