@@ -18,6 +18,7 @@ from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.plots.chart import Series, line_chart, thinned, tick_labels, ticks
 from widemix.recipe import dump_recipe, load_recipe
+from widemix.report.run import read_runs
 from widemix.run.listing import metrics
 
 EVIL = "<script>alert('x')</script>\"'&"
@@ -98,6 +99,12 @@ def written(tmp_path, *runs) -> str:
     words = ["report", *map(str, runs), "--to", str(tmp_path / "page.html")]
     assert run_command(make_parser(), None, words) == 0
     return (tmp_path / "page.html").read_text()
+
+
+def test_a_run_is_shown_once_by_whichever_paths_it_is_given(runs):
+    one, other = runs
+    again = other.parent / "b" / ".." / "b"
+    assert [run.name for run in read_runs([one, other, again, one])] == ["<i>a", "b"]
 
 
 def test_the_curves_are_those_of_metrics_jsonl(runs, tmp_path):
