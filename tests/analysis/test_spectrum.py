@@ -2,6 +2,7 @@
 
 import copy
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from tests.models.dense import matrix, transposition
 from tests.studies.test_figure import bars
-from widemix.analysis import sparse_spectrum, spectrum
+from widemix.analysis import sparse_spectrum, spectrum, training_spectrum
 from widemix.analysis.sparse_spectrum import masked_gaussian, plot_scaling, plot_widening, scaling, widening
 from widemix.analysis.spectrum import (
     LayerSpectrum,
@@ -28,11 +29,13 @@ from widemix.analysis.training_spectrum import course, plot_course
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
+from widemix.evaluation.networks import initial_module, of_recipe
 from widemix.models.factors import Structure
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model
 from widemix.models.structured import linear_of
 from widemix.models.sw_mlp.sparse import SparseLinear
+from widemix.recipe.files import load_recipe
 
 
 def build(kind: str, side: int = 8, **keys):
@@ -287,6 +290,24 @@ def test_a_run_from_its_start_on(train, tmp_path, capsys):
     assert (tmp_path / "spectrum.png").exists()
     assert run_command(make_parser(), argv=[*words[:3], "--layers", "nothing"]) == 2
     assert "matches none of the linear layers" in capsys.readouterr().err
+
+
+def test_the_edges_along_a_run_are_those_of_its_start(tmp_path, monkeypatch):
+    """Of a network of timm, whose edges depend on its first weights."""
+    changes = {"model.arguments": "{patch_size: 4, embed_dim: 48, depth: 1, num_heads: 2}", "train.seed": "3"}
+    recipe = load_recipe("recipes/cifar10/vit.yaml", changes.items())
+    saved = {}
+    for step in (2, 4):
+        module = initial_module(recipe)
+        with torch.no_grad():
+            module.blocks[0].mlp.fc1.weight.mul_(step)
+        saved[str(tmp_path / f"{step:08d}")] = of_recipe("a run", recipe, module)
+    monkeypatch.setattr(training_spectrum, "complete_checkpoints", lambda folder: [*map(Path, saved)])
+    monkeypatch.setattr(training_spectrum, "load_network", lambda name, ema: saved[name])
+    steps = [(step, layer) for step, [layer] in course(str(tmp_path), ["blocks.0.mlp.fc1"])]
+    assert [step for step, _ in steps] == [0, 2, 4]
+    assert len({layer.edge for _, layer in steps}) == 1
+    assert [layer.largest / steps[0][1].largest for _, layer in steps] == pytest.approx([1, 2, 4])
 
 
 def spectrum_of(layer: str, largest: float, spread: float | None = None) -> LayerSpectrum:

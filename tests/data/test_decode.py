@@ -417,6 +417,18 @@ def test_bytes_too_many_are_damage_where_all_is_read(tmp_path):
     assert np.array_equal(found, [np.asarray(jpeg(decoder, sample))[:8, :8] for sample in samples])
 
 
+def test_fill_bytes_before_restart_markers_are_none_of_the_pixels(tmp_path):
+    """ITU-T T.81, B.1.1.2; also where a crop begins below the segments before them."""
+    marked = by_pillow(scene(2, 160, 120), quality=90, restart_marker_rows=1)
+    filled = re.sub(rb"(?=\xff[\xd0-\xd7])", b"\xff\xff", marked)
+    assert len(filled) >= len(marked) + 2 * 7
+    decoder = written(tmp_path / "a.beton", [marked, filled])
+    for box in ([0, 0, 120, 160, 0], [100, 30, 20, 40, 0]):
+        found = np.empty((2, 16, 16, 3), np.uint8)
+        decoder.read(np.arange(2), np.array([box] * 2), np.zeros(2), found, threads=1)
+        assert np.array_equal(found[0], found[1])
+
+
 def test_a_jpeg_without_its_tables_does_not_get_those_of_another(tmp_path):
     intact = by_pillow(scene(3, 40, 30), quality=90)
     table = intact.index(b"\xff\xdb")

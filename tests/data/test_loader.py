@@ -473,8 +473,8 @@ def test_replacements_are_counted_warned_of_and_change_no_other_image(folder, da
 
 
 def test_each_view_of_a_damaged_sample_is_that_view_of_the_sample_that_replaces_it(damaged):
-    """With its crop, its flip and its augmentation, and not those of the first view."""
-    source = TrainLoader(section(damaged, on_corrupt="replace"), AugmentSection(), TRAIN, place()).source
+    """With its crop, its flip and its augmentation, and not those of the first view, nor of the damaged one."""
+    source = TrainLoader(section(damaged, on_corrupt="replace"), FULL, TRAIN, place()).source
     count = len(source.file)
     views = 11 + count * np.arange(3)
     images, read = source.read(views, views, 0)

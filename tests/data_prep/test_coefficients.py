@@ -80,6 +80,18 @@ def test_headers_and_what_follows_the_end_are_restored():
         assert unpack(packed) == coefficients.restore(packed) == changed
 
 
+def test_grey_ones_have_one_block_a_unit_whatever_their_sampling_factors():
+    """ITU-T T.81, A.2.2: a scan of one component is not interleaved."""
+    data = by_pillow(scene(2, 70, 50).convert("L"), quality=90)
+    start = data.index(b"\xff\xc0") + 11  # of the only component's factors
+    assert data[start - 1 : start + 1] == b"\x01\x11"
+    for factors in (0x22, 0x21, 0x12):
+        changed = data[:start] + bytes([factors]) + data[start + 1 :]
+        packed, reason = pack(changed)
+        assert packed, reason
+        assert unpack(packed) == coefficients.restore(packed) == changed
+
+
 def test_bytes_may_be_filled_up_with_zeros():
     """As some encoders do, where libjpeg writes ones: the last bits of a scan say nothing."""
     found = 0

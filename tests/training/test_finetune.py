@@ -91,6 +91,16 @@ def test_a_mixer_for_larger_images_is_grown(tmp_path, kind, method):
     assert same(target, source.grown(2, method), 16)
 
 
+def test_a_mixer_of_other_classes_is_grown_with_a_new_head(tmp_path):
+    source, target = mixer(seed=1, classes=5), mixer(16, classes=7, seed=2, token_hidden=24)
+    initial, body = target.head.weight.clone(), source.grown(2, "copies").state_dict()
+    assert any("2 x 2" in done for done in load_init_weights(target, written(source, tmp_path / "weights")))
+    assert torch.equal(target.head.weight, initial)
+    loaded = {name: value for name, value in target.state_dict().items() if not name.startswith("head")}
+    assert loaded.keys() == body.keys() - {"head.weight", "head.bias"}
+    assert all(torch.equal(value, body[name]) for name, value in loaded.items())
+
+
 def test_a_head_of_as_many_classes_is_reset_on_demand_and_may_be_missing(tmp_path):
     source, target = mixer(seed=1), mixer(seed=2)
     initial = target.head.weight.clone()

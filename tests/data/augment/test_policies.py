@@ -115,6 +115,19 @@ def test_sampled_steps_are_applied_as_timm_applies_them(image, text):
     assert changed > 20
 
 
+def test_histograms_and_tables_are_of_the_pixels_at_their_place_in_a_chain(image):
+    """What other operations have changed in between is counted anew, and what values become is looked up before."""
+    names = ("Equalize", "AutoContrast", "Color", "Contrast", "Rotate")
+    program = compile_policy(RandAugment(tuple(Step(name, 1.0, 6) for name in names), 6, None), MEAN, "bilinear")
+    followed = set()
+    for stream in range(150):
+        ours, chain = image[:20, :24].copy(), sampled(program, stream, 6)
+        run_policy(ours, program, np.uint64(stream), scratch_for(20, 24), np.empty((6, 3)))
+        assert np.array_equal(ours, np.asarray(applied_by_timm(Image.fromarray(image[:20, :24]), chain))), chain
+        followed |= {tuple(chain[at : at + 3, 0].astype(int).tolist()) for at in range(4)}
+    assert {(op.EQUALIZE, other, op.EQUALIZE) for other in (op.COLOR, op.CONTRAST, op.ROTATE)} <= followed
+
+
 def test_magnitudes_of_cifar10_are_the_authors():
     """The arguments by the formulas of the code that AutoAugment's authors released; translations by the paper's."""
     formulas = {
