@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Before torch is imported: threads of several processes on the same CPUs burn their time waiting for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from tests.forks import Forks, group_of
 from tests.longest import longest
-from widemix.cgroups import usable_cpus
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 
@@ -49,13 +51,6 @@ def pytest_collection():
         gc.freeze()
         gc.enable()
         atexit.register(gc.unfreeze)  # so that all is freed at the end: Triton complains of what is not
-        share_cpus(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-
-
-def share_cpus(processes: int) -> None:
-    """Where `processes` run tests, let torch compute on this one's part of the CPUs: more threads only wait."""
-    if processes > 1 and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(max(1, usable_cpus() // processes))
 
 
 def pytest_configure(config) -> None:
