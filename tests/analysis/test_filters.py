@@ -59,8 +59,11 @@ def test_of_an_odd_number_one_is_left_and_pairs_are_the_most_opposite():
         a, b = min(((a, b) for a in left for b in left if a < b), key=lambda pair: flat[pair[0]] @ flat[pair[1]])
         pairs[a, b] = flat[a] @ flat[b]
         left -= {a, b}
-    order, _, opposition = sort_filters(filters)
+    order, frequency, opposition = sort_filters(filters)
     assert order[-1] == left.pop()
+    firsts, means = frequency[order[:6:2]], frequency[order[:6]].reshape(3, 2).mean(1)
+    assert means.tolist() == sorted(means)
+    assert firsts.tolist() != sorted(firsts)
     found = {tuple(sorted(order[i : i + 2].tolist())): opposition[i // 2] for i in (0, 2, 4)}
     assert found == pytest.approx(pairs)
 

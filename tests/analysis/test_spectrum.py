@@ -362,6 +362,9 @@ def test_the_figure_of_a_run_shows_each_layers_largest_value_by_step_and_all_at_
     assert ends == [[4, 0.25], [3, 0.25], [1, 0.25], [2, 0.25]]
     assert [*right.lines[0].get_xdata()] == [0.25, 0.75]
     assert right.get_title() == "all singular values, grey: at the start"
+    largest = LayerSpectrum("c", (8, 20), 1, np.array([3, 1]), 2.0, False, None)
+    partly = plot_course("one", [(0, [largest])]).axes[1].lines[0]
+    assert [*partly.get_xdata()] == [0.5 / 8, 1.5 / 8]
     alone = plot_course("two", steps[:1]).axes[0]
     assert (alone.get_title(), alone.get_xlabel()) == ("two", "layer")
     assert [([*line.get_xdata()], [*line.get_ydata()]) for line in alone.lines[:2]] == [([0], [1]), ([1], [2])]

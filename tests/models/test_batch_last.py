@@ -189,6 +189,19 @@ def test_the_order_of_the_rows_follows_loaded_permutations():
     assert_near(step(other, x), step(plain, x), 1e-12)
 
 
+@pytest.mark.parametrize("name", ["permute_in", "permute_hidden", "permute_out"])
+def test_each_permutation_may_be_loaded_by_itself(name):
+    plain, other = both_ways(SHAPES["each layer and skip"], torch.float64)
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+    step(other, x)
+    again, _ = both_ways(SHAPES["each layer and skip"] | {"permutation_seed": 1}, torch.float64)
+    loaded = {key: value for key, value in again.state_dict().items() if f"mlp_channels.{name}." in key}
+    for network in (plain, other):
+        network.load_state_dict(loaded, strict=False)
+    assert len(loaded) == len(plain.blocks)
+    assert_near(step(other, x), step(plain, x), 1e-12)
+
+
 @pytest.mark.parametrize("shape", [SHAPES["normal"], SHAPES["each layer and skip"]], ids=["normal", "rp"])
 def test_weights_and_indices_may_lie_in_memory_in_any_way(shape):
     plain, other = both_ways(shape, torch.float32)
