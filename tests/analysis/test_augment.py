@@ -119,6 +119,8 @@ def test_tiles_stand_below_each_other_as_far_as_their_captions_need():
     assert grid(tiles, ["a\nb\nc", "d"], columns=9).shape == (width + 3 * line + 2 * GUTTER, 2 * 120 + 3 * GUTTER, 3)
     large = np.arange(120 * 130 * 3).reshape(120, 130, 3).astype(np.uint8)
     assert np.array_equal(grid([large], [""], columns=8)[GUTTER:-GUTTER, GUTTER:-GUTTER], large)
+    small = large[:60, :70]
+    assert np.array_equal(grid([small], [""], 8)[GUTTER:-GUTTER, GUTTER:-GUTTER], small.repeat(2, 0).repeat(2, 1))
     dark = (grid(tiles, ["", "x"], columns=2)[GUTTER + width :] < 100).all(2)
     assert dark[:, 2 * GUTTER + width :].any()
     assert not dark[:, : 2 * GUTTER + width].any()
@@ -130,16 +132,18 @@ def test_a_training_grid_names_what_its_images_are_made_of(digits, monkeypatch):
     pixels = torch.randint(256, (4, 3, 8, 8), generator=torch.Generator().manual_seed(0))
     mean, std = (torch.tensor(values)[:, None, None] for values in (section.mean, section.std))
     targets = torch.full((4, 12), 0.01)
-    targets[0, 7] = 0.89
-    targets[1, 3], targets[1, 11] = 0.3, 0.6
+    targets[0, 7], targets[0, 0] = 0.85, 0.05
+    targets[1, 9], targets[1, 10] = 0.3, 0.6
     targets[2, :3] = torch.tensor([0.2, 0.5, 0.3])
     given = []
     monkeypatch.setattr(grid_module, "grid", lambda *arguments, **keys: given.extend((*arguments, keys)))
     training_grid(Batch((pixels / 255 - mean) / std, targets, np.arange(4)), 3, section)
     tiles, captions, keys = given
-    assert captions == ["7: 0.89", "class 11: 0.60\n3: 0.30", "1: 0.50\n2: 0.30"]
+    assert captions == ["7: 0.85\n0: 0.05", "class 10: 0.60\n9: 0.30", "1: 0.50\n2: 0.30"]
     assert np.array_equal(tiles, pixels[:3].permute(0, 2, 3, 1))
     assert keys == {"columns": 8}
+    training_grid(Batch(pixels / 255, torch.ones(4, 1), np.arange(4)), 1, section)
+    assert given[4] == [""]  # of a single number there is nothing to name
 
 
 def test_noise_beyond_black_and_white_is_clipped():

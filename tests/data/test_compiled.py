@@ -77,6 +77,9 @@ def test_another_constant_has_another_folder_in_the_users_too(tmp_path, monkeypa
     with monkeypatch.context() as patch:  # without the C library, which the code calls
         patch.setattr(widemix.data.compiled.native, "load", lambda: None)
         assert widemix.data.compiled._cache_folder() != before
+    with monkeypatch.context() as patch:
+        patch.setattr(widemix.data.compiled.numba, "__version__", "0.1")
+        assert widemix.data.compiled._cache_folder() != before
     constants = copy / "augment/registry.py"
     constants.write_text(constants.read_text().replace("LINEAR = 1", "LINEAR = 7"))
     assert widemix.data.compiled._cache_folder() != before
@@ -94,18 +97,20 @@ def test_long_compilation_is_announced_once(capsys):
         for notice in (short, long):
             notice.on_start(begin)
             notice.on_start(begin)
-        deadline = time.monotonic() + 60
+        timer, deadline = short._timer, time.monotonic() + 60
         while number == 0 and not long._timer.finished.is_set() and time.monotonic() < deadline:
             time.sleep(0.01)
         for notice in (short, long):
             notice.on_end(end)
             notice.on_end(end)
+        assert timer.finished.is_set()  # it won't say so later either
     assert short._timer is None
     assert capsys.readouterr().err.count("compiling the functions that prepare these batches") == 1
 
 
 @pytest.mark.parametrize(
-    ("module", "rank", "announced"), [("widemix.a", "0", 1), ("widemix.a", "1", 0), ("b", "0", 0)]
+    ("module", "rank", "announced"),
+    [("widemix.a", "0", 1), ("widemix.a", "1", 0), ("b", "0", 0), ("widemixed.a", "0", 0)],
 )
 def test_the_first_rank_announces_the_compilation_of_our_functions(module, rank, announced, monkeypatch):
     begun = []
@@ -115,6 +120,7 @@ def test_the_first_rank_announces_the_compilation_of_our_functions(module, rank,
     function = SimpleNamespace(py_func=SimpleNamespace(__module__=module))
     _Notice(after=2.0).on_start(event.Event("numba:compile", event.EventStatus.START, {"dispatcher": function}))
     assert len(begun) == announced
+    assert getattr(timer, "daemon", False) == announced  # a process that has ended does not wait to say it
 
 
 def test_the_announcement_says_where_nothing_is_kept(tmp_path, monkeypatch):
@@ -125,6 +131,8 @@ def test_the_announcement_says_where_nothing_is_kept(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert "in each run, as no cache folder can be written to (XDG_CACHE_HOME names one)" in _notice()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert "these batches, which are kept for later runs" in _notice()
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ import ctypes
 import io
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -216,15 +217,17 @@ def test_damage_without_scans_is_reported(tmp_path, way):
 def test_the_reason_of_pillow_is_cut_where_c_has_room_for_it(tmp_path, way, monkeypatch):
     decoder = written(tmp_path / "a.beton", [progressive(0, 2, (60, 50))])
 
-    def fails(*_, **__):
-        raise ValueError(500 * "x")
-
-    monkeypatch.setattr(Image, "open", fails)
-    found = decoder.try_read(
-        np.zeros(1, int), np.array([[0, 0, 50, 60, 0]]), np.zeros(1), np.empty((1, 8, 8, 3), np.uint8), 1
-    )
-    assert list(found) == [0]
-    assert found[0] in (199 * "x", 200 * "x")
+    for error, words in (
+        (ValueError(500 * "x"), (199 * "x", 200 * "x")),
+        (ValueError("x" + 100 * "é"), ("x" + 99 * "é", "x" + 99 * "é" + "\ufffd")),  # within a character
+        (MemoryError(), ("MemoryError",)),
+    ):
+        monkeypatch.setattr(Image, "open", Mock(side_effect=error))
+        found = decoder.try_read(
+            np.zeros(1, int), np.array([[0, 0, 50, 60, 0]]), np.zeros(1), np.empty((1, 8, 8, 3), np.uint8), 1
+        )
+        assert list(found) == [0]
+        assert found[0] in words
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="real ImageNet files are not in shared/")
@@ -427,6 +430,14 @@ def test_fill_bytes_before_restart_markers_are_none_of_the_pixels(tmp_path):
         found = np.empty((2, 16, 16, 3), np.uint8)
         decoder.read(np.arange(2), np.array([box] * 2), np.zeros(2), found, threads=1)
         assert np.array_equal(found[0], found[1])
+
+
+def test_no_other_format_is_taken_for_a_jpeg(tmp_path, way):
+    image, buffer = scene(0, 30, 20), io.BytesIO()
+    image.save(buffer, "PNG")
+    decoder = written(tmp_path / "a.beton", [by_pillow(image), buffer.getvalue()])
+    boxes, found = np.array([[0, 0, 20, 30, 0]] * 2), np.empty((2, 8, 8, 3), np.uint8)
+    assert list(decoder.try_read(np.arange(2), boxes, np.zeros(2), found, threads=1)) == [1]
 
 
 def test_a_jpeg_without_its_tables_does_not_get_those_of_another(tmp_path):

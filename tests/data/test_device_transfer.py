@@ -67,6 +67,19 @@ def test_what_a_step_waited_is_that_for_finished_batches():
         assert batches.waited == 3.0
 
 
+def test_one_batch_is_ready_on_the_device_and_no_more(monkeypatch):
+    counts = []
+
+    class Counted(Prefetch):
+        def __init__(self, source, ahead):
+            counts.append(ahead)
+            super().__init__(source, ahead)
+
+    monkeypatch.setattr(batches_module, "Prefetch", Counted)
+    with Batches(Prefetch(iter(range(9)), ahead=3), lambda host: host, CPU):
+        assert counts == [1]
+
+
 def test_exceptions_of_finishing_are_raised():
     def finish(host):
         raise RuntimeError("out of memory on the device")
@@ -137,7 +150,7 @@ def test_batches_come_while_the_step_computes(folder):  # noqa: F811
 
 def test_no_thread_goes_back_to_another_ranks_gpu(monkeypatch):
     """A thread begins on GPU 0. To go back to it, as leaving a stream does, would take half a GiB of its memory."""
-    gpu, on, went_to = torch.device("cuda", 1), [0], []
+    gpu, on, went_to, waited_for = torch.device("cuda", 1), [0], [], []
 
     def go(to):
         on[0] = torch.device(to).index
@@ -152,7 +165,21 @@ def test_no_thread_goes_back_to_another_ranks_gpu(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "set_device", go)
     monkeypatch.setattr(torch.cuda, "stream", stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(synchronize=lambda: None))
+    current = lambda of: SimpleNamespace(synchronize=lambda: waited_for.append(of))  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "current_stream", current)
     monkeypatch.setattr(device_transfer, "_side_stream", lambda _: None)
-    assert list(device_transfer.on_side_stream([1, 2], lambda host: host, gpu)) == [1, 2]
+    for count, batch in enumerate(device_transfer.on_side_stream([1, 2], lambda host: host, gpu), 1):
+        assert batch == count
+        assert waited_for == [gpu] * count  # so that the batch is complete
+    assert count == 2
     assert set(went_to) == {1}
+
+
+def test_memory_is_kept_until_the_stream_that_computes_is_done(monkeypatch):
+    """Of every tensor; on the CPU there is nothing to say."""
+    marked: list = []
+    tensors = [SimpleNamespace(record_stream=lambda stream, n=n: marked.append((n, stream))) for n in range(3)]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    device_transfer.record_stream(torch.device("cuda", 1), *tensors)
+    device_transfer.record_stream(CPU, *tensors)
+    assert marked == [(number, "stream of cuda:1") for number in range(3)]

@@ -412,6 +412,7 @@ def test_centre_boxes_are_the_middle_square():
     boxes = centre_boxes(np.array([0, 1]), np.array([100, 40]), np.array([60, 80]), 0.5)
     assert boxes.tolist() == [[35, 15, 30, 30, 0], [10, 30, 20, 20, 0]]
     assert centre_boxes(np.array([0]), np.array([3]), np.array([4]), 0.3).tolist() == [[1, 1, 1, 1, 0]]
+    assert centre_boxes(np.array([0]), np.array([9]), np.array([20]), 0.875).tolist() == [[1, 6, 7, 7, 0]]  # cut off
 
 
 def test_a_image_that_does_not_decode_is_named(folder, tmp_path):
@@ -657,8 +658,12 @@ def test_samples_without_a_class_are_refused(folder, tmp_path):
     splits = manifest.splits | {"val": manifest.splits["val"].model_copy(update={"per_class": tuple(counts)})}
     other = Path(shutil.copytree(folder, tmp_path / "other"))
     (other / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"splits": splits})))
-    with pytest.raises(InputError, match=r"val\.beton: labels reach 1, data\.num_classes is 2"):
-        open_split(section(other), "val", lambda path: replace(open_beton(path), label=label))
+    for data, words in (
+        (other, "labels reach 1, data.num_classes is 2"),
+        (folder, rf"holds \d+ samples of class {beton.label[4]}, the manifest says \d+"),
+    ):
+        with pytest.raises(InputError, match=rf"val\.beton: {words}"):
+            open_split(section(data), "val", lambda path: replace(open_beton(path), label=label))
 
 
 def test_more_classes_than_the_folder_has_are_no_error(folder):

@@ -30,12 +30,13 @@ def test_each_group_is_timms_mixup_with_the_same_numbers(mixup, cutmix, minmax, 
         cutmix=cutmix,
         cutmix_minmax=minmax,
         mixup_prob=prob,
+        mixup_switch_prob=0.3,
         mix_mode=mode,
         mix_group=GROUP,
         smoothing=0.1,
     )
     timms = Mixup(
-        mixup, cutmix, minmax, prob=prob, mode=mode, switch_prob=0.5, label_smoothing=0.1, num_classes=CLASSES
+        mixup, cutmix, minmax, prob=prob, mode=mode, switch_prob=0.3, label_smoothing=0.1, num_classes=CLASSES
     )
     for step in range(40):
         images, labels = batch(GROUP)

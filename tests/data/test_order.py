@@ -211,6 +211,7 @@ def test_each_epoch_has_its_pages_in_another_order():
     order = PagedOrder(50 * np.arange(count), np.full(count, 50), 1, 3, window_bytes=1, page_bytes=50 * page)
     epochs = [epoch_of(order, epoch, count, 1) for epoch in range(5)]
     jumps = np.stack([np.diff(samples)[page - 1 :: page] % count for samples in epochs])
+    assert len({samples[0] % page for samples in epochs}) > 1  # nor do they begin at the same samples
     for one, other in itertools.pairwise(jumps):
         assert (one == other).mean() < 0.2
 

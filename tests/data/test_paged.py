@@ -16,13 +16,13 @@ from widemix.data.paged import PagedOrder, request_ranges
 COUNT, BATCH = 4000, 64
 
 
-def order(repeats=1, scattered=False):
+def order(repeats=1, scattered=False, batch=BATCH):
     """Samples of 20 to 60 bytes, in the order of the file or not; windows of about 12 steps."""
     numbers = np.random.RandomState(0)
     size = numbers.randint(20, 61, COUNT)
     offset = 100 + np.cumsum(size) - size
     by_place = numbers.permutation(COUNT) if scattered else np.arange(COUNT)
-    return PagedOrder(offset[by_place], size[by_place], BATCH, 5, 12 * 64 * 40, repeats, page_bytes=400)
+    return PagedOrder(offset[by_place], size[by_place], batch, 5, 12 * 64 * 40, repeats, page_bytes=400)
 
 
 def inside(ranges, offset, size):
@@ -61,6 +61,13 @@ def test_every_sample_is_requested_before_it_is_read(repeats, scattered, ranks, 
         assert total <= whole / world / repeats * 1.15  # each rank its part of the file, and once
 
 
+def test_a_lane_is_requested_by_each_rank_that_has_a_part_of_it():
+    """Of three samples a lane: the last one of the first, and the first one of the second."""
+    ours, part = order(batch=3 * BATCH), slice(2, 4)
+    samples = ours.step(2, 0)[part]
+    assert inside(ours.prefetch_ranges(2, 0, True, [part]), ours._offset[samples], ours._size[samples]).all()
+
+
 def test_a_window_is_read_in_the_order_of_the_file():
     """Long runs: as many bytes in a request as lie in a lane's part of the coming step, cut by pages alone."""
     ranges = order().prefetch_ranges(0, 20, False, rank_slices(BATCH, 0, 64, 1))
@@ -72,9 +79,10 @@ def test_a_window_is_read_in_the_order_of_the_file():
 def test_windows_are_of_about_equal_size_and_share_their_bytes_among_the_lanes():
     """Of 50 samples in each of two lanes, at 40 bytes: as many windows as needed, none of which is short."""
     size = np.full(109, 40)
-    for window_bytes, window in ((2 * 30 * 40, 25), (2 * 24 * 40, 17), (2 * 50 * 40, 50), (1, 1), (1 << 20, 50)):
+    for window_bytes, window in ((2 * 30 * 40, 25), (2 * 25 * 40 - 1, 17), (2 * 50 * 40, 50), (1, 1), (1 << 20, 50)):
         dealt = PagedOrder(np.cumsum(size), size, 10, 0, window_bytes, page_bytes=99)
         assert (dealt.lanes, dealt.run, dealt.length, dealt.window, dealt.page) == (2, 5, 50, window, 2)
+    assert PagedOrder(np.cumsum(size), size, 10, 0, 1, page_bytes=105).page == 3
     assert PagedOrder(np.cumsum(size), size, 192, 0, 1).page == round(2**20 / 40)  # part of every run, as are
     assert PagedOrder(np.arange(999), np.ones(999, int), 192, 0, 1).lanes == 64
 

@@ -1,5 +1,7 @@
 """A word where bf16 is slow: GPUs before Ampere, CPUs without its instructions."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -45,3 +47,12 @@ def test_measuring_leaves_torch_its_threads(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     assert precision.bf16_slowdown(8, 1) > 0
     assert threads == [3, 1, 3]
+
+
+def test_the_quickest_rounds_are_compared(monkeypatch):
+    """By a clock of which each round of fp32 takes 3 or 2 s, and of bf16 8 or 9 s."""
+    clock, types = iter([0.0, 3.0, 10.0, 12.0, 20.0, 28.0, 30.0, 39.0]), []
+    monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda one, other: types.append((one.dtype, other.dtype)))
+    assert precision.bf16_slowdown(8, 2) == 4.0
+    assert types == [(torch.float32,) * 2] * 2 + [(torch.bfloat16,) * 2] * 2

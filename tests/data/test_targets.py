@@ -200,7 +200,7 @@ def test_targets_that_a_file_cut_short_does_not_hold_are_damage(regression, tmp_
 
 def test_a_target_of_several_classes_that_is_neither_0_nor_1_is_named(images, tmp_path):
     rows = [[n % 2, n % 3 == 0, 1] for n in range(6)]
-    rows[4][2] = 0.5
+    rows[4][2], rows[5][0] = 0.5, 2.0  # the first is named
     lines = ["path,a,b,c", *(f"{n}.png,{a:g},{b:g},{c:g}" for n, (a, b, c) in enumerate(rows))]
     (images / "rows.csv").write_text("\n".join(lines) + "\n")
     prepare("csv", images / "rows.csv", tmp_path / "out", PrepSettings(targets="a,b,c", shuffle=False))
@@ -447,6 +447,8 @@ def test_contradictions_are_errors_of_one_line(regression, multi_label, digits, 
     fails("train.keep_best top1 is not measured", "multilabel", train={"keep_best": "top1"})
     for folder, kind, names, words in (
         (digits, "regression", 10, "holds classes"),
+        (digits, "multilabel", 10, "data.targets multilabel: .* holds classes"),
+        (multi_label, "class", 3, "holds the targets ant, bee, cat, not classes"),
         (regression, "class", 2, "holds the targets age, height, not classes"),
         (regression, "regression", 3, "has 2 targets"),
     ):

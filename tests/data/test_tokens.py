@@ -3,6 +3,7 @@
 import copy
 import gc
 import json
+import os
 import pickle
 import shutil
 import struct
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.sections import train_section
 from widemix.data.loader import EvalLoader, TrainLoader, check_model
+from widemix.data.tokens import _vocabulary_size
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.distributed.topology import Topology
@@ -75,12 +77,19 @@ def training(folder, world=1, grad_accum_steps=1, first=0, **changes):
 
 
 def test_a_copy_goes_on_by_itself(folder):
+    gc.collect()
+    descriptors = os.listdir("/proc/self/fd")
     for way in (copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))):
         first = TrainLoader(section(folder), SMOOTH, train_section(BATCH, 1, 7), place())
         other, expected = way(first), [batch.inputs for batch in first.batches(1)]
         del first
         gc.collect()
         assert all(torch.equal(a, b.inputs) for a, b in zip(expected, other.batches(1), strict=True))
+        evaluated = EvalLoader(section(folder), 4, place())
+        assert len(way(evaluated).source.file) == len(evaluated.source.file) == 17
+    del evaluated, other
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= len(descriptors)
 
 
 def test_batches_hold_the_pairs_of_the_file_as_short_as_the_longest_allows(folder):
@@ -152,7 +161,8 @@ def test_evaluation_sees_every_pair_once(folder, world):
         counts.add(len(batches))
         for batch in batches:
             seen += batch.samples.tolist()
-            assert batch.inputs.shape[0] == len(batch)
+            longest = int(text.length[batch.samples].max(initial=1))  # of its own pairs, not of all ranks
+            assert batch.inputs.shape == (len(batch), min(-(-longest // 8) * 8, 48))
             for row, sample, label in zip(batch.inputs, batch.samples, batch.targets, strict=True):
                 assert np.array_equal(row[: text.length[sample]], text[sample][: text.length[sample]])
                 assert label == text.label[sample]
@@ -187,6 +197,33 @@ def test_a_damaged_tokenizer_and_damaged_tokens_are_named(folder, tmp_path):
     (broken / "tokenizer.json").write_text(json.dumps({"model": {}}))
     with pytest.raises(InputError, match="cannot be read as the folder's tokenizer"):
         training(broken)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "{",
+        "[]",
+        "{}",
+        '{"model": {"vocab": {}}}',
+        '{"model": {"vocab": [1]}}',
+        '{"model": {"vocab": {"a": "b"}}}',
+    ],
+)
+def test_what_is_no_tokenizer_is_one_line(tmp_path, text):
+    path = tmp_path / "tokenizer.json"
+    if text:
+        path.write_text(text)
+    with pytest.raises(InputError, match=r"tokenizer\.json: cannot be read as the folder's tokenizer .*; prepare it"):
+        _vocabulary_size(path)
+
+
+def test_the_vocabulary_goes_up_to_its_greatest_token(tmp_path):
+    """Whatever the order, with numbers that no word has, and words in any language."""
+    path = tmp_path / "tokenizer.json"
+    path.write_text('{"model": {"vocab": {"é": 2, "b": 30, "c": 0}}}', encoding="utf-8")
+    assert _vocabulary_size(path) == 31
 
 
 @pytest.mark.parametrize(
@@ -231,6 +268,28 @@ def test_only_tokens_of_the_vocabulary_are_read(folder, tmp_path, token, named):
             training(broken, checksums=False)
     else:
         assert any(30 in samples for *_, samples in training(broken, checksums=False))
+
+
+def test_every_view_of_a_pair_is_the_pair_and_damage_names_it(folder, tmp_path):
+    """Views are numbered beyond the samples; the first of several damaged pairs is named."""
+    broken = Path(shutil.copytree(folder, tmp_path / "broken"))
+    source = EvalLoader(section(broken, checksums=False), 4, place()).source
+    samples, views = np.array([3, 16, 5, 6]), np.array([3, 16 + 17, 5 + 2 * 17, 6])
+    expected, (ids, read) = source.read(samples, samples, 0)[0], source.read(views, views, 0)
+    assert torch.equal(ids, expected)
+    assert read.tolist() == views.tolist()
+    assert source.labels(views).tolist() == source.labels(samples).tolist()
+    with (broken / "dev_matched.beton").open("r+b") as file:
+        for sample in (5, 6):
+            file.seek(int(source.file.offset[sample]) + 4)
+            file.write((24).to_bytes(4, "little"))
+        with pytest.raises(InputError, match="sample 5 holds tokens"):
+            source.read(views, views, 0)
+        file.truncate(int(source.file.offset[16]) + 8)
+    with pytest.raises(
+        InputError, match=r"sample 16 \(.*\) cannot be read: the file ends before it; it was cut short"
+    ):
+        source.read(views, views, 0)
 
 
 def test_checksums_by_a_files_bytes_are_those_that_were_stored(folder):

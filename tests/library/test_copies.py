@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -51,6 +52,16 @@ def test_a_copy_goes_on_by_itself(images: Path, kind: str, way: str) -> None:
     gc.collect()
     found = tensors(other)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_compares_samples_with_their_checksums(images: Path, tmp_path: Path, way: str) -> None:
+    """Of each JPEG the very last bit is another, which shows in no pixel."""
+    folder = Path(shutil.copytree(images, tmp_path / "data"))
+    beton, data = open_beton(folder / "train.beton"), np.memmap(folder / "train.beton", np.uint8, "r+")
+    data[(beton.offset + beton.size - 1).astype(np.int64)] ^= 1
+    with pytest.raises(widemix.InputError, match="its bytes differ from its checksum"):
+        tensors(COPIES[way](make(folder, "training")), 1)
 
 
 def test_a_copy_closes_its_descriptor_alone(images: Path) -> None:

@@ -211,7 +211,7 @@ def labels_of(folder: Path) -> torch.Tensor:
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_number_of_views_repeats_the_loaders_own(images: Path, world: int) -> None:
     """The first is the image that there is without views; the others have crops and policies of their own."""
-    keys = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25}
+    keys = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25, "smoothing": 0.1}
     plain = joined([loader(images, **keys)])
     viewed = joined([loader(images, 8 // world, rank=rank, world=world, views=3, **keys) for rank in range(world)])
     assert viewed[0][0].shape == (8, 3, 3, 24, 24)

@@ -112,6 +112,14 @@ def test_blur_is_torchvisions_but_for_rounding(sigma, height, width):
         assert (difference > 0).mean() < 1e-4
 
 
-def test_blur_mirrors_images_narrower_than_its_reach():
-    flat = np.full((4, 3, 3), 99, np.uint8)
-    assert np.array_equal(changed(flat, 5, blur_prob=1.0), flat)
+@pytest.mark.parametrize(("height", "width"), [(4, 3), (1, 40), (40, 1), (2, 11), (12, 2)])
+def test_blur_mirrors_images_narrower_than_its_reach(height, width):
+    """By NumPy's padding, as torch reflects an image once only."""
+    image = np.random.RandomState(height).randint(0, 256, (height, width, 3)).astype(np.uint8)
+    taps = np.exp(-0.5 * (np.arange(-11, 12) / 4) ** 2)
+    wide = np.pad(image.astype(float), [(11, 11), (11, 11), (0, 0)], "reflect")
+    for axis in (0, 1):
+        wide = np.apply_along_axis(np.convolve, axis, wide, taps / taps.sum(), "valid")
+    scratch, rows = scratch_for(height, width), image.reshape(height, -1)
+    gaussian_smooth(rows, 4.0, scratch.taps, scratch.wide, scratch.mixed.reshape(height, -1), scratch.weighted)
+    assert np.abs(image - wide).max() < 0.51

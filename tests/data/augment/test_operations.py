@@ -82,6 +82,11 @@ def test_without_a_compiler_too(resample):
         (auto_augment.rotate, 17.0): rotation(17.0, 33, 47),
         (auto_augment.shear_x, 0.21): (1.0, 0.21, 0.0, 0.0, 1.0, 0.0),
         (auto_augment.shear_y, -0.3): (1.0, 0.0, 0.0, -0.3, 1.0, 0.0),
+        # Those at the edges are exactly within, or without.
+        (auto_augment.translate_x_abs, 2.5): (1.0, 0.0, 2.5, 0.0, 1.0, 0.0),
+        (auto_augment.translate_x_abs, -2.5): (1.0, 0.0, -2.5, 0.0, 1.0, 0.0),
+        (auto_augment.translate_y_abs, 0.5): (1.0, 0.0, 0.0, 0.0, 1.0, 0.5),
+        (auto_augment.translate_y_abs, -0.5): (1.0, 0.0, 0.0, 0.0, 1.0, -0.5),
     }
     for (move, argument), matrix in ways.items():
         expected = np.asarray(move(Image.fromarray(image), argument, fillcolor=FILL, resample=resample))
