@@ -215,6 +215,8 @@ def test_the_loader_gives_each_image_its_targets_and_mixup_mixes_them(regression
     loader = widemix.Loader(regression, "train", 8, 8)
     seen = torch.cat([targets for _, targets in loader]).numpy()
     assert sorted(map(tuple, seen)) == sorted(map(tuple, numbers[:COUNT]))
+    with pytest.raises(InputError, match=r"smoothing 0\.1: is for classes"):
+        widemix.Loader(regression, "train", 8, 8, smoothing=0.1)
     mixed = [*widemix.Loader(regression, "train", 8, 8, mixup=1.0, mix_group=8)]
     assert not np.isin(mixed[0][1].numpy(), numbers).any()
     images = torch.arange(8.0)[:, None, None, None].expand(8, 3, 2, 2).clone()

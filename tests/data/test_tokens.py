@@ -283,6 +283,7 @@ def test_every_view_of_a_pair_is_the_pair_and_damage_names_it(folder, tmp_path):
         for sample in (5, 6):
             file.seek(int(source.file.offset[sample]) + 4)
             file.write((24).to_bytes(4, "little"))
+        file.flush()
         with pytest.raises(InputError, match="sample 5 holds tokens"):
             source.read(views, views, 0)
         file.truncate(int(source.file.offset[16]) + 8)

@@ -75,6 +75,19 @@ def test_a_split_is_trained_on_by_its_name(images: Path, tmp_path: Path, split: 
     assert (labels == labels_of(images)[: len(labels)].tolist()) is not trained
 
 
+def test_a_field_of_classes_may_be_named_targets(images: Path, tmp_path: Path) -> None:
+    """As in a file of FFCV's, where names are free."""
+    for path in images.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    manifest = read_manifest(images)
+    split = manifest.splits["train"]
+    renamed = split.model_copy(update={"fields": split.fields | {"targets": split.fields["label"]}})
+    (tmp_path / "manifest.json").unlink()
+    text = manifest_json(manifest.model_copy(update={"splits": manifest.splits | {"train": renamed}}))
+    (tmp_path / "manifest.json").write_text(text)
+    assert same(list(loader(tmp_path)), list(loader(images)))
+
+
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
 def test_images_to_evaluate_have_the_type_that_is_asked_for(images: Path, kind: torch.dtype) -> None:
     plain, found = (next(iter(loader(images, split="val", img_dtype=each)))[0] for each in (torch.float32, kind))
@@ -128,6 +141,14 @@ def test_an_epoch_is_resumed_in_its_middle_on_another_world_size(images: Path) -
 def continued(one: widemix.Loader) -> widemix.Loader:
     one.set_epoch(1)
     return one
+
+
+def test_an_evaluation_is_resumed_at_its_step(images: Path) -> None:
+    one, other = (loader(images, 5, split="val") for _ in range(2))
+    whole = list(one)
+    other.load_state_dict(one.state_dict() | {"epoch": 0, "step": 1})
+    assert len(whole) == 4
+    assert same(list(other), whole[1:])
 
 
 def test_each_iteration_is_another_epoch(images: Path) -> None:
@@ -284,9 +305,11 @@ def test_torchs_dataloader_passes_the_batches_on(images: Path) -> None:
         ({"views": [{}, {"imagesize": 9}]}, r"views\[1\]: no argument 'imagesize'; did you mean image_size\?"),
         ({"views": [{"scale": (0.4, 2)}]}, r"views\[0\]: scale \[0.4, 2.0\] must rise"),
         ({"views": [{"ratio": 2}]}, r"views\[0\]: ratio 2: Input should be a valid tuple"),
+        ({"views": [{"hflip": 1.0}], "split": "val"}, "views 1: an evaluation has one view of each image"),
         ({"views": 2, "split": "val"}, "an evaluation has one view of each image"),
         ({"rank": 2, "world": 2}, "rank 2, world 2: ranks are numbered from 0"),
         ({"rank": 1}, "rank 1, world None: give both, or neither"),
+        ({"num_classes": 1}, "num_classes 1: .* has 2 classes, of which labels go up to 1"),
         ({"num_workers": -1}, "num_workers -1: Input should be greater than or equal to 0"),
         ({"auto_augment": "rnd-m9"}, "auto_augment 'rnd-m9': .*rand"),
         ({"mean": 0.5}, "mean 0.5: Input should be an* instance of Sequence"),
@@ -339,6 +362,9 @@ def test_setting_another_epoch_forgets_the_step_that_was_loaded(images: Path) ->
     one.set_epoch(3)
     other.set_epoch(3)
     expected = list(other)
+    assert same(list(one), expected)
+    one.load_state_dict(one.state_dict() | {"epoch": 4, "step": 4})
+    one.set_epoch(3)  # an earlier one
     assert same(list(one), expected)
     one.set_epoch(3)  # once more, after it was iterated over
     assert same(list(one), expected)

@@ -29,7 +29,7 @@ MEAN = (0.485, 0.456, 0.406)
 
 
 def darken(image: np.ndarray, argument: float) -> None:
-    image[:] = image // max(1, round(argument))
+    image[:] = image / max(1.0, argument)
 
 
 def roll(image: np.ndarray, argument: float) -> None:
