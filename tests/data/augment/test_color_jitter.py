@@ -11,11 +11,18 @@ from scipy import stats
 from torchvision.transforms import functional as F
 
 from widemix.data.augment import color_jitter
-from widemix.data.augment.color_jitter import ColorJitter, apply_color_jitter, sample_jitter, sample_sigma
+from widemix.data.augment.color_jitter import (
+    ColorJitter,
+    apply_color_jitter,
+    build_color_jitter,
+    sample_jitter,
+    sample_sigma,
+)
 from widemix.data.augment.hue import turn_hue
 from widemix.data.augment.scratch import scratch_for
 from widemix.data.augment.smooth import gaussian_smooth
 from widemix.data.random import COLOR_JITTER, key
+from widemix.recipe.augment import AugmentSection
 
 OFF = (0.0, 0.0, 0.0, 0.0)
 ADJUST = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
@@ -47,6 +54,12 @@ def test_every_colour_turns_as_pillow_turns_it():
         ours = cube.copy()
         turn_hue(ours.reshape(-1), turn)
         assert np.array_equal(ours, np.asarray(F.adjust_hue(Image.fromarray(cube), turn))), turn
+
+
+def test_each_strength_alone_is_jitter():
+    for strengths in 0.3 * np.eye(4):
+        assert build_color_jitter(AugmentSection(color_jitter=tuple(strengths.tolist()))).is_on
+    assert not build_color_jitter(AugmentSection()).is_on
 
 
 def test_jitter_samples_every_order_and_its_whole_range():

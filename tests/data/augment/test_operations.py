@@ -116,6 +116,16 @@ def test_the_matrix_of_a_rotation_is_pythons(degrees, height, width):
     assert rotation(degrees, height, width) == (cos, sin, shift_x, back, cos, shift_y)
 
 
+@pytest.mark.parametrize("channel", range(3))
+def test_one_channel_of_little_contrast_is_stretched(channel):
+    image = np.random.RandomState(0).randint(0, 256, (16, 16, 3)).astype(np.uint8)
+    image[0, 0], image[0, 1] = 0, 255
+    image[:, :, channel] = 60 + image[:, :, channel] // 3
+    expected = np.asarray(auto_augment.auto_contrast(Image.fromarray(image)))
+    assert expected[:, :, channel].max() == 255
+    assert np.array_equal(applied(image, registry.AUTOCONTRAST, None), expected)
+
+
 def test_no_bits_left_is_black(images):
     """Pillow 13 raises there, and with it timm's policies at magnitude 10."""
     for bits in (0, -4):
