@@ -131,7 +131,7 @@ def test_labels_and_unusual_images_of_several_files(tmp_path, image, write_beton
     assert [split.per_class for split in manifest.splits.values()] == [(0, 0, 0, 0, 1), (0, 0, 1, 0, 0)]
     assert manifest.exceptions == ({"file": "first.beton[1]", "rule": "kept as it is: progressive"},)
     assert adopt({"train": first}, tmp_path / "names", "vwxyz", processes=1).classes == tuple("vwxyz")
-    for labels, words in (([-2], "has labels from -2 to -2"), ([1_000_000], "label 1000000 is above 999999")):
+    for labels, words in (([-2], "has labels from -2 to -2"), ([0, 1_000_000], "label 1000000 is above 999999")):
         with pytest.raises(InputError, match=rf"third\.beton: {words}"):
             adopt({"train": write("third.beton", labels)}, tmp_path / "third")
     with pytest.raises(InputError, match=r"second\.beton: has labels from 2 to 2, and there are 2 classes"):
@@ -165,8 +165,10 @@ def test_wrong_arguments_are_one_line(tmp_path, beton, capsys):
         assert line in error
         assert error.count("\n") == 1
         assert not (tmp_path / "out").exists()
-    assert main(["adopt", str(beton), "--to", str(tmp_path)]) == 2
-    assert "holds" in capsys.readouterr().err
+    (tmp_path / "link").symlink_to(tmp_path)
+    for to in (tmp_path, tmp_path / "link"):
+        assert main(["adopt", str(beton), "--to", str(to)]) == 2
+        assert f"error: --to {to}: holds {beton} itself; name another folder\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("settings", [{}, {"restart_markers": False}, {"raw": True}])

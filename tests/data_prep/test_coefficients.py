@@ -367,6 +367,40 @@ def test_changed_images_have_names_of_their_own(tmp_path):
     assert len(files(tmp_path / "back2")) == 2
 
 
+def test_an_image_that_a_table_lists_twice_is_restored_once_under_its_own_name(tmp_path):
+    """A JPEG that is named .png is the source's bytes, so it keeps that; damage of JPEGs is told as of coefficients."""
+    first, second = jpegs_of("4:2:0")[:2]
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.png").write_bytes(first)
+    (tmp_path / "in/b.jpg").write_bytes(second)
+    (tmp_path / "in/list.csv").write_text("path,label\na.png,x\nb.jpg,x\na.png,x\n")
+    out = tmp_path / "out"
+    prepare("csv", tmp_path / "in/list.csv", out, PrepSettings(restart_markers=False), processes=1)
+    (tmp_path / "link").symlink_to(out)
+    for prepared, to in ((out, out), (out, tmp_path / "link/back"), (out / "train.beton", out / "back")):
+        with pytest.raises(InputError, match="lies within the source"):
+            restore(prepared, to)
+    assert restore(out, tmp_path / "back") == {"train": (2, 0)}
+    assert files(tmp_path / "back") == {"a.png": first, "b.jpg": second}
+    (tmp_path / "back/a.png").write_bytes(first[::-1])
+    with pytest.raises(InputError, match=r"a\.png: is there already, with other bytes"):
+        restore(out, tmp_path / "back")
+    at = int(open_beton(out / "train.beton").stop[1]) - 9
+    np.memmap(out / "train.beton", np.uint8, "r+")[at] ^= 1
+    with pytest.raises(InputError, match=r"^1 of 2 files cannot be restored; .* sample 1 "):
+        restore(out, tmp_path / "others")
+    assert files(tmp_path / "others") == {"a.png": first}
+
+
+def test_the_tables_of_segments_are_no_part_of_restored_files(tmp_path):
+    (tmp_path / "in/train/a").mkdir(parents=True)
+    (tmp_path / "in/train/a/b.jpg").write_bytes(by_pillow(scene(0, 90, 40)))
+    prepare("image-folder", tmp_path / "in", tmp_path / "out", PrepSettings(), processes=1)
+    assert open_beton(tmp_path / "out/train.beton").segments_size[0] > 0
+    assert restore(tmp_path / "out", tmp_path / "back") == {"train": (1, 1)}
+    assert files(tmp_path / "back")["train/a/b.jpg"].endswith(b"\xff\xd9")
+
+
 # Restores in child processes, of which each is killed in the middle of the fifth file that it writes.
 KILLS = """
     import os, signal, sys

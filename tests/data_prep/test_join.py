@@ -112,6 +112,8 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path, folder):
         (copy / "manifest.json").write_text(manifest_json(changed))
         with pytest.raises(InputError, match="copy: was prepared with other package versions"):
             join([*parts[:2], copy], out)
+    with pytest.raises(InputError, match="lies within the source"):
+        join(parts, folder / "train/out")
     (folder / "train/ant/new.JPEG").write_bytes((folder / "train/ant/0.JPEG").read_bytes())
     with pytest.raises(InputError, match=r"train/ant/new\.JPEG: is in none of the parts"):
         join(parts, out)
@@ -123,6 +125,31 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path, folder):
     with pytest.raises(InputError, match=r"train\.beton: sample 2 is damaged"):
         join(parts, out)
     assert not (out / "manifest.json").exists()
+
+
+def test_parts_of_another_origin_or_of_classes_that_have_other_names_now_are_refused(tmp_path, jpeg):
+    """And what may be anybody's is replaced by force alone."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            (tmp_path / name / f"{i}.jpg").write_bytes(jpeg(i))
+        (tmp_path / name / "list.csv").write_text("path,label\n0.jpg,ant\n1.jpg,bee\n")
+    parts = {}
+    for number, name in ((1, "one"), (2, "one"), (2, "two")):
+        to = parts[number, name] = tmp_path / f"{number}-{name}"
+        prepare("csv", tmp_path / name / "list.csv", to, PrepSettings(part=f"{number}/2"), processes=1)
+    out, own = tmp_path / "out", [parts[1, "one"], parts[2, "one"]]
+    with pytest.raises(InputError, match="2-two: is a part of another preparation than .*/1-one"):
+        join([parts[1, "one"], parts[2, "two"]], out)
+    out.mkdir()
+    (out / "train.beton").write_bytes(b"anybody's")
+    with pytest.raises(InputError, match=r"out: holds train\.beton and no manifest\.json"):
+        join(own, out)
+    assert (out / "train.beton").read_bytes() == b"anybody's"
+    assert join(own, out, force=True).classes == ("ant", "bee")
+    (tmp_path / "one/list.csv").write_text("path,label\n0.jpg,ant\n1.jpg,cow\n")
+    with pytest.raises(InputError, match="1-one: was prepared with other package versions or classes"):
+        join(own, out, force=True)
 
 
 def test_a_class_that_loses_all_is_found_when_the_parts_are_joined(tmp_path, folder):

@@ -196,6 +196,13 @@ def test_names_of_columns_have_no_blanks_around(tmp_path):
     assert csv_list.read(tmp_path / "list.csv").splits["train"][0].label == 3
 
 
+def test_a_path_keeps_its_line_breaks_and_a_jsonl_may_have_blank_lines(tmp_path):
+    (tmp_path / "list.csv").write_bytes(b'path,label\r\n"a\r\nb.jpg",1\r\n')
+    assert csv_list.read(tmp_path / "list.csv").splits["train"][0].name == "a\r\nb.jpg"
+    (tmp_path / "list.jsonl").write_text('{"path": "a", "label": 1}\n \t\n{"label": 0, "path": "b"}\n  ')
+    assert [sample.label for sample in csv_list.read(tmp_path / "list.jsonl").splits["train"]] == [1, 0]
+
+
 def collect(tmp_path, labels):
     with from_python.collect({"train": [(b".", label) for label in labels]}, tmp_path / "out") as dataset:
         return dataset.classes, [sample.label for sample in dataset.splits["train"]]

@@ -58,6 +58,18 @@ def test_mnist_in_every_form(tmp_path, mnist_data, place, suffix):
     assert len(dataset.exceptions) == (4 if suffix else 0)
 
 
+def test_mnist_files_are_compressed_or_not_whatever_their_names(tmp_path, mnist_data):
+    """Browsers unpack what they download, and leave its name."""
+    write_mnist(tmp_path / "m", *mnist_data)
+    path = tmp_path / "m/t10k-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.decompress(path.read_bytes()))
+    assert np.array_equal(listed(mnist.read(tmp_path / "m").splits["test"])[0][..., 0], mnist_data[1][0])
+    write_mnist(tmp_path / "n", *mnist_data, "")
+    path = tmp_path / "n/train-labels-idx1-ubyte"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert listed(mnist.read(tmp_path / "n").splits["train"])[1] == mnist_data[0][1].tolist()
+
+
 def test_cut_mnist_files_are_named(tmp_path, mnist_data):
     write_mnist(tmp_path / "m", *mnist_data, "")
     path = tmp_path / "m" / "t10k-images-idx3-ubyte"

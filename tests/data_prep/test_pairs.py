@@ -106,7 +106,7 @@ def test_the_content_of_a_pair_is_both_sentences(tmp_path):
     """By which a later process tells that one has changed."""
     one = pairs.Pair("x", 0, "a b", "c")
     assert len({pair.content() for pair in (one, one._replace(first="a"), one._replace(second="d"))}) == 3
-    assert one.content() != pairs.Pair("x", 0, "a", "b c").content()
+    assert one.content() != pairs.Pair("x", 0, "a ", "bc").content()
     assert one.content() == pairs.Pair("y", 1, "a b", "c").content()
 
 
@@ -154,6 +154,12 @@ def test_marks_of_encodings_cases_and_compression_by_content(tmp_path, name):
         ("train.jsonl", jsonl(ROWS)[:-9], "line 4 is not JSON"),
         ("train.jsonl", '{"sentence1": "a"}\n', "line 1 lacks one of"),
         ("train.jsonl", '{"gold_label": "-", "gold_label": "neutral"}', "line 1 .* the key 'gold_label' twice"),
+        *(
+            ("train.jsonl", jsonl([*ROWS, ("neutral", *sentences)]), "line 5 has a sentence that is not text")
+            for sentences in (("a", None), (7, "a"), ("a", "b\ud800"), (["a"], "b"))
+        ),
+        ("train.jsonl", "[]", "line 1 lacks one of"),
+        ("train.jsonl", "\n" + "[" * 10**5, "line 2 is not JSON"),
         ("train.tsv", "label\tsentence1\tsentence2\tlabel\n", "its first line names a column twice"),
         ("train.tsv", plain(ROWS) + "a\tb\n", "line 6 has 2 columns, the first has 3"),
         ("train.tsv", "sentence1\tsentence2\na\tb\n", "line 2 lacks one of"),
@@ -186,7 +192,7 @@ def test_empty_lines_are_none(tmp_path):
 
 def test_a_sentence_may_have_any_characters_but_line_breaks_and_tabs(tmp_path):
     """Some of them are line breaks to Python."""
-    first, second = "a\u2028b\x85c\x0cd\x1ce", 'f\rg "h'
+    first, second = "a\u2028b\x85c\x0cd\x1ce \xa0", ' f\rg "h'
     (tmp_path / "train.tsv").write_bytes(plain([("neutral", first, second)]).encode())
     (tmp_path / "dev_matched.jsonl").write_bytes(
         json.dumps({"gold_label": "neutral", "sentence1": first, "sentence2": second}, ensure_ascii=False).encode()
