@@ -368,7 +368,7 @@ def test_changed_images_have_names_of_their_own(tmp_path):
 
 
 def test_an_image_that_a_table_lists_twice_is_restored_once_under_its_own_name(tmp_path):
-    """A JPEG that is named .png is the source's bytes, so it keeps that; damage of JPEGs is told as of coefficients."""
+    """A JPEG named .png is the bytes of its source, so it keeps that name; damage of JPEGs is told too."""
     first, second = jpegs_of("4:2:0")[:2]
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.png").write_bytes(first)

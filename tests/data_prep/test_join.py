@@ -139,7 +139,7 @@ def test_parts_of_another_origin_or_of_classes_that_have_other_names_now_are_ref
         to = parts[number, name] = tmp_path / f"{number}-{name}"
         prepare("csv", tmp_path / name / "list.csv", to, PrepSettings(part=f"{number}/2"), processes=1)
     out, own = tmp_path / "out", [parts[1, "one"], parts[2, "one"]]
-    with pytest.raises(InputError, match="2-two: is a part of another preparation than .*/1-one"):
+    with pytest.raises(InputError, match=r"2-two: is a part of another preparation than .*/1-one"):
         join([parts[1, "one"], parts[2, "two"]], out)
     out.mkdir()
     (out / "train.beton").write_bytes(b"anybody's")

@@ -208,6 +208,7 @@ def test_tables_of_paths(tmp_path, jpeg):
         ("path;label\na;1\n", "list.csv: its columns are separated by ';'; separate them by commas"),
         ("path\tlabel\na\t1\n", r"list.csv: its columns are separated by '\\t'"),
         ("path|label\na|1\n", r"list.csv: its columns are separated by '\|'"),
+        ("path,label\na,b,c\n", "line 2 has 3 columns, and the first line has 2"),
         ("path,label\na\n", "line 2 has 1 columns, and the first line has 2"),
         ("path,label,split\na,b,../x\n", "is no name such as train"),
         (f"path,label,split\na,b,{'x' * 101}\n", "line 2: split 'xxx.*... is no name such as train"),
