@@ -97,6 +97,10 @@ def test_webdataset(tmp_path, jpeg, monkeypatch):
     assert len(webdataset.read(tmp_path / "wds").splits["val"]) == 2
     (tmp_path / "wds" / "classes.txt").write_text("cat\ndog\nowl\nyak\n")  # which no image here shows
     assert webdataset.read(tmp_path / "wds").classes == ("cat", "dog", "owl", "yak")
+    shard(val, {"v.cls": b"4", "v.jpg": jpeg(4)})  # no less than those of train
+    (tmp_path / "wds" / "classes.txt").unlink()
+    assert webdataset.read(tmp_path / "wds").classes == ("0", "1", "2", "3", "4")
+    shard(val, {"v.cls": b"0", "v.jpg": jpeg(4), "w.cls": b"1", "w.jpg": jpeg(5)})
     (tmp_path / "wds" / "classes.txt").write_text("cat\ndog\n")
     with pytest.raises(InputError, match=r"classes\.txt: names 2 classes, and the shards have labels up to 2"):
         webdataset.read(tmp_path / "wds")

@@ -110,6 +110,36 @@ def test_other_names_and_no_metadata(tmp_path, jpeg):
     assert Image.open(io.BytesIO(dataset.splits["train"][0].image.read())).size == (40, 30)
 
 
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        "not JSON",
+        '{"info": null}',
+        '{"info": {"features": {"label": {"names": null}}}}',
+        '{"info": {"features": {"label": {"dtype": "int64"}}}}',
+        '{"info": {"features": {}}}',
+    ],
+)
+def test_metadata_without_names_name_no_classes(tmp_path, metadata):
+    path = write(tmp_path / "a.parquet", [b"."], [1], names=[])
+    pq.write_table(pq.read_table(path).replace_schema_metadata({"huggingface": metadata}), path)
+    assert parquet.read(path).classes == ("0", "1")
+
+
+def test_files_without_rows_and_images_without_bytes(tmp_path):
+    """The greatest label may be in any file, and an image of no bytes is one, to be left out when it is decoded."""
+    write(tmp_path / "train-0.parquet", [], [], names=[])
+    write(tmp_path / "train-1.parquet", [b"x", b""], [0, 1], names=[])
+    write(tmp_path / "val.parquet", [b"y"], [4], names=[])
+    dataset = parquet.read(tmp_path)
+    assert dataset.classes == tuple("01234")
+    assert {split: found(samples) for split, samples in dataset.splits.items()} == {
+        "train": [(0, b"x"), (1, b"")],
+        "val": [(4, b"y")],
+    }
+    assert dataset.splits["train"][1].name == "train-1.parquet/1"
+
+
 def test_a_file_that_is_replaced_is_opened_again(tmp_path, jpeg):
     """Its images are then other ones, and a preparation finds that they have changed."""
     path = write(tmp_path / "train.parquet", [jpeg(0), jpeg(1)], [0, 1])
@@ -187,6 +217,7 @@ def test_a_page_that_was_changed_is_an_error(tmp_path, jpeg):
             {"image": [{"bytes": b"."}], "label": [0, 900_000_000]},
             "a.parquet: row 1: label 900000000 is above 999999",
         ),
+        ({"image": [{"bytes": b"."}], "label": [0, 1_000_000]}, "a.parquet: row 1: label 1000000 is above 999999"),
         ({"image": [{"bytes": b"."}], "label": [np.uint64(2**64 - 1)]}, f"row 0: label {2**64 - 1} is above 999999"),
         ({"image": [{"bytes": b"."}], "label": [0.0, 1.5]}, "row 1: label 1.5 is not a whole number"),
         ({"image": [{"bytes": b"."}], "label": [0.0, float("nan")]}, "row 1: label nan is not a whole number"),

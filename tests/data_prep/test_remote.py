@@ -301,6 +301,9 @@ def test_what_is_complete_is_kept_and_what_is_longer_is_not(tmp_path, memory, mo
     (tmp_path / f"out/c.bin.{version}.partial").write_bytes(b"12345")
     assert download("memory://bucket/set/", tmp_path / "out", lambda name: name != "d.txt") == tmp_path / "out"
     assert contents(tmp_path / "out") == {"a/b.bin": b"abc", "c.bin": b"4567"}
+    memory.pipe({"/bucket/few/a/b.bin": b"1"})  # a folder of one file is a folder
+    assert download("memory://bucket/few", tmp_path / "few", lambda name: name == "a/b.bin") == tmp_path / "few"
+    assert contents(tmp_path / "few") == {"a/b.bin": b"1"}
     one = download("memory://bucket/set/d.txt", tmp_path / "one", lambda name: False)  # which was asked for
     assert (one, one.read_bytes()) == (tmp_path / "one/d.txt", b"89")
     for path in ("/bucket/x.bin", "/bucket/set/../x.bin"):
