@@ -83,6 +83,7 @@ def test_quality_is_that_of_the_settings(tmp_path, image):
         ("a.png", "RGB", ""),
         ("a.tif", "CMYK", "CMYK to RGB"),
         ("a.tif", "YCbCr", "YCbCr to RGB"),
+        ("a.tif", "LAB", "LAB to RGB"),
     ],
 )
 def test_modes_are_converted_as_by_pillow(tmp_path, name, mode, rule, image):
@@ -149,9 +150,10 @@ def test_levels_of_a_pgm_keep_their_high_byte(tmp_path, most, found):
     assert pixels(encode_file(tmp_path / "a.pgm"))[0, :, 1].tolist() == found
 
 
-def write_tiff(path, data, bits, photometric):
+def write_tiff(path, data, bits, photometric, turn=1):
     """A grey TIFF of 40 x 30 pixels, uncompressed in one strip: baseline TIFF 6.0."""
-    tags = {256: 40, 257: 30, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 30, 279: len(data)}
+    tags = {256: 40, 257: 30, 258: bits, 259: 1, 262: photometric, 273: 8, 274: turn, 277: 1, 278: 30}
+    tags[279] = len(data)
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     path.write_bytes(
         b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + bytes(4)
@@ -171,6 +173,19 @@ def test_16_bits_whose_0_is_white_are_inverted(tmp_path):
     levels = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 54
     write_tiff(tmp_path / "a.tif", levels.astype("<u2").tobytes(), 16, 0)
     assert np.array_equal(pixels(encode_file(tmp_path / "a.tif"))[..., 0], (65_535 - levels) // 256)
+    write_tiff(tmp_path / "a.tif", levels.astype("<u2").tobytes(), 16, 0, turn=3)
+    assert np.array_equal(pixels(encode_file(tmp_path / "a.tif"))[..., 0], (65_535 - levels[::-1, ::-1]) // 256)
+
+
+def test_16_bits_of_the_other_byte_order_keep_their_high_byte(tmp_path):
+    levels = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 54
+    entries = {256: 40, 257: 30, 258: 16, 259: 1, 262: 1, 273: 8, 277: 1, 278: 30, 279: 2400}
+    packed = b"".join(struct.pack(">HHII", tag, 4, 1, value) for tag, value in entries.items())
+    head = b"MM\0*" + struct.pack(">I", 8 + 2400)
+    (tmp_path / "a.tif").write_bytes(head + levels.astype(">u2").tobytes() + b"\0\x09" + packed + bytes(4))
+    encoded = encode_file(tmp_path / "a.tif")
+    assert np.array_equal(pixels(encoded)[..., 2], levels // 256)
+    assert encoded.rule == "16-bit grey to RGB, high bytes"
 
 
 def test_a_transparent_level_of_16_bits_is_white(tmp_path):
@@ -201,6 +216,10 @@ def test_rotated_images_are_stored_upright(tmp_path, turn, image):
     assert np.array_equal(pixels(encoded), expected)
     assert encoded.rule == "turned upright"
     assert encode_file(tmp_path / "a.jpg", PrepSettings()).rule == "turned upright"
+    small = encode_file(tmp_path / "a.jpg", PrepSettings(raw=True, max_size=20))
+    assert (small.width, small.height) == ((20, 15) if turn < 5 else (15, 20))
+    shrunk = Image.fromarray(expected).resize((small.width, small.height), Image.Resampling.LANCZOS)
+    assert np.array_equal(pixels(small), shrunk)
 
 
 def test_an_orientation_in_xmp_counts_too(tmp_path, image):
@@ -225,13 +244,16 @@ def test_a_png_named_jpeg_is_named(tmp_path, image):
     encoded = encode_file(tmp_path / "a.JPEG")
     assert np.array_equal(pixels(encoded), image(5))
     assert encoded.rule == "a PNG file"
+    image(5, mode="RGBA").save(tmp_path / "a.JPEG", "PNG")
+    for settings in (RAW_PIXELS, PrepSettings()):
+        assert encode_file(tmp_path / "a.JPEG", settings).rule == "a PNG file, alpha over white"
 
 
-@pytest.mark.parametrize("name", ["a.png", "a.JPG", "a.x", "a"])
+@pytest.mark.parametrize("name", ["a.b.png", "a.JPG", "a.x", "a"])
 def test_a_jpeg_of_another_name_keeps_its_bytes_and_is_named(tmp_path, image, name):
     image(5).save(tmp_path / name, "JPEG")
     for settings in (PLAIN(), PrepSettings(encoding="coefficients"), PrepSettings(max_size=20)):
-        assert encode_file(tmp_path / name, settings).rule == ("a JPEG file" if name == "a.png" else "")
+        assert encode_file(tmp_path / name, settings).rule == ("a JPEG file" if name == "a.b.png" else "")
     assert encode_file(tmp_path / name, PLAIN()).data == (tmp_path / name).read_bytes()
 
 
@@ -283,7 +305,9 @@ def test_a_jpeg_with_more_after_its_end_is_re_encoded(tmp_path, image):
 def test_plain_jpegs_are_recognised_by_their_markers(image, change, plain):
     buffer = io.BytesIO()
     image(0).save(buffer, "JPEG")
-    assert (plain_frame(change(buffer.getvalue())) is not None) is plain
+    frame = plain_frame(change(buffer.getvalue()))
+    assert (frame is not None) is plain
+    assert not plain or (frame.width, frame.height, frame.progressive) == (40, 30, False)
 
 
 def test_odd_chroma_sampling_is_re_encoded(tmp_path, image):
@@ -310,12 +334,15 @@ def bad_files(tmp_path, image):
     for suffix, data in whole.items():
         for cut in (20, len(data) // 3, len(data) // 2, len(data) - 40):
             yield f"cut{cut}.{suffix}", data[:cut]
+    size = whole["jpg"].index(b"\xff\xc0") + 5
+    yield "no height.jpg", whole["jpg"][:size] + b"\0\0" + whole["jpg"][size + 2 :]
 
 
 def test_bad_images_are_named_or_left_out(tmp_path, image):
     for name, data in bad_files(tmp_path, image):
         (tmp_path / name).write_bytes(data)
-        for keep in ({}, {"max_size": 8}, {"raw": True}):
+        keeps = [{"restart_markers": False}] if name == "no height.jpg" else []
+        for keep in ({}, {"max_size": 8}, {"raw": True}, *keeps):
             with pytest.raises(InputError, match=name):
                 encode_file(tmp_path / name, PrepSettings(on_corrupt="error", **keep))
         encoded = encode_file(tmp_path / name)

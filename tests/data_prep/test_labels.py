@@ -279,6 +279,15 @@ def test_targets_from_python_are_each_samples_own(tmp_path):
     for right, wrong in (([1.0], [1e39]), ([1, 2], [0.0, float("-inf")])):
         with pytest.raises(InputError, match=r"train: pair 1 has the targets .* not finite numbers"):
             collect(tmp_path, [right, wrong])
+    for labels, words in (
+        ([[1, 2], [3, 4, 5]], "pair 1 has 3 targets, and those before it have others"),
+        ([[1, 2], 3], "pair 1 has 0 targets"),
+        ([3, [1.0]], "pair 1 has 1 targets"),
+        ([[1], [2], [3, 4]], "pair 2 has 2 targets"),
+        ([[]], r"pair 0 has the targets \[\], not finite numbers"),
+    ):
+        with pytest.raises(InputError, match=f"train: {words}"):
+            collect(tmp_path, labels)
 
 
 def test_names_of_targets_from_python(tmp_path):
