@@ -473,6 +473,17 @@ def test_a_damaged_exif_block_says_nothing_of_the_image(tmp_path, image, body):
     assert np.array_equal(pixels(raw), np.asarray(Image.open(buffer)))
 
 
+@pytest.mark.parametrize("error", [SyntaxError, struct.error, TypeError])
+def test_nor_does_any_error_of_pillows_about_it(tmp_path, image, monkeypatch, error):
+    def fail(*_):
+        raise error("damaged")
+
+    image(4).save(tmp_path / "a.jpg", exif=Image.Exif())
+    (tmp_path / "a.jpg").write_bytes(with_exif((tmp_path / "a.jpg").read_bytes(), b"MM"))
+    monkeypatch.setattr(Image.Image, "getexif", fail)
+    assert encode_file(tmp_path / "a.jpg", PLAIN()).data == (tmp_path / "a.jpg").read_bytes()
+
+
 def test_a_image_larger_than_a_page_is_left_out(tmp_path, image, monkeypatch):
     monkeypatch.setattr("widemix.data_prep.image.PAGE", 3600)
     image(0, 40, 30).save(tmp_path / "a.png")

@@ -101,6 +101,17 @@ def test_names_of_any_bytes_are_chosen_too():
     assert [len(names(chosen, split)) for split in ("train", "holdout")] == [3, 2]
 
 
+def test_the_holdout_has_the_order_of_the_source_and_a_part_checks_no_files():
+    settings = PrepSettings(holdout=0.5, shuffle=True)
+    chosen = select(dataset([20, 20]), settings)
+    listed = names(dataset([20, 20]))
+    assert names(chosen, "holdout") == [name for name in listed if name in set(names(chosen, "holdout"))]
+    assert names(chosen) != [name for name in listed if name in set(names(chosen))]
+    checked = replace(dataset([20]), check_files=lambda: ({"file": "x", "rule": "y"},))
+    assert select(checked, settings).check_files() != ()
+    assert select(checked, PrepSettings(splits="train", part="1/2")).check_files() == ()
+
+
 def test_per_class_is_nested_and_exact():
     whole = dataset([20, 30, 9])
     five, nine = (take_subset(whole, PrepSettings(per_class=count)) for count in (5, 9))
@@ -176,7 +187,9 @@ def test_train_is_stored_shuffled_where_it_is_listed_class_by_class(tmp_path, fo
         assert content(shuffled, sample) == content(sorted_, plain.index(name))
     assert np.array_equal(open_beton(tmp_path / "True" / "val.beton").label, [0, 0, 1, 1, 2, 2])
     mixed = Dataset(("a", "b"), {"train": ImageFiles("", ["x", "y", "z"], [0, 1, 0])})
-    assert shuffle_train(mixed, PrepSettings(shuffle=True)) is mixed
+    alone = Dataset(("a", "b"), {"train": ImageFiles("", ["x", "y", "z"], [1, 1, 1])})
+    for kept in (mixed, alone):
+        assert shuffle_train(kept, PrepSettings(shuffle=True)) is kept
 
 
 def test_a_chosen_set_of_splits(tmp_path, folder):

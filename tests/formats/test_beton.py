@@ -73,6 +73,26 @@ def test_no_sample_crosses_a_page(tmp_path, write_beton):
     assert beton.bytes[3 * PAGE :][:PAGE].tobytes() == b"\3" * PAGE
 
 
+def test_pages_of_any_size_are_filled_to_their_last_byte(tmp_path):
+    """What follows an image begins at a multiple of 4 bytes, for which room is counted on its page."""
+
+    def write(layout, parts):
+        path = tmp_path / f"{len(parts)}.beton"
+        with BetonWriter(path, path.with_suffix(".journal"), len(parts), layout, page=4096) as writer:
+            for number, (size, table) in enumerate(parts):
+                writer.add(Encoded(str(number), number, JPEG, 1, 1, bytes(size), "", bytes(table)))
+            writer.finish()
+        assert np.fromfile(path, HEADER, 1)["page_size"] == 4096
+        return writer.written.table["ptr"].tolist()
+
+    images = write(image_layout(FIELDS), [(4000, 0), (96, 0), (1, 0), (4096, 0)])
+    assert images == [[4096], [8096], [8192], [12_288]]
+    segmented = write(image_layout(SEGMENT_FIELDS), [(10, 8), (3980, 96), (8, 8)])
+    assert segmented == [[4096, 4108], [8192, 12_172], [12_268, 12_276]]
+    with pytest.raises(InputError, match="0: takes 4100 bytes, and a page of the file holds 4096"):
+        write(image_layout(SEGMENT_FIELDS), [(4000, 96)])
+
+
 def test_a_image_larger_than_a_page_is_refused(tmp_path, write_beton):
     with pytest.raises(InputError, match=r"huge\.png: takes 8388609 bytes"):
         write_beton(tmp_path / "a.beton", [Encoded("huge.png", 0, JPEG, 1, 1, bytes(PAGE + 1), "")])
