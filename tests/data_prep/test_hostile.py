@@ -164,9 +164,10 @@ def test_links_in_the_devkit(tmp_path, kind, link):
     refused("imagenet", tmp_path, r"ILSVRC2012_devkit_t12\.tar\.gz: is not ImageNet's devkit")
 
 
-def test_a_tar_that_is_a_link(tmp_path):
-    (tmp_path / "ILSVRC2012_img_train.tar").symlink_to(tmp_path / "nowhere.tar")
-    refused("imagenet", tmp_path, r"ILSVRC2012_img_train\.tar: is a link to a file that does not exist")
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_tar_that_is_a_link(tmp_path, split):
+    (tmp_path / f"ILSVRC2012_img_{split}.tar").symlink_to(tmp_path / "nowhere.tar")
+    refused("imagenet", tmp_path, rf"ILSVRC2012_img_{split}\.tar: is a link to a file that does not exist")
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,11 @@ def test_other_members_of_the_train_tar_are_no_classes(tars):
     with tarfile.open(tars / TRAIN, "a") as tar:
         add(tar, "README.txt", b"x")
         add(tar, "._n01440764.tar", b"x")
+        inner = io.BytesIO()
+        with tarfile.open(fileobj=inner, mode="w") as packed:
+            add(packed, "./n01484850/a.JPEG", b"x")
+        add(tar, "./more/n01484850.tar", inner.getvalue())
+    before |= {"train/n01484850/a.JPEG"}
     assert {sample.name for sample in imagenet.read(tars).splits["train"]} == before
 
 
@@ -123,6 +128,13 @@ def test_what_is_missing_or_strange_is_named(tars):
     (tars / "wnids.txt").write_text("\n".join(WNIDS[1:]))
     with pytest.raises(InputError, match=r"holds n01440764, which is not in .*wnids\.txt"):
         imagenet.read(tars)
+    (tars / TRAIN).rename(tars / "away")
+    (tars / "wnids.txt").write_text(f"{WNIDS[0]}\n{WNIDS[2]}")
+    with pytest.raises(
+        InputError, match=r"img_val\.tar: holds n01443537, which is not in .*wnids\.txt"
+    ):  # of one image
+        imagenet.read(tars)
+    (tars / "away").rename(tars / TRAIN)
     (tars / "wnids.txt").unlink()
     (tars / "train").mkdir()
     with pytest.raises(InputError, match="and the folder train; keep only one of them"):

@@ -10,7 +10,7 @@ from scipy.io import savemat
 from sklearn.datasets import load_digits
 
 from widemix.data_prep import digits, mnist, stl10, svhn
-from widemix.data_prep.official import check_md5
+from widemix.data_prep.official import check_labels, check_md5, warn_of
 from widemix.data_prep.svhn import read_arrays
 from widemix.errors import InputError
 
@@ -99,6 +99,36 @@ def test_mnist_files_that_do_not_fit_together_are_refused(tmp_path):
     write_mnist(tmp_path / "labels", *parts)
     with pytest.raises(InputError, match="the test file: has labels that are not whole numbers of 0 to 9"):
         mnist.read(tmp_path / "labels")
+
+
+def test_the_folder_itself_comes_before_the_official_one_in_it(tmp_path, mnist_data):
+    write_mnist(tmp_path / "m", *mnist_data)
+    write_mnist(tmp_path / "m/MNIST/raw", *mnist_data[::-1])
+    assert listed(mnist.read(tmp_path / "m").splits["train"])[1] == mnist_data[0][1].tolist()
+
+
+@pytest.mark.parametrize(
+    "values", [[[1, 2]], [[1], [2, 3]], [], 5, ["1"], [True], [1.5], [np.nan], [2**70], [0], [4]]
+)
+def test_labels_that_are_none_of_a_dataset_are_refused(values):
+    with pytest.raises(InputError, match="x: has labels that are not whole numbers of 1 to 3; download it again"):
+        check_labels("x", values, 1, 3)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float64, list])
+def test_labels_of_any_type_become_integers_of_64_bits(kind):
+    labels = check_labels("x", [1, 3] if kind is list else np.array([1, 3], kind), 1, 3)
+    assert (labels.dtype, labels.tolist()) == (np.int64, [1, 3])
+
+
+def test_the_first_of_several_unofficial_files_is_named(capsys):
+    found = tuple({"file": name, "rule": f"not {name}"} for name in "abc")
+    assert warn_of(found) == found
+    assert warn_of(found[:1]) == found[:1]
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: a: not a, and 2 other files are not either; read all the same",
+        "warning: a: not a; read all the same",
+    ]
 
 
 def test_a_file_with_the_official_sum_is_no_exception(tmp_path):

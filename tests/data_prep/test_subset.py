@@ -15,7 +15,7 @@ from widemix.data_prep.prepare import prepare, select
 from widemix.data_prep.samples import Dataset, ImageFiles
 from widemix.data_prep.settings import PrepSettings, parse_fraction
 from widemix.data_prep.shuffle import shuffle_train
-from widemix.data_prep.subset import take_subset
+from widemix.data_prep.subset import stratified_order, take_subset
 from widemix.data_prep.verify import repair_command
 from widemix.errors import InputError
 from widemix.formats.beton import open_beton
@@ -99,6 +99,12 @@ def test_names_of_any_bytes_are_chosen_too():
     settings = PrepSettings(fraction=0.5, holdout=0.25, shuffle=True)
     chosen = select(Dataset(("a", "b"), {"train": samples}), settings)
     assert [len(names(chosen, split)) for split in ("train", "holdout")] == [3, 2]
+
+
+def test_each_head_of_the_order_has_its_share_of_the_classes():
+    for sizes, labels in (([1, 3], [1, 0, 1, 1]), ([3, 1], [0, 0, 1, 0]), ([2, 4], [1, 0, 1, 1, 0, 1])):
+        train = dataset(sizes).splits["train"]
+        assert [train[index].label for index in stratified_order(train, 0)] == labels
 
 
 def test_the_holdout_has_the_order_of_the_source_and_a_part_checks_no_files():
