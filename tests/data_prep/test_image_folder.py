@@ -112,7 +112,7 @@ def test_imagenet_follows_wnids_txt(tmp_path, fill):
     fill("train/n00000002/a.JPEG", "train/n00000001/b.JPEG", "val/n00000002/c.JPEG")
     sorted_labels = [("train/n00000001/b.JPEG", 0), ("train/n00000002/a.JPEG", 1)]
     assert listed(imagenet.read(tmp_path), "train") == sorted_labels
-    (tmp_path / "wnids.txt").write_text("n00000009\tnewt\n\nn00000002\ttench\nn00000001 goldfish, carp\n")
+    (tmp_path / "wnids.txt").write_text("n00000009\tnewt\n \t\nn00000002\ttench\nn00000001 goldfish, carp\n")
     dataset = imagenet.read(tmp_path)
     assert dataset.classes == ("n00000009", "n00000002", "n00000001")
     assert listed(dataset, "train") == [("train/n00000001/b.JPEG", 2), ("train/n00000002/a.JPEG", 1)]
@@ -138,6 +138,7 @@ def test_imagenet_21k_has_no_splits(tmp_path, fill):
         ("n000000001\n", "train/n00000001", "'n000000001' is not a WordNet id"),
         ("n00000001\n", "train/n00000002", r"is not in .*wnids\.txt"),
         ("n00000001\nn00000001\n", "train/n00000001", "n00000001 is listed twice"),
+        ("n00000001\ntench\n", "train/n00000001", "'tench' is not a WordNet id"),
         ("tench n00000001\n", "train/n00000001", "'tench' is not a WordNet id"),
     ],
 )

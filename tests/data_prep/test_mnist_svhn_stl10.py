@@ -178,6 +178,10 @@ def test_svhn_is_what_scipy_writes(tmp_path, compress, label_type):
     dataset = svhn.read(tmp_path)
     assert list(dataset.splits) == ["train", "test"]
     assert [found["file"] for found in dataset.exceptions] == ["train_32x32.mat", "test_32x32.mat"]
+    for exception, md5 in zip(
+        dataset.exceptions, ("e26dedcc434d2e4c54c9b2d4a06d8373", "eb5a983be6a315427106f1b164d9cef3"), strict=True
+    ):
+        assert exception["rule"].endswith(f"instead of {md5}")
     for split, (images, labels) in data.items():
         found, found_labels = listed(dataset.splits[split])
         assert np.array_equal(found, images)
@@ -270,8 +274,10 @@ def test_stl10(tmp_path, stl_data):
 def test_stl10_folds_and_unlabelled(tmp_path, stl_data):
     (tmp_path / "unlabeled_X.bin").write_bytes((tmp_path / "test_X.bin").read_bytes())
     (tmp_path / "fold_indices.txt").write_text("5 0 \n1 2 3\n")
-    splits = stl10.read(tmp_path).splits
+    dataset = stl10.read(tmp_path)
+    splits = dataset.splits
     assert list(splits) == ["train", "test", "fold0", "fold1", "unlabeled"]
+    assert dataset.exceptions[-1]["file"] == "unlabeled_X.bin"
     images, labels = listed(splits["fold0"])
     assert np.array_equal(images, stl_data["train"][0][[5, 0]])
     assert labels == stl_data["train"][1][[5, 0]].tolist()
@@ -282,6 +288,8 @@ def test_stl10_folds_and_unlabelled(tmp_path, stl_data):
     ("name", "data", "word"),
     [
         ("train_X.bin", b"x", "not a multiple of 27648"),
+        ("train_X.bin", b"", "has 0 bytes, not a multiple of 27648"),
+        ("test_y.bin", b"\1\2\3", r"test_y\.bin: must hold a label of 1 to 10 for each of the 2 images"),
         ("test_y.bin", b"\1", r"test_y\.bin: must hold a label"),
         ("test_y.bin", b"\0\1", r"test_y\.bin: has labels that are not whole numbers of 1 to 10"),
         ("fold_indices.txt", b"6\n", "line 1 must hold indices of 0 to 5"),

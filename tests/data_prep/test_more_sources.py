@@ -54,8 +54,14 @@ def test_kaggles_imagenet(tmp_path, jpeg):
     assert found(dataset, "train") == {name: (name.split("/")[-2], data) for name, data in train.items()}
     assert found(dataset, "val") == {name: (WNIDS[int(name[-6]) % 2], data) for name, data in val.items()}
     assert [sample.label for sample in dataset.splits["val"]] == [0, 1, 1]
-    for wrong in ("ImageId\nILSVRC2012_val_00000001", "ImageId,PredictionString\nILSVRC2012_val_00000001,"):
-        (tmp_path / SOLUTION).write_text(wrong)
+    more = tmp_path / inner / "val/ILSVRC2012_val_00000001.old.JPEG"
+    more.write_bytes(jpeg(11))
+    with pytest.raises(InputError, match=r"val_00000001\.old\.JPEG: has no label in .*LOC_val_solution\.csv"):
+        imagenet.read(tmp_path)
+    more.unlink()
+    head, row = "ImageId,PredictionString\n", "ILSVRC2012_val_00000001"
+    for wrong in (f"ImageId\n{row}", f"{head}{row},", f"{head}{row}", f"{head}{row},\xe4 1"):
+        (tmp_path / SOLUTION).write_bytes(wrong.encode("latin-1"))
         with pytest.raises(InputError, match=r"LOC_val_solution\.csv: is not Kaggle's list of validation labels"):
             imagenet.read(tmp_path)
     (tmp_path / SOLUTION).unlink()

@@ -361,7 +361,12 @@ def test_splits_within_the_folder_of_one_are_refused(tmp_path, jpeg, names, stra
 
 def test_a_class_may_be_called_train(tmp_path, jpeg, capsys):
     put(tmp_path, {"train/train/1.jpg": jpeg(0), "train/bus/old/1.jpg": jpeg(0), "val/train/1.jpg": jpeg(0)})
-    assert image_folder.read(tmp_path).classes == ("bus", "train")
+    put(tmp_path, {"val/bus/a/1.jpg": jpeg(0), "val/car/b/1.jpg": jpeg(0), ".cache/a/1.jpg": b"", "@eaDir/x": b""})
+    (tmp_path / "val/train/1.jpg").rename(tmp_path / "val/car/1.png")  # among folders
+    (tmp_path / "val/train").rmdir()
+    assert image_folder.read(tmp_path).classes == ("bus", "car", "train")
+    (tmp_path / "val/car/1.png").unlink()  # two classes of folders alone
+    assert image_folder.read(tmp_path).classes == ("bus", "car", "train")
     assert capsys.readouterr().err == ""
 
 
@@ -370,9 +375,14 @@ def test_images_above_and_folders_beside(tmp_path, jpeg, capsys):
         tmp_path,
         {"train/images/a/1.jpg": jpeg(0), "train/images/b/1.jpg": jpeg(0), "train/2.jpg": b"", "dev/a/1.jpg": b""},
     )
+    for name in ("dev1", "dev2", "dev3", "dev4", "dev5"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "notes").touch()
+    (tmp_path / "train/.3.jpg").touch()
     assert image_folder.read(tmp_path).classes == ("images",)
     assert capsys.readouterr().err.splitlines() == [
-        f"{tmp_path}: left out the folder dev: a split is named train, val, validation, valid, test",
+        f"{tmp_path}: left out the folder dev, dev1, dev2, dev3, dev4: "
+        "a split is named train, val, validation, valid, test",
         f"{tmp_path}/train: left out 1 images that are in no class folder",
         f"warning: {tmp_path}/train/images: is the only class; if its folders (a, b, ...) are, move them up by one",
     ]
