@@ -12,6 +12,7 @@ import pytest
 from scipy.io import savemat
 
 from tests import layouts
+from widemix.data_prep.cifar import cifar10
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
@@ -53,6 +54,20 @@ def cifar(folder, names=None, **changes):
 def test_cifars_labels(tmp_path, labels, words):
     cifar(tmp_path, labels=labels)
     refused("cifar10", tmp_path, f"data_batch_1: .*{words}")
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [np.zeros((4, 3072), np.int16), np.zeros((4, 3071), np.uint8), np.zeros((3, 3072), np.uint8), [[0] * 3072] * 4],
+)
+def test_cifars_pixels(tmp_path, pixels):
+    cifar(tmp_path, data=pixels)
+    refused("cifar10", tmp_path, "data_batch_1: is not a batch of images of 3072 bytes and a list of as many labels")
+
+
+def test_cifars_labels_as_an_array(tmp_path):
+    cifar(tmp_path, labels=np.array([3, 0, 9, 1]))
+    assert [sample.label for sample in cifar10(tmp_path).splits["test"]] == [3, 0, 9, 1]
 
 
 @pytest.mark.parametrize("names", [{"other": 1}, {"label_names": 5}, {"label_names": [["a"]]}, {"label_names": []}])

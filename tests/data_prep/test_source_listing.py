@@ -227,9 +227,10 @@ def write_links(path, links, kind):
 
 def test_hard_links_in_shards_are_the_files_that_they_name(tmp_path, jpeg):
     """As `tar` packs files that are links to one another: the first with its data, the others without."""
-    path = shard(tmp_path / "train.tar", {"a.jpg": jpeg(0), "a.cls": b"3"})
+    path = shard(tmp_path / "train.tar", {"a.jpg": jpeg(0), "a.cls": b"3", "old/.d.jpg": jpeg(0)})
     write_links(path, {"b.jpg": "a.jpg", "b.cls": "a.cls", "c.jpg": "b.jpg", "c.cls": "a.cls"}, tarfile.LNKTYPE)
-    names = [f"train.tar/{key}.jpg" for key in "abc"]
+    write_links(path, {"d.jpg": "old/.d.jpg", "d.cls": "a.cls"}, tarfile.LNKTYPE)  # of a hidden file
+    names = [f"train.tar/{key}.jpg" for key in "abcd"]
     assert found(webdataset.read(tmp_path), "train") == dict.fromkeys(names, ("3", jpeg(0)))
 
 
