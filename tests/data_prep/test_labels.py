@@ -32,7 +32,10 @@ def read_table(tmp_path, labels, column="label"):
         (["1e1", "2", "01"], [10, 2, 1]),
         (["5.000", "005"], [5, 5]),
         (["\u0663", "\u0661\u0660", "2"], [3, 10, 2]),  # digits of Arabic
-        (["\uff11\uff10", "\uff0b2"], [10, 2]),  # wide ones
+        (["\uff11\uff10", "\uff0b2", "\uff13\uff0e\uff10"], [10, 2, 3]),  # wide ones
+        (["01", "2", "10"], [1, 2, 10]),
+        (["0.0", "1.0"], [0, 1]),
+        (["1E1", "2"], [10, 2]),
         (["\ufeff2", "10\u200b", "-0"], [2, 10, 0]),  # characters that nobody sees
     ],
 )
@@ -79,20 +82,21 @@ def test_other_texts_are_names(tmp_path, labels, order, capsys):
         (["cat", "-NaN"], "line 3: label '-NaN' is no class name"),
         *(
             (["0", "1", text], f"line 4: label '{re.escape(text)}' is no number")
-            for text in ("#N/A", "NaT", "infinity", "?")
+            for text in ("#N/A", "NaT", "infinity", "?", "<NA>")
         ),
         *(
             (
                 ["2", text, "10"],
                 f"line 3: label {text!r} is a number in a notation that is not read; write digits alone",
             )
-            for text in ("0x1F", "1_000", "1,000", "2,5", "3L", "5%", "1\u2019000")
+            for text in ("0x1F", "0b1", "0o7", "1_000", "1,000", "2,5", "3L", "5%", "1\u2019000", "1'000", "1 000")
         ),
         (["'10'", "'2'"], "line 2: label \"'10'\" is a number in a notation"),
         (["0", "\u22121"], "line 3: label \u22121 is negative"),
         (["0", "1", "NA"], "line 4: label 'NA' is no number, as 0 is"),
         (["0.0", "inf"], "line 3: label 'inf' is no number"),
         (["0", "-inf"], "line 3: label '-inf' is no number"),
+        (["1", "2.5", "cat"], "line 4: label 'cat' is no number, as 1 is"),
         (["0.5", "1"], "line 2: label 0.5 is not a whole number"),
         (["0", "900000000"], "line 3: label 900000000 is above 999999, the largest"),
         (["0", "1e400"], "line 3: label 1e400 is above 999999"),
@@ -304,6 +308,7 @@ def test_names_of_targets_from_python(tmp_path):
 def test_splits_from_python(tmp_path):
     for splits, words in (
         (("train", "Train"), "split 'train' differs from 'Train' in case alone"),
+        (("stra\u00dfe", "STRASSE"), "differs from 'STRASSE' in case alone"),
         (("x" * 101,), "split 'xxx.* is no name such as train"),
         (("a\nb",), r"split 'a\\nb' is no name"),
         (("\u00e9" * 51,), r"split '\u00e9.* is no name"),  # 102 bytes
@@ -328,8 +333,16 @@ def test_classes_of_one_name(tmp_path, capsys):
         check_names("x", ("crane", "duck", "crane"))
     with pytest.raises(InputError, match=r"x: names the class .* twice, in two Unicode forms"):
         check_names("x", ("caf\u00e9", "cafe\u0301"))
-    pairs = (("A", "a"), ("b", "b "), ("c d", "c  d"), ("e", "e\u200b"), ("fi", "\ufb01"), ("G", "\uff27"))
-    check_names("x", sum(pairs, ()))
+    pairs = (
+        ("A", "a"),
+        ("b", "b "),
+        ("c d", "c  d"),
+        ("e", "e\u200b"),
+        ("fi", "\ufb01"),
+        ("G", "\uff27"),
+        ("\u00df", "SS"),
+    )
+    check_names("x", (*sum(pairs, ()), "cd"))
     warned = "".join(
         f"warning: x: the classes {a!r} and {b!r} differ only in case, blanks or forms of characters\n"
         for a, b in pairs
@@ -339,6 +352,15 @@ def test_classes_of_one_name(tmp_path, capsys):
         check_names("x", ["a"] * (MAX_CLASSES + 1))
     with pytest.raises(InputError, match="x: has 1000001 classes"):
         number_classes("x", {str(i): "" for i in range(MAX_CLASSES + 1)})
+
+
+def test_there_may_be_as_many_classes_as_the_limit_says(monkeypatch):
+    monkeypatch.setattr("widemix.data_prep.labels.MAX_CLASSES", 3)
+    check_names("x", "abc")
+    assert number_classes("x", dict.fromkeys("cab", ""))[0] == ("a", "b", "c")
+    assert number_classes("x", {"2": ""})[0] == ("0", "1", "2")
+    with pytest.raises(InputError, match="has 4 classes, more than 3"):
+        number_classes("x", dict.fromkeys("abcd", ""))
 
 
 def test_every_source_is_checked_for_them(tmp_path, jpeg):
