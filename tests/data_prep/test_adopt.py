@@ -165,6 +165,10 @@ def test_wrong_arguments_are_one_line(tmp_path, beton, capsys):
         assert line in error
         assert error.count("\n") == 1
         assert not (tmp_path / "out").exists()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/val.beton").write_bytes(b"anybody's")
+    assert main(["adopt", str(beton), "--to", str(tmp_path / "own")]) == 2
+    assert "own: holds val.beton and no manifest.json" in capsys.readouterr().err
     (tmp_path / "link").symlink_to(tmp_path)
     for to in (tmp_path, tmp_path / "link"):
         assert main(["adopt", str(beton), "--to", str(to)]) == 2
