@@ -38,7 +38,7 @@ def restore(container: bytes) -> bytes:
             raise ValueError(DAMAGED)
         blocks = _blocks(data, sizes, shape, interval, sum(each.blocks for each in components))
         jpeg = head + b"".join(_scan(blocks, components, shape[0] * shape[1], restart, str(ones))) + end
-    except (struct.error, IndexError, KeyError, StopIteration) as error:
+    except (struct.error, IndexError, KeyError, StopIteration, ZeroDivisionError) as error:
         raise ValueError(DAMAGED) from error
     if len(jpeg) != size or any(blocks):  # which looks at the end of the last segment
         raise ValueError(DAMAGED)

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 import widemix.data.decode
+from tests.data.crafted_jpegs import CHROMA, LUMA, OTHERS, crafted
 from widemix import native
 from widemix.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
 from widemix.data_prep.coefficients import pack, unpack
@@ -23,6 +24,7 @@ from widemix.errors import InputError
 from widemix.formats.beton import COEFFICIENT_FIELDS, COEFFICIENTS, JPEG, RAW, open_beton
 
 REAL = Path(__file__).parents[3] / "shared/data/imagenet-sample"
+ODD = [[(1, 1), (2, 1)], [(1, 1), (1, 2)], [(2, 1), (1, 1)], [(1, 2), (1, 1)]]  # of chroma
 SIZES = [(1, 1), (7, 5), (16, 16), (17, 33), (150, 100), (101, 153), (260, 67), (333, 250)]
 
 
@@ -115,14 +117,17 @@ KINDS = {
 
 def written(path: Path, jpegs: list[bytes], segments: bool = False) -> Decoder:
     """A .beton of these JPEGs, with restart markers and the places of their segments or as they are."""
+    if segments:
+        return written_with(path, [with_markers(data, plain_frame(data))[:2] for data in jpegs], segments)
+    return written_with(path, [(data, b"") for data in jpegs], segments)
+
+
+def written_with(path: Path, jpegs: list[tuple[bytes, bytes]], segments: bool) -> Decoder:
+    """A .beton of these JPEGs and, if it has them, the tables of their segments."""
     layout = SEGMENTED_IMAGES if segments else IMAGES
     with BetonWriter(path, path.with_suffix(".journal"), len(jpegs), layout) as writer:
-        for data in jpegs:
-            width, height = Image.open(io.BytesIO(data)).size
-            table = b""
-            if segments:
-                data, table, _ = with_markers(data, plain_frame(data))
-            writer.add(Encoded("", 0, JPEG, width, height, data, "", table))
+        for data, table in jpegs:
+            writer.add(Encoded("", 0, JPEG, *Image.open(io.BytesIO(data)).size, data, "", table))
         writer.finish()
     return Decoder(open_beton(path))
 
@@ -172,6 +177,62 @@ def test_pixels_are_pillows(tmp_path, kind, way):
 
 def test_jpegs_of_another_version_are_taken(tmp_path):
     assert_pillows(written(tmp_path / "a.beton", [of_another_version(by_pillow(scene(0, 30, 20)))]), 2, 16)
+
+
+def filled(jpeg: bytes, count: int) -> bytes:
+    """With so many fill bytes before its restart markers (T.81, B.1.1.2)."""
+    return re.sub(rb"\xff(?=[\xd0-\xd7])", b"\xff" * (1 + count), jpeg)
+
+
+def renumbered(jpeg: bytes) -> bytes:
+    """A JPEG of Pillow in colour whose Huffman tables have other numbers: of luma DC 1 and AC 3, of chroma 2 and 0."""
+    tables = {b"\0": b"\1", b"\x10": b"\x13", b"\1": b"\2", b"\x11": b"\x10"}
+    jpeg = re.sub(rb"(\xff\xc4..)([\0\1\x10\x11])", lambda found: found[1] + tables[found[2]], jpeg, flags=re.DOTALL)
+    assert jpeg.count(b"\1\0\2\x11\3\x11\0\x3f\0") == 1
+    return jpeg.replace(b"\1\0\2\x11\3\x11\0\x3f\0", b"\1\x13\2\x20\3\x20\0\x3f\0")
+
+
+def overflowing_once(kind: str) -> bytes:
+    """A grey one in which only the first block overflows, by its mean or by its edges."""
+    pixels = np.full((48, 48, 3), 128, np.uint8)
+    pixels[:8, :8] = 228 if kind == "mean" else np.where(np.arange(8) % 2, 255, 1)[:, None]
+    return overflowing(by_pillow(Image.fromarray(pixels), quality=100, subsampling=0))
+
+
+@pytest.mark.parametrize("factors", [[(2, 2)], *([y, *c] for y in ((2, 2), (2, 1)) for c in ODD)], ids=str)
+def test_pixels_of_unusual_samplings_are_pillows(tmp_path, factors):
+    """Those of a grey JPEG mean nothing. Also with a scan for each component."""
+    jpegs = [crafted(size, *factors, apart=apart) for size in ((50, 41), (17, 30)) for apart in (False, True)]
+    assert_pillows(written(tmp_path / "a.beton", jpegs), 3, 24)
+
+
+def test_pixels_by_any_huffman_tables_are_pillows(tmp_path):
+    """With the same symbols as the image before, or the same lengths; one table for all; any numbers of tables."""
+    tables = (LUMA, CHROMA, LUMA, OTHERS, LUMA)
+    jpegs = [crafted((40, 30), *[(1, 1)] * count, dc=table) for table in tables for count in (1, 3)]
+    jpegs += [renumbered(by_pillow(scene(k, 90, 70), quality=95, subsampling=k)) for k in range(3)]
+    assert_pillows(written(tmp_path / "a.beton", jpegs), 4, 24)
+
+
+def test_pixels_after_fill_bytes_are_pillows(tmp_path):
+    """Before restart markers that are read and that are searched for."""
+    options = ({"restart_marker_blocks": 3}, {"restart_marker_rows": 1})
+    wholes = [by_pillow(scene(k, 150, 130), quality=90, **each) for k, each in enumerate(options)]
+    jpegs = [filled(jpeg, count) for jpeg in wholes for count in (1, 2)]
+    assert all(jpeg.count(b"\xff\xff") > 5 for jpeg in jpegs)
+    assert_pillows(written(tmp_path / "a.beton", jpegs), 12, 16)
+
+
+@pytest.mark.parametrize("subsampling", [1, 2])
+def test_pixels_of_few_columns_are_pillows(tmp_path, subsampling):
+    """libjpeg interpolates chroma of more than two columns alone."""
+    sizes = [(width, height) for width in range(1, 8) for height in (1, 2, 5, 17)]
+    jpegs = [by_pillow(scene(k, *size), quality=95, subsampling=subsampling) for k, size in enumerate(sizes)]
+    assert_pillows(written(tmp_path / "a.beton", jpegs), 3, 8)
+
+
+def test_pixels_of_a_single_block_that_overflows_are_pillows(tmp_path):
+    assert_pillows(written(tmp_path / "a.beton", [overflowing_once(kind) for kind in ("mean", "edges")]), 3, 24)
 
 
 PACKED = [kind for kind in KINDS if kind not in ("4:4:0", "4:1:1", "progressive", "RGB")]
@@ -326,10 +387,14 @@ def test_damage_names_the_sample_and_spares_the_others(tmp_path, segments, way):
         decoder.read(samples, boxes, samples > 1, after, threads=1)
 
 
-def test_a_image_of_another_size_than_the_table_says_is_damage(tmp_path, way):
+@pytest.mark.parametrize(
+    ("place", "words"), [(0, r"120\D+80\D+table says \D*120\D+90"), (2, r"80\D+90\D+table says \D*120\D+90")]
+)
+def test_a_image_of_another_size_than_the_table_says_is_damage(tmp_path, way, place, words):
+    """Of another height, and of another width."""
     decoder = written(tmp_path / "a.beton", [by_pillow(scene(0, 120, 90))])
-    broken(decoder.beton.path, int(decoder.beton.offset[0]) + jpegs_height(decoder), (80).to_bytes(2, "big"))
-    with pytest.raises(InputError, match=r"sample 0 cannot be read: .*80.*the file's table says"):
+    broken(decoder.beton.path, int(decoder.beton.offset[0]) + jpegs_height(decoder) + place, (80).to_bytes(2, "big"))
+    with pytest.raises(InputError, match=rf"sample 0 cannot be read: .*{words}"):
         decoder.read(np.zeros(1, int), np.array([[0, 0, 9, 9, 0]]), np.zeros(1), np.empty((1, 8, 8, 3), np.uint8), 1)
 
 
@@ -420,24 +485,97 @@ def test_bytes_too_many_are_damage_where_all_is_read(tmp_path):
     assert np.array_equal(found, [np.asarray(jpeg(decoder, sample))[:8, :8] for sample in samples])
 
 
-def test_fill_bytes_before_restart_markers_are_none_of_the_pixels(tmp_path):
-    """ITU-T T.81, B.1.1.2; also where a crop begins below the segments before them."""
-    marked = by_pillow(scene(2, 160, 120), quality=90, restart_marker_rows=1)
-    filled = re.sub(rb"(?=\xff[\xd0-\xd7])", b"\xff\xff", marked)
-    assert len(filled) >= len(marked) + 2 * 7
-    decoder = written(tmp_path / "a.beton", [marked, filled])
-    for box in ([0, 0, 120, 160, 0], [100, 30, 20, 40, 0]):
-        found = np.empty((2, 16, 16, 3), np.uint8)
-        decoder.read(np.arange(2), np.array([box] * 2), np.zeros(2), found, threads=1)
-        assert np.array_equal(found[0], found[1])
-
-
 def test_no_other_format_is_taken_for_a_jpeg(tmp_path, way):
     image, buffer = scene(0, 30, 20), io.BytesIO()
     image.save(buffer, "PNG")
     decoder = written(tmp_path / "a.beton", [by_pillow(image), buffer.getvalue()])
     boxes, found = np.array([[0, 0, 20, 30, 0]] * 2), np.empty((2, 8, 8, 3), np.uint8)
     assert list(decoder.try_read(np.arange(2), boxes, np.zeros(2), found, threads=1)) == [1]
+
+
+def damaged(decoder: Decoder, *boxes: tuple[int, ...]) -> dict[int, str]:
+    """What is wrong with the samples; of each a box is read, of all the same if there is only one."""
+    count = len(decoder.beton)
+    chosen = np.array([[*box, 0] for box in boxes * (count if len(boxes) == 1 else 1)])
+    return decoder.try_read(np.arange(count), chosen, np.zeros(count), np.empty((count, 8, 8, 3), np.uint8), 1)
+
+
+def test_a_scan_with_bytes_too_few_is_damage(tmp_path):
+    whole = by_pillow(scene(2, 160, 120), quality=90)
+    cut = [whole[: -2 - count] + whole[-2:] for count in (1, 2, 3, 5, 8)]
+    found = damaged(written(tmp_path / "a.beton", [*cut, whole]), (0, 0, 120, 160))
+    assert found == dict.fromkeys(range(5), "Corrupt JPEG data: premature end of data segment")
+
+
+def test_a_scan_without_the_end_marker_is_damage_where_all_is_read(tmp_path):
+    whole, marked = (by_pillow(scene(2, 64, 48), quality=90, restart_marker_blocks=count) for count in (0, 7))
+    jpegs = [whole[:-2], whole[:-1], whole[:-2] + b"\xff\xd3", marked[:-2], whole, marked]
+    decoder = written(tmp_path / "a.beton", jpegs)
+    assert list(damaged(decoder, (0, 0, 48, 64))) == [0, 1, 2, 3]
+    assert damaged(decoder, (0, 0, 8, 8)) == {}
+
+
+def test_restart_markers_out_of_turn_are_damage(tmp_path):
+    """Whether their segment is read or passed over."""
+    whole = by_pillow(scene(2, 64, 96), quality=90, restart_marker_rows=1)
+    jpegs = [whole.replace(b"\xff\xd2", bytes([0xFF, number])) for number in (0xD3, 0xD1, 0xDA)]
+    decoder = written(tmp_path / "a.beton", jpegs)
+    for top in (0, 48, 64):
+        assert set(damaged(decoder, (top, 0, 96 - top, 64))) == {0, 1, 2}
+
+
+def test_what_follows_the_rows_of_a_crop_in_its_segment_is_damage(tmp_path):
+    """libjpeg decides, and has to be asked for the next rows to notice."""
+    whole = by_pillow(scene(2, 160, 120), quality=90, restart_marker_rows=1)
+    marker = whole.index(b"\xff\xd1")
+    decoder = written(tmp_path / "a.beton", [whole[:marker] + bytes(20) + whole[marker:]])
+    assert "extraneous bytes" in damaged(decoder, (0, 0, 30, 160))[0]
+    assert damaged(decoder, (0, 0, 30, 100)) == {}
+
+
+def inserted(jpeg: bytes, at: int, data: bytes, table: bytes) -> tuple[bytes, bytes]:
+    """A JPEG with more bytes at a place, and the table of its segments."""
+    numbers = np.frombuffer(table, "<u4").copy()
+    numbers[3:] += len(data) * (numbers[3:] > at).astype("<u4")
+    return jpeg[:at] + data + jpeg[at:], numbers.tobytes()
+
+
+def test_what_prep_never_writes_is_damage_in_segments(tmp_path):
+    """A byte too many in any, and a fill byte before a zero. libjpeg takes them."""
+    whole = by_pillow(scene(2, 160, 120), quality=95)
+    data, table, _ = with_markers(whole, plain_frame(whole))
+    places = np.frombuffer(table, "<u4")[3:].tolist()
+    ends = [*(place - 2 for place in places[1:-1]), places[-1]]
+    changed = [inserted(data, end, b"\x2a", table) for end in ends]
+    changed.append(inserted(data, data.rindex(b"\xff\0"), b"\xff", table))
+    decoder = written_with(tmp_path / "a.beton", [*changed, (data, table)], True)
+    assert list(damaged(decoder, (0, 0, 120, 160))) == list(range(len(changed)))
+    assert_pillows(written(tmp_path / "b.beton", [data for data, _ in changed[-2:]]), 2, 16)
+
+
+@pytest.mark.parametrize(("number", "other"), [(9, 1), (1, 9), (3, 4), (4, 3), (10, 2)])
+def test_the_place_of_another_segment_is_damage(tmp_path, number, other):
+    """Also of one that begins after the same marker, every eighth."""
+    decoder = written(tmp_path / "a.beton", [by_pillow(scene(1, 320, 240))], segments=True)
+    beton, at = decoder.beton, int(decoder.beton.segments[0]) + 12
+    table = beton.bytes[at:][: beton.segments_size[0] - 12].view("<u4")
+    assert len(table) > 20
+    broken(beton.path, at + 4 * number, int(table[other]).to_bytes(4, "little"))
+    assert list(damaged(decoder, (0, 0, 240, 320))) == [0]
+
+
+@pytest.mark.parametrize("scan", [6, 7, 8])
+def test_pixels_without_a_scan_amid_others_are_pillows(tmp_path, scan):
+    """Of the last bit of DC, of Cr, or of Cb: the others are complete."""
+    jpegs = [without_scan(by_pillow(scene(k, 100, 70), progressive=True, quality=60), scan) for k in range(2)]
+    assert_pillows(written(tmp_path / "a.beton", jpegs), 3, 32)
+
+
+def without_scan(jpeg: bytes, number: int) -> bytes:
+    """A progressive JPEG without one of its scans, and the tables before it."""
+    head, *chunks = re.split(rb"(?=\xff[\xc4\xda\xd9])", jpeg)
+    scans = np.cumsum([0, *(chunk[1] == 0xDA for chunk in chunks[:-1])])
+    return head + b"".join(chunk for chunk, scan in zip(chunks, scans, strict=True) if scan != number)
 
 
 def test_a_jpeg_without_its_tables_does_not_get_those_of_another(tmp_path):

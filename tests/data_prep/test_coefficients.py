@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 import widemix
-from tests.data.test_decode import KINDS, PACKED, SIZES, by_pillow, scene, without_table
+from tests.data.crafted_jpegs import CHROMA, OTHERS, crafted
+from tests.data.test_decode import KINDS, PACKED, SIZES, by_pillow, renumbered, scene, without_table
 from widemix import Loader
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
@@ -80,16 +81,22 @@ def test_headers_and_what_follows_the_end_are_restored():
         assert unpack(packed) == coefficients.restore(packed) == changed
 
 
-def test_grey_ones_have_one_block_a_unit_whatever_their_sampling_factors():
-    """ITU-T T.81, A.2.2: a scan of one component is not interleaved."""
-    data = by_pillow(scene(2, 70, 50).convert("L"), quality=90)
-    start = data.index(b"\xff\xc0") + 11  # of the only component's factors
-    assert data[start - 1 : start + 1] == b"\x01\x11"
-    for factors in (0x22, 0x21, 0x12):
-        changed = data[:start] + bytes([factors]) + data[start + 1 :]
-        packed, reason = pack(changed)
+def test_jpegs_that_encoders_seldom_write_are_restored():
+    """Grey with factors, which mean nothing; any tables; an extended frame (T.81, B.2.2); a marker after each MCU."""
+    extended = by_pillow(scene(2, 90, 70)).replace(b"\xff\xc0", b"\xff\xc1")
+    often = by_pillow(scene(3, 200, 150), quality=90, restart_marker_blocks=1)
+    crafts = [
+        crafted((50, 41), *[(2, 2), (1, 1), (1, 1)][:n], dc=table) for n in (1, 3) for table in (CHROMA, OTHERS)
+    ]
+    for data in (
+        *crafts,
+        extended,
+        often,
+        *(renumbered(by_pillow(scene(k, 90, 70), subsampling=k)) for k in range(3)),
+    ):
+        packed, reason = pack(data)
         assert packed, reason
-        assert unpack(packed) == coefficients.restore(packed) == changed
+        assert unpack(packed) == coefficients.restore(packed) == data
 
 
 def test_bytes_may_be_filled_up_with_zeros():
@@ -119,6 +126,31 @@ def test_those_that_lack_a_table_are_not_taken(table):
     """It would be the standard's, which Python, reading containers where there is no compiled code, does not have."""
     data = without_table(by_pillow(scene(0, 60, 40)), table)
     assert pack(data) == (b"", "without one of its Huffman tables")
+
+
+def test_tables_of_a_number_that_there_is_not_are_lacking():
+    """Of which libjpeg says so only where it begins to decode."""
+    data = crafted((30, 20), (1, 1))
+    at = data.index(b"\xff\xda") + 6
+    for number in (0x50, 0x05, 0x44):
+        assert pack(data[:at] + bytes([number]) + data[at + 1 :]) == (b"", "without one of its Huffman tables")
+
+
+def test_what_is_no_sequential_scan_of_huffman_codes_is_not_taken():
+    data = crafted((30, 20), (1, 1), (1, 1), (1, 1))
+    assert pack(data)[1] == ""
+    assert pack(data.replace(b"\xff\xc0", b"\xff\xc9")) == (b"", "arithmetic coding")
+    assert pack(crafted((30, 20), (1, 1), (1, 1), (1, 1), apart=True)) == (b"", "several scans")
+
+
+def test_the_largest_coefficients_are_restored_and_those_beyond_are_not_taken():
+    for first in (-1023, -1, 1, 512, 1023):
+        data = crafted((30, 20), (1, 1), first=first)
+        packed, reason = pack(data)
+        assert packed, reason
+        assert unpack(packed) == coefficients.restore(packed) == data
+    for first in (-1024, 1024, 2047):
+        assert pack(crafted((30, 20), (1, 1), first=first)) == (b"", "of coefficients beyond baseline coding")
 
 
 def coded(*differences: int) -> bytes:
@@ -193,9 +225,13 @@ def is_damaged(container: bytes) -> bool:
     return found[0]
 
 
-def test_parts_of_a_container_have_the_sizes_that_it_says():
-    """Of each segment a byte more or less is an error, and so are another format's number and bytes after the end."""
-    packed, _ = pack(by_pillow(scene(0, 150, 40), quality=90))
+@pytest.mark.parametrize("data", [by_pillow(scene(0, 150, 40), quality=90), crafted((200, 10), (1, 1))], ids=len)
+def test_parts_of_a_container_have_the_sizes_that_it_says(data):
+    """Of each segment a byte more or less is an error, and so are another format's number and bytes after the end.
+
+    Of the second image's segments all bits are needed.
+    """
+    packed, _ = pack(data)
     _, _, head, end, _, _, segments = coefficients.HEAD.unpack_from(packed)
     sizes = np.frombuffer(packed, "<u2", segments, coefficients.HEAD.size)
     assert segments > 3
@@ -210,6 +246,43 @@ def test_parts_of_a_container_have_the_sizes_that_it_says():
             changed = (sizes + change * (np.arange(segments) == number)).astype("<u2")
             data = packed[start:stop][: change if change < 0 else None] + bytes(max(change, 0)) + packed[stop:]
             assert is_damaged(packed[: coefficients.HEAD.size] + changed.tobytes() + data)
+
+
+def test_numbers_of_a_container_that_fit_no_jpeg_are_damage():
+    """Nothing, and the most there may be, of all that its head tells; a segment more, of no bytes."""
+    packed, _ = pack(by_pillow(scene(0, 150, 40), quality=90))
+    magic, jpeg, head, end, interval, ones, segments = coefficients.HEAD.unpack_from(packed)
+    most = 2**32 - 1
+    for numbers in (
+        *((size, head, end, interval, ones, segments) for size in (0, most)),
+        *((jpeg, size, end, interval, ones, segments) for size in (0, head - 1, head + 1, most)),
+        *((jpeg, head, size, interval, ones, segments) for size in (0, most)),
+        *((jpeg, head, end, mcus, ones, segments) for mcus in (0, 1, interval + 1, 2**16 - 1)),
+        *((jpeg, head, end, interval, ones, count) for count in (0, segments - 1, segments + 1, most)),
+    ):
+        assert is_damaged(coefficients.HEAD.pack(magic, *numbers) + packed[coefficients.HEAD.size :]), numbers
+    changed = coefficients.HEAD.pack(magic, jpeg, head, end, interval, ones, segments + 1)
+    sizes = packed[coefficients.HEAD.size :][: 2 * segments]
+    assert is_damaged(changed + sizes + b"\0\0" + packed[coefficients.HEAD.size + 2 * segments :])
+
+
+@pytest.mark.parametrize("kind", [0xC2, 0xC9])
+def test_a_container_of_another_kind_of_jpeg_is_damage(kind):
+    """Progressive, or of arithmetic codes."""
+    packed, _ = pack(by_pillow(scene(0, 50, 40), quality=90))
+    assert is_damaged(packed.replace(b"\xff\xc0\0", bytes([0xFF, kind, 0])))
+
+
+def test_a_container_of_a_jpeg_with_several_scans_is_damage():
+    """Which would be that of one component."""
+    packed, _ = pack(crafted((30, 20), (1, 1)))
+    at = packed.index(b"\xff\xc0")
+    frame = packed[at : at + 9] + bytes([3, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0])
+    longer = bytearray(packed[:at] + frame.replace(b"\xff\xc0\0\x0b", b"\xff\xc0\0\x11") + packed[at + 13 :])
+    for place in (4, 8):  # the bytes of the JPEG, and of its head
+        longer[place] += 6
+    with pytest.raises(ValueError, match="its header is damaged"):
+        unpack(bytes(longer))
 
 
 @pytest.fixture

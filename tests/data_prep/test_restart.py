@@ -1,5 +1,6 @@
 """Restart markers leave every pixel as it was, and each segment decodes by itself."""
 
+import ctypes
 import io
 import random
 import shutil
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.test_decode import without_scans, without_table
+from tests.data.crafted_jpegs import CHROMA, LUMA, crafted
+from tests.data.test_decode import filled, renumbered, scene, without_scans, without_table
 from widemix.data_prep import restart
 from widemix.data_prep.encode import encode_all
 from widemix.data_prep.image import encode
@@ -130,6 +132,82 @@ def test_bytes_are_those_of_jpegtran(tmp_path, image):
         interval = int(np.frombuffer(table, NUMBER)[0])
         command = ["jpegtran", "-copy", "none", "-optimize", "-restart", f"{interval}B"]
         assert subprocess.run(command, input=data, capture_output=True, check=True).stdout == after
+
+
+@pytest.mark.parametrize(
+    "options", [{"subsampling": k} for k in range(3)] + [{"quality": 100}, {"quality": 20}], ids=str
+)
+def test_bytes_are_those_of_pillow_with_optimised_tables(options):
+    """Whose tables are libjpeg's for these very symbols, too."""
+    for size in ((320, 240), (100, 70), (17, 33)):
+        plain = saved(scene(1, *size), **options)
+        interval = int(np.frombuffer(transcoded(plain)[1], NUMBER)[0])
+        expected = saved(scene(1, *size), optimize=True, restart_marker_blocks=interval, **options)
+        assert transcoded(plain)[0] == transcoded(expected)[0] == expected
+
+
+def test_no_code_has_more_than_16_bits():
+    """Though frequencies that grow as Fibonacci's numbers ask for more; no code is all ones (T.81, annex K.2)."""
+    compiled = restart.library() or pytest.skip("there is no compiled code")
+    frequency = np.zeros(256, np.uint32)
+    frequency[:2] = 1
+    for symbol in range(2, 24):
+        frequency[symbol] = frequency[symbol - 2 : symbol].sum()
+    table = np.zeros(17 + 256 + 16, np.uint8)  # of libjpeg: codes of each length, symbols, and a flag
+    compiled.make_optimal_table(ctypes.c_void_p(frequency.ctypes.data), ctypes.c_void_p(table.ctypes.data))
+    counts = table[:17].astype(int)
+    assert counts.sum() == 24
+    assert (counts * 2 ** np.arange(16, -1, -1)).sum() < 2**16
+    assert sorted(table[17:41].tolist()) == list(range(24))
+
+
+ODD = [(2, 2), (1, 1), (1, 1)]
+
+
+def test_pixels_of_jpegs_that_encoders_seldom_write_stay():
+    """Tables of any numbers, an extended frame, fill bytes, a byte too many, and a scan for each component."""
+    plain, marked = saved(scene(2, 90, 70)), saved(scene(2, 90, 70), restart_marker_blocks=3)
+    jpegs = [renumbered(saved(scene(k, 90, 70), subsampling=k)) for k in range(3)]
+    jpegs += [plain.replace(b"\xff\xc0", b"\xff\xc1"), filled(marked, 1), plain[:-2] + b"\x2a" + plain[-2:]]
+    jpegs += [crafted((90, 70), *ODD, dc=CHROMA), crafted((90, 70), *ODD, apart=True)]
+    jpegs += [crafted((90, 70), *ODD, first=first) for first in (-1023, 1023)]
+    for data in jpegs:
+        after, table, rule = transcoded(data)
+        assert_same_pixels(data, after)
+        assert_segments_fit(after, table, (90, 70))
+        assert rule == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"first": 1024}, "DCT coefficient out of range"),
+        ({"dc": ((*LUMA[0], 1), (*range(12), 16))}, "Bogus Huffman table"),  # a DC of 16 bits
+        ({"dc": ((*LUMA[0][:-1], 2), (*range(12), 12))}, "Bogus Huffman table"),  # a code of ones alone
+    ],
+    ids=str,
+)
+def test_what_libjpeg_does_not_take_is_damage(changes, words):
+    with pytest.raises(DamagedJpeg, match=words):
+        transcoded(crafted((50, 41), *ODD, **changes))
+
+
+def test_a_table_of_a_number_that_there_is_not_is_damage():
+    data = crafted((50, 41), *ODD)
+    at = data.index(b"\xff\xda") + 6
+    for number, name in ((0x50, "0x05"), (0x05, "0x05")):
+        with pytest.raises(DamagedJpeg, match=f"Huffman table {name} was not defined"):
+            transcoded(data[:at] + bytes([number]) + data[at + 1 :])
+
+
+def test_bytes_that_lack_and_markers_out_of_turn_are_told():
+    whole = saved(scene(2, 64, 96), quality=90, restart_marker_rows=1)
+    for count in (1, 2, 3, 5):
+        with pytest.raises(DamagedJpeg, match="premature end"):
+            transcoded(whole[: -2 - count] + whole[-2:])
+    for number in (0xD3, 0xD1):
+        words = f"repaired: Corrupt JPEG data: found marker {number:#x} instead of RST2"
+        assert transcoded(whole.replace(b"\xff\xd2", bytes([0xFF, number])))[2] == words
 
 
 def test_every_real_image(tmp_path):

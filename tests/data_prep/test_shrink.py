@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from tests.data.test_decode import without_scans
+from tests.data.test_decode import without_scan, without_scans
 from widemix.data_prep.image import decode_file, encode
 from widemix.data_prep.jpeg import plain_frame
 from widemix.data_prep.restart import DamagedJpeg, segment_table
@@ -97,6 +97,14 @@ def test_progressive_ones_that_lack_scans_are_pillows(jpeg, tmp_path, scans):
     assert (stored.data, stored.rule) == (buffer.getvalue(), "")
     assert encode(sample, PrepSettings()).parts[0] == (tmp_path / "cut.jpg").read_bytes()
     assert np.array_equal(decode_file(str(tmp_path / "cut.jpg"), PrepSettings(raw=True)), np.asarray(image))
+
+
+@pytest.mark.parametrize("scan", [6, 7, 8])
+def test_progressive_ones_that_lack_one_scan_go_by_pillow(jpeg, scan):
+    """That of the last bit of DC, of Cr, or of Cb, and the others are complete."""
+    whole = jpeg(300, 200, progressive=True, quality=60)
+    assert shrink(whole, max_size=90) is not None
+    assert shrink(without_scan(whole, scan), max_size=90) is None
 
 
 @pytest.mark.parametrize("quality", [77, 3])  # of which tables of a baseline JPEG take no more than 255
