@@ -39,7 +39,10 @@ def places(size: tuple[int, int], factors: list[tuple[int, int]], apart: bool) -
     across, down = (max(each) for each in zip(*factors, strict=True))
     for part in [[c] for c in range(len(factors))] if apart else [list(range(len(factors)))]:
         if len(part) == 1:
-            sides = (-(-side * factor // most) for side, factor, most in zip(size, factors[part[0]], (across, down)))
+            sides = (
+                -(-side * factor // most)
+                for side, factor, most in zip(size, factors[part[0]], (across, down), strict=True)
+            )
             wide, tall = (-(-side // 8) for side in sides)
             yield part * (wide * tall)
         else:

@@ -185,17 +185,18 @@ def filled(jpeg: bytes, count: int) -> bytes:
 
 
 def renumbered(jpeg: bytes) -> bytes:
-    """A JPEG of Pillow in colour whose Huffman tables have other numbers: of luma DC 1 and AC 3, of chroma 2 and 0."""
+    """A JPEG of Pillow whose Huffman tables have other numbers: of luma DC 1 and AC 3, of chroma 2 and 0."""
     tables = {b"\0": b"\1", b"\x10": b"\x13", b"\1": b"\2", b"\x11": b"\x10"}
-    jpeg = re.sub(rb"(\xff\xc4..)([\0\1\x10\x11])", lambda found: found[1] + tables[found[2]], jpeg, flags=re.DOTALL)
+    jpeg = re.sub(rb"(?s)(\xff\xc4..)([\0\1\x10\x11])", lambda found: found[1] + tables[found[2]], jpeg)
     assert jpeg.count(b"\1\0\2\x11\3\x11\0\x3f\0") == 1
     return jpeg.replace(b"\1\0\2\x11\3\x11\0\x3f\0", b"\1\x13\2\x20\3\x20\0\x3f\0")
 
 
 def overflowing_once(kind: str) -> bytes:
-    """A grey one in which only the first block overflows, by its mean or by its edges."""
+    """A grey one in which only the first block overflows, by its mean or by its edges; others have edges, too."""
     pixels = np.full((48, 48, 3), 128, np.uint8)
-    pixels[:8, :8] = 228 if kind == "mean" else np.where(np.arange(8) % 2, 255, 1)[:, None]
+    pixels[16:, :, :] += (np.arange(48) // 3 % 2).astype(np.uint8)[:, None]
+    pixels[:8, :8] = 178 if kind == "mean" else np.where(np.arange(8) % 2, 255, 1)[:, None]
     return overflowing(by_pillow(Image.fromarray(pixels), quality=100, subsampling=0))
 
 

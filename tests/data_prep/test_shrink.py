@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from tests.data.test_decode import without_scan, without_scans
+from tests.data.test_decode import scene, without_scan, without_scans
 from widemix.data_prep.image import decode_file, encode
 from widemix.data_prep.jpeg import plain_frame
 from widemix.data_prep.restart import DamagedJpeg, segment_table
@@ -61,6 +61,66 @@ def test_pixels_are_about_those_of_pillow(jpeg, size, sampling):
     assert difference.mean() < 0.8
     assert np.percentile(difference, 99.9) <= 6
     assert rule == ""
+
+
+def plane(data: bytes, number: int, size: tuple[int, int]) -> np.ndarray:
+    """Y, Cb or Cr as it is stored, where that is of this size, or as libjpeg's transform scales it to that."""
+    image = Image.open(io.BytesIO(data))
+    image.draft("YCbCr", size)
+    found = np.asarray(image)[..., number]
+    assert found.shape == size[::-1]
+    return found
+
+
+def assert_near(data: bytes, max_size: int, number: int, source: tuple[int, int]) -> None:
+    """A plane of the shrunk JPEG is what Pillow makes of the source's plane of this size."""
+    body = shrink(data, max_size=max_size)[0]
+    width, height = Image.open(io.BytesIO(body)).size
+    size = (width // 2, height // 2) if number else (width, height)
+    expected = Image.fromarray(plane(data, number, source)).resize(size, Image.Resampling.LANCZOS)
+    difference = plane(body, number, size).astype(int) - np.asarray(expected)
+    assert np.abs(difference).max() <= 2  # by rounding, and the quantisation of the result
+    assert np.abs(difference).mean() < 0.3
+    assert abs(difference.mean()) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("size", "max_size", "scale"),
+    [
+        ((300, 200), 180, 1),
+        ((333, 251), 270, 1),
+        ((800, 600), 201, 1),
+        ((800, 600), 200, 2),  # from four times the size on
+        ((600, 800), 200, 2),
+        ((800, 32), 200, 2),
+        ((800, 28), 200, 1),  # of fewer than eight rows, or columns, never
+        ((28, 800), 200, 1),
+    ],
+)
+def test_luma_is_pillows(size, max_size, scale):
+    """Scaled down by the transform where it is much larger."""
+    data = saved(scene(3, *size))
+    assert_near(data, max_size, 0, (size[0] // scale, size[1] // scale))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("subsampling", [0, 2])
+def test_chroma_is_pillows(subsampling, number):
+    data = saved(scene(3, 300, 200), subsampling=subsampling)
+    assert_near(data, 180, number, (150, 100) if subsampling else (300, 200))
+
+
+@pytest.mark.parametrize("upright", [False, True])
+def test_hard_edges_stay_black_and_white(upright):
+    """Though the filter's sums are beyond both."""
+    stripes = np.tile(np.where(np.arange(300) // 25 % 2, 255, 0).astype(np.uint8), (300, 1))
+    assert_near(saved(Image.fromarray(stripes.T if upright else stripes).convert("RGB")), 170, 0, (300, 300))
+
+
+def saved(image: Image.Image, **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=95, **options)
+    return buffer.getvalue()
 
 
 @pytest.mark.parametrize("size", [(9, 300), (300, 9), (1000, 1), (1, 1000), (17, 16)])

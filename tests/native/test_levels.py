@@ -1,5 +1,6 @@
 """WIDEMIX_NATIVE picks the code, and each gives the same numbers."""
 
+import ctypes
 import json
 import os
 import platform
@@ -10,9 +11,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.conftest import ROOT
+from tests.data.test_decode import KINDS, PACKED, by_pillow, scene
+from widemix import native
+from widemix.data.augment.affine import rotation
+from widemix.data_prep.coefficients import pack
+from widemix.data_prep.restart import WRITTEN, run_codec
 from widemix.errors import InputError
+from widemix.formats.beton import COEFFICIENTS, JPEG, RAW
 from widemix.native import BuildError, build, compiled, levels
 
 RUNNABLE = levels.runnable()
@@ -43,6 +51,115 @@ def test_each_level_gives_the_same_numbers(level, of_native, tmp_path) -> None:
     assert found["exact"] == of_native["exact"]
     assert np.allclose(found["block"], of_native["block"], rtol=1e-4, atol=1e-6)
     assert found["code"].startswith("compiled code: made on this machine")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory) -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    """The code of this machine, and that of the least processor of its kind."""
+    mine = native.load() or pytest.skip("there is no compiled code")
+    target = tmp_path_factory.mktemp("plain") / "plain.so"
+    build.compile_library([build._compiler()], target, "-O0")
+    return mine, ctypes.CDLL(str(target))
+
+
+def address(array: np.ndarray) -> ctypes.c_void_p:
+    assert array.flags.c_contiguous
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def decoded(
+    library: ctypes.CDLL, data: bytes, mode: int, size: tuple[int, int], box: list[int], cubic: bool
+) -> bytes:
+    """A box of an image of this width and height, 40 pixels wide and tall."""
+    image, words = np.full((40, 40, 3), 7, np.uint8), [len(data), mode, *size[::-1]]
+    place = np.array(box, np.int64)
+    numbers = [ctypes.c_int64(number) for number in words]
+    ends = ctypes.c_int64(cubic), address(image), ctypes.c_int64(40), ctypes.c_int64(0)
+    library.decode_from_memory(data, *numbers, address(place), *ends)
+    return image.tobytes()
+
+
+@pytest.mark.parametrize("kind", [*PACKED, "pixels"])
+def test_the_least_processor_decodes_the_same(both, kind, capfd):
+    numbers = np.random.RandomState(0)
+    for count, size in enumerate([(37, 53), (150, 100), (131, 70)]):
+        image = scene(count, *size)
+        data = image.tobytes() if kind == "pixels" else KINDS[kind](image)
+        forms = [(data, RAW)] if kind == "pixels" else [(data, JPEG), (pack(data)[0], COEFFICIENTS)]
+        for form, mode in forms:
+            for _ in range(4):
+                box = [numbers.randint(0, size[1] // 2), numbers.randint(0, size[0] // 2)]
+                box += [numbers.randint(1, size[1] - box[0] + 1), numbers.randint(1, size[0] - box[1] + 1)]
+                given = form, mode, size, [*box, numbers.randint(2)], bool(numbers.randint(2))
+                first, second = (decoded(library, *given) for library in both)
+                assert first == second, (size, mode, box)
+    assert capfd.readouterr().err == ""
+
+
+def test_the_least_processor_restores_coefficients_of_all_sizes(both):
+    noise = np.random.RandomState(0).randint(0, 256, (70, 90, 3)).astype(np.uint8)
+    images = [Image.fromarray(noise), Image.fromarray(noise // 128 * 255), scene(0, 90, 70)]
+    for image in images:
+        for quality in (100, 90, 50):
+            data = by_pillow(image, quality=quality, subsampling=0)
+            outcome, found, count, _ = run_codec(both[1].restore_jpeg, pack(data)[0], len(data))
+            assert (outcome, found[:count].tobytes()) == (WRITTEN, data)
+
+
+def test_the_least_processor_makes_the_same_checksums(both):
+    data = np.random.RandomState(0).bytes(30_000)
+    for library in both:
+        library.crc32c.restype = ctypes.c_uint32
+    for size in (0, 1, 7, 8, 9, 767, 768, 12_287, 12_288, 12_300, 29_999):
+        assert len({library.crc32c(0, data[1:], ctypes.c_size_t(size)) for library in both}) == 1
+
+
+def test_the_least_processor_looks_up_and_counts_the_same(both):
+    """Or leaves a single table to what compiles Python."""
+    numbers = np.random.RandomState(0)
+    for size in (3, 93, 96, 99, 192, 195, 3000):
+        values, tables = (numbers.randint(0, 256, shape).astype(np.uint8) for shape in (size, (3, 256)))
+        for library in both:
+            found, one, counts = values.copy(), values.copy(), np.full((3, 256), -1, np.int32)
+            assert library.look_up(address(found), ctypes.c_int64(size), address(tables))
+            assert np.array_equal(found, tables[np.arange(size) % 3, values])
+            done = library.look_up_one(address(one), ctypes.c_int64(size), address(tables))
+            assert np.array_equal(one, tables[0][values] if done else values)
+            assert library.count_values(address(values), ctypes.c_int64(size), address(counts))
+            expected = [np.bincount(values[channel::3], minlength=256) for channel in range(3)]
+            assert np.array_equal(counts, expected)
+
+
+@pytest.mark.parametrize("cubic", [False, True])
+def test_the_least_processor_moves_pixels_alike(both, cubic):
+    matrices = [rotation(17.0, 61, 47), rotation(-3.0, 61, 47), (1.0, 0.21, -3.0, 0.0, 1.0, 0.0)]
+    matrices += [(1.0, 0.0, 0.0, -0.3, 1.0, 2.5), (1.0, 0.0, 3.25, 0.0, 1.0, 0.0), (1.0, 0.0, 0.0, 0.0, 1.0, -4.5)]
+    for matrix in matrices:
+        found = []
+        for library in both:
+            image = np.array(scene(0, 47, 61))
+            sizes = [ctypes.c_int64(61), ctypes.c_int64(47), *map(ctypes.c_double, matrix)]
+            assert library.move_pixels(address(image), *sizes, ctypes.c_int64(cubic), ctypes.c_int64(0x102030))
+            found.append(image.tobytes())
+        assert found[0] == found[1], matrix
+
+
+def test_every_colour_is_that_of_libjpegs_arithmetic(both):
+    """Of all pairs of Cb and Cr, in 16 bits after the point, rounded (jdcolor.c)."""
+    cr, cb = (np.ascontiguousarray(each.reshape(-1).astype(np.uint8)) for each in np.mgrid[:256, :256])
+    red, blue = cr.astype(int) - 128, cb.astype(int) - 128
+    changes = [
+        (91881 * red + 32768) >> 16,
+        (-22554 * blue - 46802 * red + 32768) >> 16,
+        (116130 * blue + 32768) >> 16,
+    ]
+    for level in (0, 100, 255):
+        y = np.full(len(cr) + 32, level, np.uint8)
+        for library in both:
+            found = np.empty((len(cr) + 32, 4), np.uint8)
+            library.colour_row(address(y), address(cb), address(cr), len(cr), address(found))
+            for channel, change in enumerate(changes):
+                assert np.array_equal(found[: len(cr), channel], (level + change).clip(0, 255))
 
 
 @pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="torch knows AVX only")
