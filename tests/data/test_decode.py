@@ -336,6 +336,31 @@ def test_padded_crops_have_a_black_border(tmp_path, padding, way):
     assert outside > 10
 
 
+@pytest.mark.parametrize("mode", [JPEG, RAW])
+def test_views_of_a_sample_are_its_boxes_one_by_one(tmp_path, way, mode):
+    """Of a sample that is decoded once: some have a border, or lie beyond the image altogether."""
+    images = [scene(k, 70 + k, 60) for k in range(3)]
+    forms = [by_pillow(image) if mode == JPEG else image.tobytes() for image in images]
+    with BetonWriter(tmp_path / "a.beton", tmp_path / "journal", 3) as writer:
+        for image, data in zip(images, forms, strict=True):
+            writer.add(Encoded("", 0, mode, *image.size, data, ""))
+        writer.finish()
+    decoder, samples = Decoder(open_beton(tmp_path / "a.beton")), np.arange(3)
+    inner, corner, beyond = (30, 40, 25, 20, 1), (-4, -5, 12, 12, 0), (80, 3, 12, 12, 0)
+    edge, whole, left = (52, 50, 12, 12, 1), (0, 0, 60, 70, 0), (11, -20, 12, 12, 0)
+    boxes = np.array([[beyond, corner, inner], [left, beyond, edge], [beyond, left, whole]])
+    bicubic = np.array([[False, False, True], [True, False, False], [False, True, False]])
+    views = [np.full((3, side, side, 3), 9, np.uint8) for side in (12, 12, 12)]
+    assert decoder.try_read_views(samples, boxes, bicubic, views, threads=1) == {}
+    for k, found in enumerate(views):
+        alone = np.full((3, 12, 12, 3), 8, np.uint8)
+        decoder.read(samples, boxes[:, k], bicubic[:, k], alone, threads=1)
+        assert np.array_equal(found, alone), k
+        assert found.any(axis=(1, 2, 3)).tolist() == [
+            tuple(box) not in (beyond, left) for box in boxes[:, k].tolist()
+        ]
+
+
 def test_threads_share_the_work(tmp_path):
     decoder = written(tmp_path / "a.beton", [by_pillow(scene(i, 90, 80)) for i in range(13)], segments=True)
     samples = np.arange(13)[::-1]

@@ -48,7 +48,7 @@ def by_pillow(data, size):
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("size", [(400, 300), (333, 251), (301, 517), (900, 700)])
+@pytest.mark.parametrize("size", [(400, 300), (333, 251), (301, 517), (900, 700), (230, 170)])
 def test_pixels_are_about_those_of_pillow(jpeg, size, sampling):
     cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed: Pillow writes only three of these samplings")
     source = np.asarray(Image.open(io.BytesIO(jpeg(*size, subsampling=0))))[..., ::-1]
@@ -73,11 +73,13 @@ def plane(data: bytes, number: int, size: tuple[int, int]) -> np.ndarray:
 
 
 def assert_near(data: bytes, max_size: int, number: int, source: tuple[int, int]) -> None:
-    """A plane of the shrunk JPEG is what Pillow makes of the source's plane of this size."""
+    """A plane of the shrunk JPEG is what Pillow makes of the source's plane of this size, rows first."""
     body = shrink(data, max_size=max_size)[0]
     width, height = Image.open(io.BytesIO(body)).size
     size = (width // 2, height // 2) if number else (width, height)
-    expected = Image.fromarray(plane(data, number, source)).resize(size, Image.Resampling.LANCZOS)
+    expected = Image.fromarray(plane(data, number, source))
+    for side in ((source[0], size[1]), size):
+        expected = expected.resize(side, Image.Resampling.LANCZOS)
     difference = plane(body, number, size).astype(int) - np.asarray(expected)
     assert np.abs(difference).max() <= 2  # by rounding, and the quantisation of the result
     assert np.abs(difference).mean() < 0.3
@@ -110,11 +112,36 @@ def test_chroma_is_pillows(subsampling, number):
     assert_near(data, 180, number, (150, 100) if subsampling else (300, 200))
 
 
-@pytest.mark.parametrize("upright", [False, True])
-def test_hard_edges_stay_black_and_white(upright):
+@pytest.mark.parametrize("name", ["columns", "rows", "squares"])
+def test_hard_edges_stay_black_and_white(name):
     """Though the filter's sums are beyond both."""
-    stripes = np.tile(np.where(np.arange(300) // 25 % 2, 255, 0).astype(np.uint8), (300, 1))
-    assert_near(saved(Image.fromarray(stripes.T if upright else stripes).convert("RGB")), 170, 0, (300, 300))
+    y, x = np.mgrid[:300, :300] // 25 % 2
+    dark = {"columns": x, "rows": y, "squares": x ^ y}[name]
+    assert_near(saved(Image.fromarray(np.uint8(255) * dark.astype(np.uint8)).convert("RGB")), 170, 0, (300, 300))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_chroma_of_an_odd_size_lies_where_its_luma_does(axis):
+    """A sample of chroma is in the middle of two of luma, and the last one half beyond the image."""
+    ramp = np.tile(30 + 0.4 * np.arange(500), (500, 1)).round().astype(np.uint8)
+    flat, ramp = Image.new("L", (500, 500), 128), Image.fromarray(np.ascontiguousarray(ramp if axis else ramp.T))
+    body = shrink(saved(Image.merge("YCbCr", (flat, ramp, flat)), subsampling=0), max_size=25)[0]
+    image = Image.open(io.BytesIO(body))
+    assert image.size == (25, 25)
+    image.draft("YCbCr", (12, 12))
+    found = np.asarray(image)[..., 1].mean(axis=1 - axis)
+    assert found.shape == (13,)
+    assert np.abs(found - (30 + 0.4 * (40 * np.arange(13) + 19.5)))[:-1].max() < 2
+
+
+def test_the_last_column_and_row_are_repeated_up_to_whole_blocks():
+    """As the JPEG shows where its header says that it is larger."""
+    body, _, _ = shrink(saved(scene(3, 300, 200)), max_size=150, restart_markers=False)
+    frame = body.index(b"\xff\xc0") + 5
+    assert body[frame : frame + 4] == bytes([0, 100, 0, 150])
+    larger = plane(body[:frame] + bytes([0, 104, 0, 152]) + body[frame + 4 :], 0, (152, 104)).astype(int)
+    assert np.abs(larger[:100, 150:] - larger[:100, 149:150]).max() <= 4
+    assert np.abs(larger[100:, :150] - larger[99:100, :150]).max() <= 4
 
 
 def saved(image: Image.Image, **options) -> bytes:

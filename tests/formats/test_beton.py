@@ -12,6 +12,7 @@ from widemix.errors import InputError
 from widemix.formats import tables
 from widemix.formats.beton import (
     FIELDS,
+    IMAGE,
     JPEG,
     RAW,
     SAMPLE,
@@ -29,6 +30,8 @@ from widemix.formats.tables import (
     HEADER,
     IMAGE_FIELD,
     INT_FIELD,
+    JSON_FIELD,
+    TENSOR_FIELD,
 )
 
 TABLES = HEADER.itemsize + 2 * FIELD.itemsize
@@ -291,9 +294,25 @@ def test_a_field_may_have_a_name_of_any_bytes(whole):
 def test_an_array_named_targets_beside_labels_is_none(complete):
     """One label tells that the file is of labels."""
     _, records, _ = tables_of(complete)
-    records["f1"][1] = 5
-    found = open_beton(complete)
-    assert (found.target_count, found.targets.tolist(), found.label.tolist()) == (0, [0] * 3, [-1, 5, -1])
+    for label in (5, 0, -2):
+        records["f1"][1] = label
+        found = open_beton(complete)
+        assert (found.target_count, found.targets.tolist(), found.label.tolist()) == (0, [0] * 3, [-1, label, -1])
+
+
+def test_fields_that_are_not_read_take_their_place_in_a_record(tmp_path):
+    """Of FFCV's types: a float and a tensor's place have 8 bytes, a JSON object's place and size 16."""
+    image, data = np.array((RAW, 2, 1, PAGE), IMAGE).tobytes(), b"pixels--tensor--{}"
+    record = np.float64(0.5).tobytes() + image + bytes(3) + np.uint64(PAGE + 8).tobytes()
+    record += np.array([PAGE + 16, 2], "<u8").tobytes() + np.int64(6).tobytes()
+    fields = np.zeros(5, FIELD)
+    fields["type_id"] = FLOAT_FIELD, IMAGE_FIELD, TENSOR_FIELD, JSON_FIELD, INT_FIELD
+    table = np.array([(0, PAGE, 6), (0, PAGE + 8, 8), (0, PAGE + 16, 2)], ALLOCATION)
+    head = np.array((2, 5, PAGE, 1, PAGE + len(data)), HEADER).tobytes() + fields.tobytes() + record
+    (tmp_path / "a.beton").write_bytes(head.ljust(PAGE, b"\0") + data + table.tobytes())
+    found = open_beton(tmp_path / "a.beton")
+    assert found.bytes[found.offset[0] :][: found.size[0]].tobytes() == b"pixels"
+    assert (found.width[0], found.height[0], found.label[0], found.mode[0]) == (2, 1, 6, RAW)
 
 
 def test_records_and_targets_that_a_cut_file_holds_in_part_are_not_read(complete):
