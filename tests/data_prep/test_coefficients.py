@@ -99,6 +99,15 @@ def test_jpegs_that_encoders_seldom_write_are_restored():
         assert unpack(packed) == coefficients.restore(packed) == data
 
 
+@pytest.mark.parametrize(
+    ("factors", "mcus"), [([(1, 1)], 8), ([(2, 2)], 8), ([(1, 1)] * 3, 8), ([(2, 2), (1, 1), (1, 1)], 4)], ids=str
+)
+def test_a_segment_has_64_pixels_of_a_row(factors, mcus):
+    packed, _ = pack(crafted((150, 20), *factors))
+    rows = 2 if mcus == 4 else 3
+    assert coefficients.HEAD.unpack_from(packed)[4:] == (mcus, 1, 3 * rows)
+
+
 def test_bytes_may_be_filled_up_with_zeros():
     """As some encoders do, where libjpeg writes ones: the last bits of a scan say nothing."""
     found = 0

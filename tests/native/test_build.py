@@ -71,8 +71,12 @@ def test_a_change_of_any_source_gets_a_build_of_its_own(home, tiny, monkeypatch)
     paths.append(build.planned())
     source.write_text("int tiny(void) { return 2; }\n")
     paths.append(build.planned())
+    for lines in (1, 2):  # of the same four in turn, of which the second is in another file
+        source.write_text("".join(["int a;\n", "int b;\n"][:lines]))
+        header.write_text("".join(["int b;\n", "int c;\n"][lines - 1 :]))
+        paths.append(build.planned())
     monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-g"))  # or of the compiler's words
-    assert len({*paths, build.planned()}) == 4
+    assert len({*paths, build.planned()}) == 6
 
 
 def test_without_a_compiler_an_earlier_build_does(home, tiny, monkeypatch, tmp_path):
@@ -121,6 +125,15 @@ def test_the_compiler_is_told_the_machine_and_what_keeps_the_numbers(home, tiny,
     assert {"-ffp-contract=off", "-shared", "-fPIC", "-Wl,-Bsymbolic", str(build.SOURCES / "tiny.c")} <= set(words)
     assert words[-3:] == ["-ljpeg", "-lpthread", "-lm"]
     assert path.parent == home
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags"), [("x86_64", ["-march=native"]), ("aarch64", ["-mcpu=native"]), ("riscv64", [])]
+)
+def test_code_for_this_machine_alone_is_asked_for_in_its_own_words(machine, flags, home, tiny, noting, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    compiled()
+    assert [word for word in noting.read_text().split() if word.startswith("-m")] == flags
 
 
 def test_each_level_has_a_build_of_its_own(home, tiny, noting, monkeypatch):
@@ -239,12 +252,13 @@ def test_compilers_make_vectors_of_avx2(compiler, tmp_path):
 
 def test_a_compiler_that_fails_leaves_nothing_and_says_why(home, monkeypatch, tmp_path):
     compiler = tmp_path / "broken"
-    compiler.write_text(
-        '#!/bin/sh\n[ "$1" != --version ] || exit 0\necho "x.c:1: fatal error: jpeglib.h: No" >&2\nexit 1\n'
-    )
+    words = "In x.c:1:\nx.c:1: fatal error: jpeglib.h: No\nx.c:2: error: other"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" != --version ] || exit 0\necho "{words}" >&2\nexit 1\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
-    with pytest.raises(BuildError, match=r"fatal error: jpeglib.h: No; apt-get install libjpeg-dev"):
+    with pytest.raises(
+        BuildError, match=r"broken failed: x\.c:1: fatal error: jpeglib\.h: No; apt-get install libjpeg-dev$"
+    ):
         compiled()
     assert not list(home.iterdir())
 
@@ -278,10 +292,23 @@ def test_an_error_that_names_nothing_is_its_exit_code(tmp_path):
 def test_a_folder_that_may_not_be_written_to_is_replaced_by_a_temporary_one(home, monkeypatch):
     assert cache_folder() == home
     assert home.is_dir()
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
     assert build.home_cache() is None
     assert cache_folder() == cache_folder()
     assert cache_folder().name.startswith("widemix-")
+
+
+def test_a_folder_that_cannot_be_made_is_replaced_by_one_that_is_removed_at_the_end(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    registered: list[tuple] = []
+    monkeypatch.setattr(build.atexit, "register", lambda *arguments: registered.append(arguments))
+    build._temporary_folder.cache_clear()
+    folder = cache_folder()
+    build._temporary_folder.cache_clear()
+    assert registered == [(build._remove, folder, os.getpid())]
+    build._remove(folder, os.getpid())
+    assert not folder.exists()
 
 
 def test_without_its_variable_the_cache_is_in_the_home(monkeypatch, tmp_path):
