@@ -9,8 +9,9 @@ Table = tuple[tuple[int, ...], tuple[int, ...]]  # codes of each length from 1 o
 LUMA = (0, 1, 5, 1, 1, 1, 1, 1, 1), tuple(range(12))
 CHROMA = (0, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1), tuple(range(12))  # of which the codes of 10 and 11 have as many bits
 OTHERS = LUMA[0], (*range(9), 11, 10, 9)  # as LUMA, with other symbols
-AC = (0, 0, 0, 13), (*range(12), 0xF0)  # of the first component
-OTHER_AC = (0, 0, 0, 13), (0xF0, *range(11, -1, -1))
+# Of the first component, and of others; the end of a block is 0111, so that a last byte filled up may be ones alone.
+AC = (0, 0, 0, 13), (*range(1, 8), 0, *range(8, 12), 0xF0)
+OTHER_AC = (0, 0, 0, 13), (0xF0, *range(11, 5, -1), 0, *range(5, 0, -1))
 
 
 def segment(marker: int, body: bytes) -> bytes:

@@ -23,6 +23,7 @@ from widemix.data_prep.write import BetonWriter
 from widemix.errors import InputError
 from widemix.formats.beton import COEFFICIENT_FIELDS, COEFFICIENTS, JPEG, RAW, open_beton
 
+CUBIC = Image.Resampling.BICUBIC
 REAL = Path(__file__).parents[3] / "shared/data/imagenet-sample"
 ODD = [[(1, 1), (2, 1)], [(1, 1), (1, 2)], [(2, 1), (1, 1)], [(1, 2), (1, 1)]]  # of chroma
 SIZES = [(1, 1), (7, 5), (16, 16), (17, 33), (150, 100), (101, 153), (260, 67), (333, 250)]
@@ -212,6 +213,8 @@ def test_pixels_by_any_huffman_tables_are_pillows(tmp_path):
     tables = (LUMA, CHROMA, LUMA, OTHERS, LUMA)
     jpegs = [crafted((40, 30), *[(1, 1)] * count, dc=table) for table in tables for count in (1, 3)]
     jpegs += [renumbered(by_pillow(scene(k, 90, 70), quality=95, subsampling=k)) for k in range(3)]
+    jpegs += [crafted((8 * count, 8), (1, 1)) for count in range(1, 13)]
+    assert any(jpeg.endswith(b"\xff\0\xff\xd9") for jpeg in jpegs)  # a last byte of ones
     assert_pillows(written(tmp_path / "a.beton", jpegs), 4, 24)
 
 
@@ -316,6 +319,22 @@ def test_raw_images_are_pillows(tmp_path, way):
         crop = Image.fromarray(whole).crop((left, top, left + width, top + height))
         expected = np.asarray(crop.resize((24, 24), Image.Resampling.BICUBIC))
         assert np.array_equal(image, expected[:, ::-1] if flip else expected)
+
+
+def test_boxes_are_resized_in_the_order_of_pillow(tmp_path, way):
+    """Rows first where the height shrinks by more than twice what the width does (Pillow 13): its rounding shows."""
+    sizes = [(width, height) for width in (20, 32, 40) for height in (31, 32, 33, 47, 48, 49)]
+    wholes = [np.random.RandomState(sum(size)).randint(0, 256, (*size[::-1], 3)).astype(np.uint8) for size in sizes]
+    with BetonWriter(tmp_path / "raw.beton", tmp_path / "journal", len(wholes)) as writer:
+        for size, whole in zip(sizes, wholes, strict=True):
+            writer.add(Encoded("", 0, RAW, *size, whole.tobytes(), ""))
+        writer.finish()
+    decoder, samples = Decoder(open_beton(tmp_path / "raw.beton")), np.arange(len(sizes))
+    found = np.empty((len(sizes), 32, 32, 3), np.uint8)
+    boxes = np.array([[0, 0, height, width, 0] for width, height in sizes])
+    decoder.read(samples, boxes, np.ones(len(sizes), bool), found, threads=1)
+    for size, whole, image in zip(sizes, wholes, found, strict=True):
+        assert np.array_equal(image, np.asarray(Image.fromarray(whole).resize((32, 32), CUBIC))), size
 
 
 @pytest.mark.parametrize("padding", [2, 8, 40])
@@ -531,6 +550,15 @@ def test_a_scan_with_bytes_too_few_is_damage(tmp_path):
     cut = [whole[: -2 - count] + whole[-2:] for count in (1, 2, 3, 5, 8)]
     found = damaged(written(tmp_path / "a.beton", [*cut, whole]), (0, 0, 120, 160))
     assert found == dict.fromkeys(range(5), "Corrupt JPEG data: premature end of data segment")
+
+
+def test_a_scan_that_ends_long_before_a_crop_is_damage(tmp_path):
+    """All that is passed over would be many times what there is in memory."""
+    whole = by_pillow(scene(2, 64, 48), quality=90)
+    at = whole.index(b"\xff\xc0") + 5
+    large = whole[:at] + (6000).to_bytes(2, "big") * 2 + whole[at + 4 :]
+    found = damaged(written(tmp_path / "a.beton", [large]), (5900, 5900, 50, 50))
+    assert found == {0: "Corrupt JPEG data: premature end of data segment"}
 
 
 def test_a_scan_without_the_end_marker_is_damage_where_all_is_read(tmp_path):

@@ -108,6 +108,16 @@ def test_a_segment_has_64_pixels_of_a_row(factors, mcus):
     assert coefficients.HEAD.unpack_from(packed)[4:] == (mcus, 1, 3 * rows)
 
 
+def test_a_last_byte_of_ones_alone_is_restored():
+    """With the zero that follows each of these."""
+    jpegs = [crafted((8 * count, 8), *[(1, 1)] * components) for count in range(1, 13) for components in (1, 3)]
+    assert sum(jpeg.endswith(b"\xff\0\xff\xd9") for jpeg in jpegs) > 1
+    for data in jpegs:
+        packed, reason = pack(data)
+        assert packed, reason
+        assert unpack(packed) == coefficients.restore(packed) == data
+
+
 def test_bytes_may_be_filled_up_with_zeros():
     """As some encoders do, where libjpeg writes ones: the last bits of a scan say nothing."""
     found = 0

@@ -353,7 +353,8 @@ def test_tables_are_read_as_they_were_written(stored):
 
 
 @pytest.mark.parametrize(
-    ("number", "value"), [(0, 2), (0, 10**9), (1, 8), (2, 0), (2, 8), (3, 0), (3, 10**6), (5, 20), (-1, 2**31)]
+    ("number", "value"),
+    [(0, 2), (0, 10**9), (1, 0), (1, 8), (2, 0), (2, 8), (3, 0), (3, 10**6), (5, 20), (-1, 2**31)],
 )
 def test_damaged_tables_are_refused(stored, number, value):
     beton, _ = stored

@@ -172,13 +172,15 @@ def test_an_older_folder_of_text_gets_them_too(tmp_path):
 
 
 def test_names_of_any_characters_are_those_of_the_sources(tmp_path):
-    names = ["a b", "line\nbreak", "back\\slash\\n", "\\\\n", "no\udcffutf8", "\r\u2028", ""]
-    checksums = [0, 0x1B, 0x12345678, 0xFFFFFFFF, 10, 0xA0000000, 7]
+    names = ["a b", "line\nbreak", "back\\slash\\n", "\\\\n", "no\udcffutf8", "\r\u2028", "", " c "]
+    checksums = [0, 0x1B, 0x12345678, 0xFFFFFFFF, 10, 0xA0000000, 7, 8]
     (tmp_path / "x.sources").write_bytes(sources_text(checksums, names))
     wanted = {name: (i, checksum) for i, (name, checksum) in enumerate(zip(names, checksums, strict=True))}
     assert read_sources(tmp_path / "x.beton") == wanted
     assert read_names(tmp_path / "x.beton") == names
     assert describe_sample(tmp_path / "x.beton", 0) == "sample 0 (a b)"
+    assert describe_sample(tmp_path / "x.beton", 4) == "sample 4 (no\ufffdutf8)"
+    assert describe_sample(tmp_path / "x.beton", 7) == "sample 7 ( c )"
     assert describe_sample(tmp_path / "x.beton", 99) == "sample 99"
     assert describe_sample(tmp_path / "x.beton", 6) == "sample 6"  # whose name is empty
     assert describe_sample(tmp_path / "none.beton", 3) == "sample 3"
