@@ -280,8 +280,8 @@ def test_damage_without_scans_is_reported(tmp_path, way):
 
 
 def test_the_reason_of_pillow_is_cut_where_c_has_room_for_it(tmp_path, way, monkeypatch):
+    """That of an error without words is its kind."""
     decoder = written(tmp_path / "a.beton", [progressive(0, 2, (60, 50))])
-
     for error, words in (
         (ValueError(500 * "x"), (199 * "x", 200 * "x")),
         (ValueError("x" + 100 * "é"), ("x" + 99 * "é", "x" + 99 * "é" + "\ufffd")),  # within a character
