@@ -146,19 +146,22 @@ def test_bytes_are_those_of_pillow_with_optimised_tables(options):
         assert transcoded(plain)[0] == transcoded(expected)[0] == expected
 
 
-def test_no_code_has_more_than_16_bits():
-    """Though frequencies that grow as Fibonacci's numbers ask for more; no code is all ones (T.81, annex K.2)."""
+@pytest.mark.parametrize("count", [16, 17, 18, 24])
+def test_no_code_has_more_than_16_bits(count):
+    """Though frequencies as Fibonacci's numbers ask for `count`; none is of ones alone (T.81, annex K.2)."""
     compiled = restart.library() or pytest.skip("there is no compiled code")
     frequency = np.zeros(256, np.uint32)
-    frequency[:2] = 1
-    for symbol in range(2, 24):
+    frequency[:2] = 1, 2
+    for symbol in range(2, count):
         frequency[symbol] = frequency[symbol - 2 : symbol].sum()
     table = np.zeros(17 + 256 + 16, np.uint8)  # of libjpeg: codes of each length, symbols, and a flag
     compiled.make_optimal_table(ctypes.c_void_p(frequency.ctypes.data), ctypes.c_void_p(table.ctypes.data))
-    counts = table[:17].astype(int)
-    assert counts.sum() == 24
+    counts, symbols = table[:17].astype(int), table[17 : 17 + count].tolist()
+    assert sorted(symbols) == list(range(count))
+    assert counts.sum() == count
+    assert counts[1] == 1
+    assert counts[15:].any()
     assert (counts * 2 ** np.arange(16, -1, -1)).sum() < 2**16
-    assert sorted(table[17:41].tolist()) == list(range(24))
 
 
 ODD = [(2, 2), (1, 1), (1, 1)]
