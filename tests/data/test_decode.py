@@ -367,12 +367,12 @@ def test_views_of_a_sample_are_its_boxes_one_by_one(tmp_path, way, mode):
     decoder, samples = Decoder(open_beton(tmp_path / "a.beton")), np.arange(3)
     inner, corner, beyond = (30, 40, 25, 20, 1), (-4, -5, 12, 12, 0), (80, 3, 12, 12, 0)
     edge, whole, left = (52, 50, 12, 12, 1), (0, 0, 60, 70, 0), (11, -20, 12, 12, 0)
-    boxes = np.array([[inner, beyond, corner], [corner, left, edge], [beyond, left, whole]])
-    bicubic = np.array([[True, False, False], [False, True, False], [False, True, False]])
-    views = [np.full((3, side, side, 3), 9, np.uint8) for side in (12, 12, 12)]
+    boxes = np.array([[inner, beyond, corner, inner], [corner, left, edge, inner], [beyond, left, whole, inner]])
+    bicubic = np.array([[True, False, False, False], [False, True, False, True], [False, True, False, True]])
+    views = [np.full((3, side, side, 3), 9, np.uint8) for side in (12, 12, 12, 20)]
     assert decoder.try_read_views(samples, boxes, bicubic, views, threads=1) == {}
     for k, found in enumerate(views):
-        alone = np.full((3, 12, 12, 3), 8, np.uint8)
+        alone = np.full(found.shape, 8, np.uint8)
         decoder.read(samples, boxes[:, k], bicubic[:, k], alone, threads=1)
         assert np.array_equal(found, alone), k
         assert found.any(axis=(1, 2, 3)).tolist() == [
