@@ -233,6 +233,7 @@ def test_the_vocabulary_goes_up_to_its_greatest_token(tmp_path):
         ("f1", 49, True),
         ("f1", 1, True),  # fewer than before the second sentence
         ("f2", 0, False),
+        ("f2", "f1", False),  # of an empty second sentence
         ("f2", -1, True),
         ("f0", 0, True),  # its place
         ("ptr", 0, True),
@@ -246,7 +247,7 @@ def test_pairs_whose_lengths_or_places_cannot_be_are_refused(folder, tmp_path, f
         rows = np.memmap(path, SAMPLE, "r+", HEADER.itemsize + 4 * FIELD.itemsize, count)
     else:
         rows = np.memmap(path, ALLOCATION, "r+", path.stat().st_size - count * ALLOCATION.itemsize, count)
-    rows[field][52] = rows[field][52] - 4 if field in ("f0", "ptr") else value
+    rows[field][52] = rows[field][52] - 4 if field in ("f0", "ptr") else rows[value][52] if value == "f1" else value
     assert text.second[52] > 1
     if refused:
         with pytest.raises(InputError, match=r"train\.beton: sample(s 51 and)? 52 "):
