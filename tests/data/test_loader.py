@@ -473,7 +473,7 @@ def test_replacements_are_counted_warned_of_and_change_no_other_image(folder, da
         assert f"replaced by sample {other}" in warnings
 
 
-def test_each_view_of_a_damaged_sample_is_that_view_of_the_sample_that_replaces_it(damaged):
+def test_each_view_of_a_damaged_sample_is_that_view_of_the_sample_that_replaces_it(damaged, capsys):
     """With its crop, its flip and its augmentation, and not those of the first view, nor of the damaged one."""
     source = TrainLoader(section(damaged, on_corrupt="replace"), FULL, TRAIN, place()).source
     count = len(source.file)
@@ -482,6 +482,7 @@ def test_each_view_of_a_damaged_sample_is_that_view_of_the_sample_that_replaces_
     assert (read // count).tolist() == [0, 1, 2]
     assert not np.isin(read % count, (11, 30, 31)).any()
     assert torch.equal(images, source.read(read, read, 0)[0])
+    assert capsys.readouterr().err.count("train.beton: sample 11 (train/") == 3
 
 
 def test_what_replaces_a_sample_follows_from_seed_epoch_and_view(damaged):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from timm.data.distributed_sampler import RepeatAugSampler
 
 from widemix.data import random
-from widemix.data.order import RandomOrder, evaluation_samples, rank_slices, shuffled, steps_per_epoch
+from widemix.data.order import RandomOrder, evaluation_samples, rank_slices, shuffled, split_views, steps_per_epoch
 from widemix.data.paged import PagedOrder
 from widemix.data.random import ORDER, key
 from widemix.data_prep.samples import ImageFiles
@@ -170,6 +170,14 @@ def test_views_of_a_sample_do_not_lie_side_by_side():
     view_ids = RandomOrder(1000, 96, 0, repeats=3).step(0, 0)
     assert np.array_equal(view_ids // 1000, np.repeat([0, 1, 2], 32))
     assert (np.diff(view_ids % 1000) != 0).all()
+
+
+def test_each_view_has_the_samples_in_the_order_of_the_sequence():
+    """Whatever NumPy's sort does with equal numbers."""
+    places, views = split_views(10, 6000, 3)
+    expected = [position for view in range(3) for position in range(10, 6010) if position % 3 == view]
+    assert places.tolist() == [position // 3 for position in expected]
+    assert views.tolist() == [position % 3 for position in expected]
 
 
 @pytest.mark.parametrize("kind", KINDS)
