@@ -72,19 +72,20 @@ def test_the_others_of_a_folder_are_prepared(tmp_path, stored, settings):
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])
-def test_a_large_jpeg_is_scaled_down_while_it_is_decoded(stored, mode):
-    path = stored("a.jpg", 1610, 805, mode=mode)
-    found = encode_file(path, raw=True, max_size=100, max_pixels=202 * 101)
+@pytest.mark.parametrize(("width", "scaled"), [(100, (202, 101)), (150, (403, 202))], ids=["an eighth", "a quarter"])
+def test_a_large_jpeg_is_scaled_down_while_it_is_decoded(stored, mode, width, scaled):
+    path, size, most = stored("a.jpg", 1610, 805, mode=mode), (width, width // 2), scaled[0] * scaled[1]
+    found = encode_file(path, raw=True, max_size=width, max_pixels=most)
     with Image.open(path) as image:
-        image.draft(None, (200, 100))
-        assert image.size == (202, 101)  # an eighth
-        expected = image.convert("RGB").resize((100, 50), Image.Resampling.LANCZOS)
-        whole = Image.open(path).convert("RGB").resize((100, 50), Image.Resampling.LANCZOS)
-    pixels = np.frombuffer(found.data, np.uint8).reshape(50, 100, 3)
+        image.draft(None, (2 * size[0], 2 * size[1]))
+        assert image.size == scaled
+        expected = image.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+        whole = Image.open(path).convert("RGB").resize(size, Image.Resampling.LANCZOS)
+    pixels = np.frombuffer(found.data, np.uint8).reshape(*size[::-1], 3)
     assert np.array_equal(pixels, expected)
     assert np.abs(pixels - np.asarray(whole, int)).mean() < 1
-    assert encode_file(path, raw=True, max_size=100).data == whole.tobytes()
-    assert encode_file(path, raw=True, max_size=100, max_pixels=202 * 101 - 1).data == b""
+    assert encode_file(path, raw=True, max_size=width).data == whole.tobytes()
+    assert encode_file(path, raw=True, max_size=width, max_pixels=most - 1).data == b""
 
 
 def test_so_is_a_jpeg_of_several_pictures(stored, image):

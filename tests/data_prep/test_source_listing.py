@@ -74,6 +74,9 @@ def test_other_files_do_not(text):
         b"\0\0\0\x20ftypavis",  # a sequence
         b"P3\n# by hand\n2 2 255",
         b"P4 8 1\n",
+        b"RIFF\n\n\n\nWEBP",  # of sizes that have such a byte
+        b"\n\n\n\nftypavif",
+        b"BM\n" + bytes(7) + b"\x36\n\0\0\x28\0\0\0",
         *(b"BM" + bytes(8) + b"\x36\0\0\0" + bytes([size]) + bytes(3) for size in (12, 40, 52, 56, 64, 108, 124)),
     ],
 )

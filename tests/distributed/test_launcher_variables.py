@@ -153,6 +153,14 @@ def test_mpi_within_a_job_of_slurm_is_the_innermost_and_rank_0_is_on_the_first_n
     assert environ["MASTER_ADDR"] == "n2"
 
 
+def test_a_place_that_the_launcher_does_not_say_may_be_set():
+    for local, total in (("1", "2"), ("0", "1")):
+        rank = read_topology(
+            torchrun_env(GFORKER | {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": total, "MASTER_ADDR": "n2"})
+        )
+        assert (rank.rank, rank.world, rank.local_rank, rank.local_world) == (1, 2, int(local), int(total))
+
+
 STANDALONE = {"TORCHELASTIC_RUN_ID": "9b0f8ab4-5b7a-4f5e-9d57-0c7c3a2e6f11", "RANK": "0", "WORLD_SIZE": "1"}
 
 

@@ -11,6 +11,7 @@ from torch import nn
 from tests.conftest import Command
 from tests.engine.ranks import EMA, ENGINES, REPMLP, Setting, overrides_for
 from tests.forks import Forks, group_of
+from widemix.engine import batch_norm
 from widemix.engine.batch_norm import freeze_batch_norms, sync_batch_norms
 
 SHAPES = {"1d": (6, 5), "1d with places": (6, 5, 7), "2d": (6, 5, 3, 4)}
@@ -118,6 +119,21 @@ def test_a_user_sees_no_warning_of_torchs(digits, tmp_path):
     code, output = Command("train", recipe, "--ranks", "2", "--run-dir", tmp_path / "run").wait()
     assert code == 0, output
     assert "Warning" not in output
+
+
+def test_statistics_are_of_float32_whatever_the_features_are_in(monkeypatch):
+    """Here of two ranks with the same batch."""
+    monkeypatch.setattr(batch_norm, "_sum_over_ranks", lambda own: 2 * own)
+    monkeypatch.setattr(batch_norm.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(batch_norm.dist, "get_world_size", lambda: 2)
+    x = (30 + torch.randn(64, 5, 9)).bfloat16()
+    norm, expected = nn.Sequential(nn.BatchNorm1d(5)), nn.BatchNorm1d(5)
+    sync_batch_norms(norm)
+    found, wanted = norm(x), expected(torch.cat([x, x]).float())[:64]
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, wanted.bfloat16(), rtol=0.01, atol=0.001)
+    torch.testing.assert_close(norm[0].running_mean, expected.running_mean)
+    torch.testing.assert_close(norm[0].running_var, expected.running_var)
 
 
 def test_only_batch_norms_that_are_frozen_as_a_whole_keep_their_statistics():

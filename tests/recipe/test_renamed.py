@@ -40,6 +40,11 @@ def test_each_renamed_key_has_its_values_under_both_names(capsys):
         assert capsys.readouterr().err.startswith(f"warning: the command line: {old} is now called {new};")
 
 
+def test_how_many_skips_and_rollbacks_were_allowed_is_still_allowed():
+    faults = load_recipe(DIGITS, [("faults.skips", "17"), ("faults.rollbacks", "5")]).faults
+    assert (faults.max_skipped_steps, faults.max_rollbacks) == (17, 5)
+
+
 def test_a_file_and_those_that_extend_it_may_differ_in_spelling(tmp_path, capsys):
     base, path = tmp_path / "base.yaml", tmp_path / "recipe.yaml"
     base.write_text(f"extends: {DIGITS}\nengine: {{kernels: plain, kind: fsdp}}\n")

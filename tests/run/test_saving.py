@@ -251,6 +251,13 @@ def test_whatever_fails_on_another_rank_rank_0_is_told(tmp_path, monkeypatch, er
     assert (str(error) or "RuntimeError") in save(ranks, [0, 7, 15], 1)
 
 
+def test_other_ranks_fail_with_rank_0_where_the_last_checkpoint_is_not_saved(tmp_path, monkeypatch):
+    _, other = savers(tmp_path, 2)
+    monkeypatch.setattr(saving, "on_main", lambda *_: "there is no space left")
+    with pytest.raises(RunError, match="there is no space left"):
+        other.finish_all_ranks()
+
+
 def test_a_run_whose_last_checkpoint_is_not_saved_fails(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -125,6 +125,8 @@ def test_a_spike_is_flagged_once_there_are_losses_to_compare_it_with():
     assert event["expected"] == pytest.approx((30 + 1.55) / 31)
     assert health(loss_spike_std=None).check_steps(steps_of(*calm, 100.0)) == []
     assert health(loss_spike_std=6).check_steps(steps_of(*calm, 0.1)) == []  # a fall
+    lasting = health(loss_spike_std=6).check_steps(steps_of(*calm, *[5.0] * 50))
+    assert [event["step"] for event in lasting] == [31]  # from then on it is what is expected
     for before, spikes in ((19, []), (20, [21])):
         events = health(loss_spike_std=6).check_steps(steps_of(*calm[:before], 100.0))
         assert [event["step"] for event in events] == spikes

@@ -223,6 +223,21 @@ def test_confusions_have_true_classes_in_rows_and_mistakes_are_the_first_of_the_
         shown.clear()
 
 
+def test_ranks_that_write_nothing_begin_anew_too(monkeypatch):
+    loader = SimpleNamespace(
+        data=SimpleNamespace(num_classes=2), topology=SimpleNamespace(device=torch.device("cpu"))
+    )
+    counted = []
+    monkeypatch.setattr(mistakes.dist, "all_reduce", lambda tensor: counted.append(tensor.tolist()))
+    monkeypatch.setattr(mistakes.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(mistakes.dist, "all_gather_object", lambda every, own: every.__setitem__(0, own))
+    watched = mistakes.Mistakes(3, loader, SimpleNamespace(writer=None))
+    for step in (1, 2):
+        watched.observe(torch.eye(2), batch_of([3, 4], [0, 0]))
+        watched.write(step)
+    assert counted == [[1, 1, 0, 0]] * 2
+
+
 def test_mistakes_are_shown_with_their_classes_and_those_without_a_name_by_their_number(monkeypatch):
     section = load_recipe("digits/mixer").data
     source = SimpleNamespace(
