@@ -8,6 +8,7 @@ import torch
 from packaging.requirements import Requirement
 
 from tests.conftest import ROOT
+from widemix import torch_support
 from widemix.torch_support import BUILDS, END, OLDEST, build_for, build_for_driver, table
 
 LOCK = dict(
@@ -21,6 +22,16 @@ def test_the_bounds_are_those_of_the_project():
     assert bounds["torch"] == {">=": OLDEST, "<": END}
     assert bounds["torchvision"] == {">=": BUILDS[0].torchvision.rpartition(".")[0]}
     assert BUILDS[0].torch.rpartition(".")[0] == OLDEST
+
+
+@pytest.mark.parametrize(
+    ("installed", "enough"),
+    [("2.8.0a0+34c6371d24.nv25.08", True), ("2.8.0+cu128", True), ("2.15.0", True), ("2.7.1+cu128", False)],
+)
+def test_builds_before_a_release_of_torch_have_what_it_has(monkeypatch, installed, enough):
+    """As those in NVIDIA's containers."""
+    monkeypatch.setattr(torch_support, "version", lambda package: {"torch": installed}[package])
+    assert torch_support.torch_is_at_least("2.8") == enough
 
 
 def test_the_container_has_the_newest_build():

@@ -22,6 +22,11 @@ NETWORKS = "widemix.evaluation.networks.load_network"
 # Command line -> the function, and its last arguments by position, with those that have a default.
 DEFAULTS: list[tuple[str, str, tuple[Any, ...]]] = [
     ("analyse augment digits/mixer --train.seed 9", "augment.write_sheets", (P("analysis/digits-mixer"), 32, 9)),
+    (
+        "analyse augment digits/mixer --train.seed 9 --seed 0",
+        "augment.write_sheets",
+        (P("analysis/digits-mixer"), 32, 0),
+    ),
     (f"analyse spectrum {NET}", "training_spectrum.course", (NET, (), False, False)),
     (f"analyse filters {NET}", "filters.layer_filters", ("module", None)),
     (f"analyse weights {NET}", "effective_weights.receptive_fields", ((3, 4), 64, False)),

@@ -341,6 +341,16 @@ def test_days_are_days(tmp_path, folder, monkeypatch, capsys):
         assert any(local.glob("*/manifest.json")) is not removed
 
 
+def test_where_files_cannot_be_locked_old_copies_are_removed_too(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(module, "_is_open", lambda _: False)
+    local = tmp_path / "local"
+    for answer, removed in ((False, False), (None, True)):  # another process has it; there are no locks
+        copy = stage(folder, local)
+        monkeypatch.setattr(module, "try_lock", lambda descriptor, answer=answer: answer)
+        remove_old(local, days=0)
+        assert copy.exists() is not removed
+
+
 def test_a_copy_that_is_used_again_is_not_old(tmp_path, folder):
     copy = stage(folder, tmp_path / "local")
     os.utime(tmp_path / "local" / f".{copy.name}.lock", (0, 0))

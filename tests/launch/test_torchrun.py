@@ -109,6 +109,8 @@ def test_a_recipes_data_are_read_where_they_are_or_copied_to_a_folder_of_this_no
     assert torchrun.data_for(train, "$OF_NODE/a", "relay") == Path("/disk/7/copy")
     assert torchrun.data_for(train, "/disk") == Path("/disk/7/copy")
     assert staged == [(digits, Path("/disk/7/a"), "relay"), (digits, Path("/disk"), None)]
+    program = torchrun.train_program(train, Path("/disk/7/a"))
+    assert program == ["widemix", "train", *train, "--data.path=/disk/7/a"]  # of two paths the last one counts
     monkeypatch.setenv("OF_NODE", "disk")
     with pytest.raises(InputError, match=r"^--stage-to \$OF_NODE/a: is disk/a on this node"):
         torchrun.data_for(train, "$OF_NODE/a")

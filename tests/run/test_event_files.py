@@ -4,6 +4,7 @@ import json
 import math
 import random
 import time
+from argparse import Namespace
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginEventAccumulator
 
+from widemix.plots import tensorboard as of_analyses
 from widemix.plots.style import as_png, new_figure
 from widemix.plots.tensorboard import add_to_tensorboard
 from widemix.recipe import load_recipe
@@ -188,7 +190,7 @@ def test_any_kills_rollbacks_and_clocks(tmp_path, monkeypatch, seed):
     run.close()
 
 
-def test_figures_of_an_analysis_replace_those_of_the_same_step(tmp_path):
+def test_figures_of_an_analysis_replace_those_of_the_same_step(tmp_path, monkeypatch):
     figure, run = as_png(new_figure(1, 1)[0]), Run(tmp_path / "run", 10)
     run.start(0)
     run.train(5)
@@ -203,6 +205,10 @@ def test_figures_of_an_analysis_replace_those_of_the_same_step(tmp_path):
     assert found["analysis/filters"] == [(0, 0.0)]
     assert [step for step, _ in found["loss/train"]] == list(range(1, 9))
     assert found["recipe/text_summary"] == [(0, 0.0)]
+    monkeypatch.setattr(of_analyses.checkpoint, "find", lambda run: Namespace(position=Namespace(step=6)))
+    for _ in range(2):
+        add_to_tensorboard({"filters": figure}, run.folder)
+    assert [step for step, _ in drawn(run.folder)["analysis/filters"]] == [0, 6]
     run.close()
 
 

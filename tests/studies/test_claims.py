@@ -12,7 +12,7 @@ from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
-from widemix.studies.claims import Estimate, decide, holm, verdicts
+from widemix.studies.claims import Estimate, decide, holm, samples_differ, verdicts
 from widemix.studies.page import as_page
 from widemix.studies.protocol import Statement
 from widemix.studies.results import collect
@@ -193,6 +193,12 @@ def test_what_is_computed_has_no_error(tmp_path):
     assert f"| greater | {found.estimate.mean:+.6g} | exact | |  | **supported** |" in as_page(
         results, study, "s.yaml"
     )
+
+
+def test_of_a_number_and_samples_the_difference_is_left_less_right():
+    below, above = samples_differ([1.0], [3.0, 5.0, 4.0], False), samples_differ([3.0, 5.0, 4.0], [1.0], False)
+    assert (below.mean, above.mean) == (-3, 3)
+    assert below.error == above.error == pytest.approx(1 / 3**0.5)
 
 
 def test_sides_without_shared_seeds_are_welchs(tmp_path):
