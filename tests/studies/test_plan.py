@@ -1,6 +1,8 @@
 # ruff: noqa: F401, F811 - `study` is a fixture
 """What `widemix study plan` prints: the state of each run, and the hours and bytes of those that have not ended."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.conftest import ROOT
@@ -8,6 +10,7 @@ from tests.studies.test_report import pretend, study, widemix
 from tests.studies.test_search import STUDY as SEARCHED
 from widemix.cli.study import _gpus
 from widemix.formats.manifest import read_manifest
+from widemix.studies import requirements
 from widemix.studies.requirements import Requirements
 from widemix.studies.study import read_study, study_runs_of
 
@@ -95,3 +98,14 @@ def test_the_gpus_of_a_study_are_those_that_the_command_may_use(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     assert _gpus() == ["0", "1", "2"]
+
+
+def test_hours_are_of_the_samples_of_the_prepared_data_and_without_any_of_the_headers(tmp_path, monkeypatch):
+    recipe, asked = tmp_path / "recipe.yaml", []
+    recipe.write_text("#   cost      `widemix cost recipe.yaml --samples 50000`\n")
+    monkeypatch.setattr(requirements, "estimate", lambda recipe, cluster, samples: asked.append(samples) or [])
+    of_recipe = SimpleNamespace(data=SimpleNamespace(path=str(tmp_path)))
+    for _ in range(2):
+        assert requirements._hours(SimpleNamespace(path=recipe, recipe=of_recipe), "v100") is None
+        (tmp_path / "manifest.json").touch()
+    assert asked == [50000, None]

@@ -68,7 +68,10 @@ def test_full_studies_take_the_hours_of_all_their_runs_or_unknown_ones(tmp_path)
     text = f"{head}- {{label: a, recipes: {{Digits: digits/%s}}}}\n"
     (tmp_path / "known.yaml").write_text((text + "- {label: b, recipes: {Digits: digits/%s}}\n") % (*recipes,))
     (tmp_path / "unknown.yaml").write_text(text.replace("digits/%s", "own.yaml"))
-    (tmp_path / "once.yaml").write_text(text.replace("seeds: [0, 1]\n", "") % "s_mixer")
+    (tmp_path / "once.yaml").write_text(
+        (text + "- {label: c, recipes: {Digits: digits/%s}}\n").replace("seeds: [0, 1]\n", "")
+        % ("s_mixer", "s_mixer")
+    )
     entries = [Entry(figure="1", full=["known", "unknown"]), Entry(figure="2", full=["known", "once"])]
     rows = full_size_csv([Paper(paper="p", entries=entries)], tmp_path, "v100").splitlines()
     found = [estimate(recipe, Cluster(1, "v100"), 1437) for recipe in recipes.values()]
