@@ -2,8 +2,11 @@
 
 import ctypes
 import gc
+import itertools
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -56,6 +59,14 @@ def assert_frees(action: Callable[[], object], least: int = LEAST) -> None:
         if grown[-1] < CALLS * least:
             return
     pytest.fail(f"{CALLS} calls leave {grown} bytes")
+
+
+@pytest.mark.parametrize(("kept", "too_many"), [(LEAST, True), (LEAST - 1, False)])
+def test_what_malloc_gives_at_least_may_not_be_left_by_each_call(monkeypatch, kept, too_many):
+    used = itertools.count(step=CALLS * kept)  # before and after each round
+    monkeypatch.setattr(sys.modules[__name__], "in_use", lambda: next(used))
+    with pytest.raises(pytest.fail.Exception, match="30 calls leave") if too_many else nullcontext():
+        assert_frees(lambda: None)
 
 
 def test_what_is_kept_is_counted():
