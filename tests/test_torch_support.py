@@ -32,6 +32,7 @@ def test_builds_before_a_release_of_torch_have_what_it_has(monkeypatch, installe
     """As those in NVIDIA's containers."""
     monkeypatch.setattr(torch_support, "version", lambda package: {"torch": installed}[package])
     assert torch_support.torch_is_at_least("2.8") == enough
+    assert torch_support.torch_is_at_least("2.8.0") == enough
 
 
 def test_the_container_has_the_newest_build():

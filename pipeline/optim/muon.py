@@ -79,7 +79,6 @@ class MuonAndAdamW(torch.optim.Optimizer):
             self._optimizers.append(Muon(matrices, adam["lr"], momentum))
         if others:
             self._optimizers.append(torch.optim.AdamW(others, **adam))
-        self.param_groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         for optimizer in self._optimizers:
             optimizer.state = self.state
 

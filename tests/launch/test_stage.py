@@ -301,6 +301,18 @@ def test_old_copies_are_removed_and_nothing_else(tmp_path, folder, monkeypatch):
     assert not recent.exists()
 
 
+def test_what_comes_after_copies_that_stay_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_is_open", lambda place: place.name.startswith("c-"))
+    old = [tmp_path / f"{letter}-0123456789abcdef" for letter in "abcdef"]
+    for place in old:
+        place.mkdir()
+        (lock := tmp_path / f".{place.name}.lock").touch()
+        os.utime(lock, None if place.name.startswith("a-") else (0, 0))
+    with (tmp_path / f".{old[1].name}.lock").open("a") as lock:
+        assert module.try_lock(lock.fileno())  # as a process that copies
+        assert remove_old(tmp_path, days=7) == old[3:]
+
+
 @pytest.mark.parametrize("way", ["open_files", "memory_maps"])
 def test_a_folder_is_open_in_a_process_that_reads_or_maps_a_file_of_it(tmp_path, monkeypatch, way):
     """Others may not be looked into; a folder whose name begins alike is another one."""
