@@ -67,6 +67,8 @@ def test_tests_of_a_line_are_those_that_ran_it_or_any_of_its_file_where_that_has
     assert covered.covering("README.md", [2]) == ["as it was", "as it is"]
     assert covered.covering("README.md", [3]) == ["as it was"]
     assert covered.covering("Makefile", [1]) == []
+    assert covered.may_run("README.md") == ["as it was", "as it is"]  # of no test is there a file of this digest
+    assert covered.may_run("Makefile") == []
 
 
 class Pretended(Checkout):

@@ -89,10 +89,18 @@ def tests_of(site: Site, text: str, covered: Coverage, budget: float) -> list[li
     """The test files that run a place, those of its room first, then the others, within a budget of seconds.
 
     Those that name the module have `_MORE` times as many. Of those that the map has not, the ones of the room, and
-    those that import the module.
+    those that import the module. At last, with a budget of their own, those that have changed since the map was made
+    and may run the place by now, of the room and by name.
     """
     stem, room = Path(site.file).stem, f"tests/{room_of(site.file).removeprefix('pipeline/')}/"
     module = ".".join(["widemix", *Path(site.file.removeprefix("pipeline/")).with_suffix("").parts])
+
+    def split(tests: list[str]) -> tuple[list[str], list[str], list[str]]:
+        """Those that name the module, the other ones of its room, and all others."""
+        named = [test for test in tests if stem in test or module in (ROOT / test).read_text()]
+        own = [test for test in tests if test.startswith(room) and test not in named]
+        return named, own, [test for test in tests if test not in (*named, *own)]
+
     if not site.file.endswith(".py"):
         names = BLOCKS if stem.startswith(_OF_BLOCKS) else IMAGES
         found = [test for test in covered.passing() if any(name in test for name in names)]
@@ -100,22 +108,30 @@ def tests_of(site: Site, text: str, covered: Coverage, budget: float) -> list[li
         found = covered.covering(site.file, [site.line])
         for lines in _around(site.line, text):
             found = found or covered.covering(site.file, lines)
-        found += [
-            test for test in covered.unmeasured() if test.startswith(room) or module in (ROOT / test).read_text()
-        ]
+        found += (test for test in covered.unmeasured() if any(test in part for part in split([test])[:2]))
     found.sort(key=covered.seconds)
-    named = [test for test in found if stem in test or module in (ROOT / test).read_text()]
-    own = [test for test in found if test.startswith(room) and test not in named]
-    spent, parts = 0.0, []
-    for part in (named + own, [test for test in found if test not in (*named, *own)]):
+    named, own, others = split(found)
+    later = split([test for test in covered.may_run(site.file) if test not in found])
+    within, again = _Within(covered, budget), _Within(covered, budget)
+    parts = [within.take(named, _MORE) + within.take(own), within.take(others)]
+    parts.append(again.take(later[0], _MORE) + again.take(later[1]))
+    return [part for part in parts if part] or [found[:1]] * bool(found)
+
+
+class _Within:
+    """Takes test files as long as they are within a budget of seconds."""
+
+    def __init__(self, covered: Coverage, budget: float):
+        self._covered, self._budget, self._spent = covered, budget, 0.0
+
+    def take(self, tests: list[str], times: float = 1) -> list[str]:
+        """Those that are within so many times the budget, with all that were taken before."""
         kept = []
-        for test in part:
-            if spent + covered.seconds(test) <= (_MORE if test in named else 1) * budget:
+        for test in tests:
+            if self._spent + self._covered.seconds(test) <= times * self._budget:
                 kept.append(test)
-                spent += covered.seconds(test)
-        if kept:
-            parts.append(kept)
-    return parts or [found[:1]] * bool(found)
+                self._spent += self._covered.seconds(test)
+        return kept
 
 
 def _around(line: int, text: str) -> list[range]:

@@ -50,7 +50,10 @@ class Coverage:
         self._tests: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         self._of_others: dict[str, list[str]] = defaultdict(list)  # tests that ran a file as it was before
         files = {file for entry in entries.values() for file in entry["lines"]}
-        current = {file: digest(file) for file in files if (ROOT / file).exists()}
+        current = {file: digest(file) for file in {*files, *entries} if (ROOT / file).exists()}
+        self._changed = {
+            test for test, entry in entries.items() if entry["code"] == 0 and entry["digest"] != current.get(test)
+        }
         for test, entry in entries.items():
             if entry["code"] == 0:
                 for file, numbers in entry["lines"].items():
@@ -76,6 +79,10 @@ class Coverage:
     def unmeasured(self) -> list[str]:
         """The test files of which nothing is known."""
         return [test for test in test_files() if test not in self.entries]
+
+    def may_run(self, file: str) -> list[str]:
+        """The test files that have changed since they were seen to run this file, quickest first."""
+        return [test for test in sorted(self._changed, key=self.seconds) if file in self.entries[test]["lines"]]
 
     def covering(self, file: str, lines: Iterable[int]) -> list[str]:
         """The test files that run any of these lines, quickest first."""
