@@ -1,6 +1,7 @@
 """metrics.jsonl and TensorBoard: full disks, and lines of a run that was cut off."""
 
 import json
+import os
 import resource
 from contextlib import contextmanager
 
@@ -84,6 +85,20 @@ def test_a_resumed_run_removes_the_lines_beyond_its_checkpoint(tmp_path, rest):
     moved = [json.dumps(each).encode() for each in (line(3), line(2), line(3) | {"loss": 0.5})]
     moved[1:1] = [rest] if rest else []
     assert (tmp_path / SUPERSEDED).read_bytes() == b"".join(each + b"\n" for each in moved)
+
+
+def test_lines_are_on_disk_in_the_other_file_before_they_leave_this_one(tmp_path, monkeypatch):
+    lines = [f"{json.dumps(line(step))}\n".encode() for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines))
+    flushed = []
+
+    def fsync(descriptor: int) -> None:
+        flushed.append((os.readlink(f"/proc/self/fd/{descriptor}"), *(file.read_bytes() for file in files)))
+
+    files = (tmp_path / SUPERSEDED, tmp_path / "metrics.jsonl")
+    monkeypatch.setattr(os, "fsync", fsync)
+    MetricsWriter(tmp_path, 2, tensorboard=False).close()
+    assert flushed[0] == (str(files[0]), lines[2], b"".join(lines))
 
 
 def test_tensorboard_has_what_the_lines_say(tmp_path):
