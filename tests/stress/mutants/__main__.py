@@ -35,8 +35,9 @@ from tests.stress.mutants.sites import Site, sites
 from widemix.cgroups import usable_cpus
 
 LEAST = 0.9
-BLOCKS = ("batch_last_by_c", "reorder", "fuzz", "sanitized", "build", "registers")  # tests of these names
-IMAGES = ("decode", "shrink", "restart", "augment", "checksum", "build", "registers", "golden", "sanitized")
+# Tests of these names, those first that notice most.
+BLOCKS = ("batch_last_by_c", "reorder", "fuzz", "sanitized", "build", "registers")
+IMAGES = ("decode", "shrink", "restart", "data/augment", "checksum", "build", "registers", "golden", "sanitized")
 _MORE = 3  # times the budget for the test files that name the module
 _OF_BLOCKS = ("mix", "products", "block", "reorder", "move", "lanes")  # files of C that begin so
 
@@ -90,7 +91,7 @@ def tests_of(site: Site, text: str, covered: Coverage, budget: float) -> list[li
 
     Those that name the module have `_MORE` times as many. Of those that the map has not, the ones of the room, and
     those that import the module. At last, with a budget of their own, those that have changed since the map was made
-    and may run the place by now, of the room and by name.
+    and may run the place by now, of the room and by name. For C, which the map has not, those of its kind.
     """
     stem, room = Path(site.file).stem, f"tests/{room_of(site.file).removeprefix('pipeline/')}/"
     module = ".".join(["widemix", *Path(site.file.removeprefix("pipeline/")).with_suffix("").parts])
@@ -103,12 +104,12 @@ def tests_of(site: Site, text: str, covered: Coverage, budget: float) -> list[li
 
     if not site.file.endswith(".py"):
         names = BLOCKS if stem.startswith(_OF_BLOCKS) else IMAGES
-        found = [test for test in covered.passing() if any(name in test for name in names)]
-    else:
-        found = covered.covering(site.file, [site.line])
-        for lines in _around(site.line, text):
-            found = found or covered.covering(site.file, lines)
-        found += (test for test in covered.unmeasured() if any(test in part for part in split([test])[:2]))
+        found = [test for name in (stem, *names) for test in covered.passing() if name in test]
+        return [_Within(covered, budget).take(list(dict.fromkeys(found)), _MORE)]
+    found = covered.covering(site.file, [site.line])
+    for lines in _around(site.line, text):
+        found = found or covered.covering(site.file, lines)
+    found += (test for test in covered.unmeasured() if any(test in part for part in split([test])[:2]))
     found.sort(key=covered.seconds)
     named, own, others = split(found)
     later = split([test for test in covered.may_run(site.file) if test not in found])
