@@ -543,6 +543,14 @@ def test_the_shortest_of_the_repetitions_counts(monkeypatch):
     assert measure._shortest(work, torch.device("cpu")) == 2
 
 
+def test_the_pass_and_the_peaks_of_its_roofline_are_measured_on_this_process_device(monkeypatch):
+    monkeypatch.setattr(measure, "read_topology", lambda: SimpleNamespace(device="cuda:3"))
+    monkeypatch.setattr(measure, "measured_peaks", lambda device: f"peaks of {device}")
+    monkeypatch.setattr(measure, "measured_pass", lambda *given: given[1:])
+    network = SimpleNamespace(seconds={"peaks of cuda:3": 0.25}.get)
+    assert measure.compare(load_recipe("digits/mixer"), network, 6) == (0.25, 6, "cuda:3")
+
+
 def test_a_measured_pass_says_how_far_the_estimate_is_off(monkeypatch):
     """Memory on a GPU alone: elsewhere no peak is measured."""
     peaks = [1_000_000, None]
