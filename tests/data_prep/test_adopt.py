@@ -42,7 +42,8 @@ def test_a_folder_of_links(tmp_path, beton, capsys, monkeypatch, hard):
     (tmp_path / "names.txt").write_text("\n".join("abcdefgh"))
     if not hard:
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError))
-    words = ["adopt", str(beton), f"val={beton}", "--to", str(out), "--classes", str(tmp_path / "names.txt")]
+    monkeypatch.chdir(tmp_path)
+    words = ["adopt", beton.name, f"val={beton}", "--to", str(out), "--classes", str(tmp_path / "names.txt")]
     assert main(words) == 0
     assert "train.beton: 5 samples" in capsys.readouterr().out
     assert sorted(os.listdir(out)) == ["manifest.json", "train.beton", "train.crc32c", "val.beton", "val.crc32c"]

@@ -54,7 +54,7 @@ def write_cifar10_binary(folder, data):
     for name, (images, labels) in data.items():
         records = [bytes([label]) + row.tobytes() for label, row in zip(labels, rows(images), strict=True)]
         (folder / f"{name}.bin").write_bytes(b"".join(records))
-    (folder / "batches.meta.txt").write_text("".join(f"class{i}\n" for i in range(10)))
+    (folder / "batches.meta.txt").write_text("".join(f"class{i}\n" for i in range(10)) + "\n")
 
 
 def assert_is_cifar10(dataset, data):

@@ -80,6 +80,14 @@ def test_what_a_folder_in_another_layout_needs(tmp_path, fill):
     assert list(image_folder.read(tmp_path).splits) == ["test"]
 
 
+def test_a_class_may_be_called_as_a_split_beside_others(tmp_path, fill):
+    fill("train/test/deep/1.jpg", "train/owl/1.jpg")
+    assert image_folder.read(tmp_path).classes == ("owl", "test")
+    (tmp_path / "train/owl").rename(tmp_path / "train/valid")
+    with pytest.raises(InputError, match="train/test: is named as a split, and holds folders"):
+        image_folder.read(tmp_path)
+
+
 def test_images_beside_the_class_folders_are_told(tmp_path, fill, capsys):
     """By their suffix, whatever its case; a split of one class with images and folders is one."""
     fill("val/x/1.jpg", "val/x/deep/2.jpg", "val/1.JPG", "val/2.png")

@@ -101,7 +101,7 @@ def test_webdataset(tmp_path, jpeg, monkeypatch):
         assert found(webdataset.read(tmp_path / "wds"), "val") == {"validation/00.tar/v.jpg": ("dog", jpeg(3))}
     shard(val, {"v.cls": b"0", "v.jpg": jpeg(4), "w.cls": b"1", "w.jpg": jpeg(5)})
     assert len(webdataset.read(tmp_path / "wds").splits["val"]) == 2
-    (tmp_path / "wds" / "classes.txt").write_text("cat\ndog\nowl\nyak\n")  # which no image here shows
+    (tmp_path / "wds" / "classes.txt").write_text("cat\ndog\nowl\nyak\n", "utf-8-sig")  # no yak here
     assert webdataset.read(tmp_path / "wds").classes == ("cat", "dog", "owl", "yak")
     shard(val, {"v.cls": b"4", "v.jpg": jpeg(4)})  # no less than those of train
     (tmp_path / "wds" / "classes.txt").unlink()
