@@ -1,9 +1,13 @@
 """Normalising in one compiled pass, or on a device, is torch's arithmetic, bit for bit."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
-from widemix.data.normalise import normalise, normalise_with_torch
+from widemix.data.grid import denormalise
+from widemix.data.normalise import normalise, normalise_with_torch, per_channel
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 7, 3), (2, 224, 224, 3), (0, 8, 8, 3)])
@@ -17,3 +21,10 @@ def test_normalised_is_torchs_arithmetic(shape):
         assert ours.dtype == torch.float32
         assert torch.equal(ours, (images.permute(0, 3, 1, 2).float() - mean) / std)
         assert ours.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_pixels_of_a_grid_are_those_that_were_normalised():
+    pixels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).repeat(1, 1, 1, 3)
+    section = SimpleNamespace(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    images = normalise(pixels, per_channel(section.mean), per_channel(section.std))
+    assert np.array_equal(denormalise(images, section), pixels)

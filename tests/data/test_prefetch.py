@@ -6,8 +6,10 @@ import weakref
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from widemix.data import prefetch
+from widemix.data.batches import Batches
 from widemix.data.prefetch import Prefetch
 
 
@@ -76,6 +78,13 @@ def test_the_seconds_are_counted_in_which_the_reader_waits(monkeypatch):
         assert items.waited == 0
         assert (next(items), items.waited) == ("a", 2.0)
         assert (list(items), items.waited) == (["b"], 5.5)
+
+
+def test_batches_count_the_seconds_of_the_step_not_those_of_the_thread_before_it():
+    hosts = Prefetch(iter(()), ahead=1)
+    with Batches(hosts, lambda host: host, torch.device("cpu")) as batches:
+        hosts.waited, batches._ready.waited = 9.0, 3.5
+        assert batches.waited == 3.5
 
 
 def test_a_thousand_early_exits_leave_no_thread():

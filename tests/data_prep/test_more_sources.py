@@ -202,6 +202,10 @@ def test_tables_of_paths(tmp_path, jpeg):
     assert dataset.classes == ("cat", "owl")
     assert found(dataset, "train") == {"images/2.jpg": ("owl", jpeg(2)), "images/0.jpg": ("cat", jpeg(0))}
     assert found(dataset, "val") == {"images/1.jpg": ("cat", jpeg(1))}
+    (tmp_path / "link").symlink_to("images")
+    (tmp_path / "images" / "again.png").symlink_to("2.jpg")
+    (tmp_path / "list.csv").write_text(f"path,label\n{tmp_path}/link/../images/again.png,cat\n")
+    assert found(csv_list.read(tmp_path / "list.csv"), "train") == {"images/again.png": ("cat", jpeg(2))}
     (tmp_path / "list.csv").write_text("label,path\n2,images/3.jpg\n0,images/1.jpg\n")
     assert [sample.label for sample in csv_list.read(tmp_path / "list.csv").splits["train"]] == [2, 0]
 
