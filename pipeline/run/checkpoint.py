@@ -187,11 +187,12 @@ def save(run_dir: Path, state: "State", position: Position, retention: Retention
 
 def keep(origin: Checkpoint, run_dir: Path) -> None:
     """Add a checkpoint of another run to a run folder, by links to its files where the file system has them."""
-    folder, name = run_dir / "checkpoints", f"{origin.position.step:08d}"
-    writing = folder / f".writing-{name}"
-    folder.mkdir(exist_ok=True)
+    final = run_dir / "checkpoints" / f"{origin.position.step:08d}"
+    writing = final.with_name(f".writing-{final.name}")
+    for unread in (writing, final):  # of a start that was killed meanwhile; a copy that is damaged
+        shutil.rmtree(unread, ignore_errors=True)
     shutil.copytree(origin.path, writing, copy_function=_link)
-    writing.rename(folder / name)
+    writing.rename(final)
 
 
 def _link(source: str, target: str) -> None:

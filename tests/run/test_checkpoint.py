@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from widemix.engine.state import State
 from widemix.errors import InputError
@@ -241,3 +242,104 @@ def test_a_checkpoint_of_another_run_is_kept_by_its_step_also_on_a_disk_without_
     shutil.rmtree(origin)
     assert folders(run) == ["00000007"]
     assert checkpoint.newest(run).load().ema["fc.bias"].tolist() == [5, 5, 5]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Without waiting for the disk."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("content", [b"no tensors", None])
+def test_what_cannot_be_loaded_unverified_is_said_too(tmp_path, content):
+    path = checkpoint.save(tmp_path, state(), position(7), RetentionPolicy(1))
+    damaged = path / "optimizer.safetensors"
+    damaged.unlink() if content is None else damaged.write_bytes(content)
+    with pytest.raises(InputError, match=rf"^{path}: cannot be loaded \("):
+        checkpoint.read(path).load(verify=False)
+    with pytest.raises(InputError, match=rf"^{path}: cannot" if content is None else rf"^{damaged}: is damaged \("):
+        checkpoint.read(path).load()
+
+
+@pytest.mark.usefixtures("quick")
+def test_no_checkpoint_is_removed_where_every_step_is_kept_and_a_metric_may_be_0(tmp_path):
+    for step, r2 in ((1, -0.5), (2, 0.0), (3, -0.25)):
+        checkpoint.save(tmp_path, state(), position(step, metrics={"r2": r2}), RetentionPolicy(1, every=1))
+    assert folders(tmp_path) == ["00000001", "00000002", "00000003"]
+    assert checkpoint.best(tmp_path, "r2").name == "00000002"
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_a_killed_save_of_another_step_has_left_is_removed(tmp_path):
+    for name in (".writing-5", "00000006"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    checkpoint.save(tmp_path, state(), position(7), RetentionPolicy(1))
+    assert folders(tmp_path) == ["00000007"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_error_of_safetensors_is_one_of_the_disk_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
+    with pytest.raises(OSError, match=r"00000007: the checkpoint could not be written \(No space left"):
+        checkpoint.save(tmp_path, state(), position(7), RetentionPolicy(1))
+    assert folders(tmp_path) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_checkpoint_of_another_run_is_kept_where_a_killed_start_or_a_damaged_copy_was(tmp_path):
+    origin = checkpoint.save(tmp_path, state(), position(7), RetentionPolicy(1)).rename(tmp_path / "good")
+    (tmp_path / "checkpoints/.writing-00000007").mkdir()
+    for damaged in (False, True):
+        if damaged:
+            checkpoint.mark_damaged(tmp_path / "checkpoints/00000007")
+        checkpoint.keep(checkpoint.read(origin), tmp_path)
+        assert folders(tmp_path) == ["00000007"]
+        assert checkpoint.newest(tmp_path).load().scalars == {"loss_scale": 2.0}
+
+
+@pytest.mark.usefixtures("quick")
+def test_each_checkpoint_that_was_being_replaced_is_put_back_or_removed(tmp_path):
+    paths = [checkpoint.save(tmp_path, state(step), position(step), RetentionPolicy(9)) for step in (5, 7, 9)]
+    for path in paths:
+        shutil.copytree(path, path.with_name(f".replaced-{path.name}"))
+    shutil.rmtree(paths[2])
+    (tmp_path / "checkpoints/00000007/COMPLETE").unlink()
+    checkpoint.put_back(tmp_path)
+    assert folders(tmp_path) == ["00000005", "00000007", "00000009"]
+    found = [checkpoint.read(path).load().model for path in checkpoint.complete_checkpoints(tmp_path)]
+    assert [weights["fc.bias"].tolist() for weights in found] == [3 * [5], 3 * [7], 3 * [9]]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_checkpoint_is_as_readable_as_other_files(tmp_path):
+    before = os.umask(0o027)
+    try:
+        path = checkpoint.save(tmp_path, state(), position(7), RetentionPolicy(1))
+    finally:
+        os.umask(before)
+    assert {file.name: file.stat().st_mode & 0o777 for file in path.iterdir()} == dict.fromkeys(
+        ("model.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"), 0o640
+    )
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_newest_that_is_intact_is_found_behind_any_number_of_others(tmp_path):
+    paths = [checkpoint.save(tmp_path, state(), position(step), RetentionPolicy(9)) for step in range(1, 5)]
+    for path in paths[1:]:
+        (path / "model.safetensors").write_bytes(b"damaged")
+    found, problems = checkpoint.newest_valid(tmp_path)
+    assert found.path == paths[0]
+    assert [text.partition(":")[0] for text in problems] == [f"{path}/model.safetensors" for path in paths[:0:-1]]
+    (paths[0] / "state.json").write_bytes(b"damaged")
+    found, (problem,) = checkpoint.newest_valid(tmp_path)
+    assert found is None
+    assert problem.startswith(f"{paths[0]}/state.json: cannot be read")
+    for path, what in ((paths[1], "is an incomplete checkpoint"), (tmp_path, "holds no complete checkpoint")):
+        with pytest.raises(InputError, match=rf"^{path}: {what}; name the run folder"):
+            checkpoint.find(path)
+    with pytest.raises(InputError, match=rf"holds no complete checkpoint; name the run folder, {tmp_path}$"):
+        checkpoint.find(tmp_path / "checkpoints")

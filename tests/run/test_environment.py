@@ -5,6 +5,9 @@ import shlex
 import socket
 import subprocess
 import sys
+import time
+from dataclasses import replace
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -53,7 +56,19 @@ def test_the_command_the_machine_and_the_packages_are_named(topology, monkeypatc
     packages = read_environment(topology)["packages"]
     assert (packages["ffcv"], packages["numpy"]) == (None, "1.2")
     monkeypatch.setenv(COMMAND_VARIABLE, "widemix train c.yaml")
-    assert read_environment(topology)["command"] == "widemix train c.yaml"
+    for _ in range(2):  # of a second run of this process
+        assert read_environment(topology)["command"] == "widemix train c.yaml"
+
+
+def test_the_start_has_its_time_zone_and_the_device_is_the_runs_own(topology, monkeypatch):
+    """Also on a machine whose GPUs this run does not use."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU number {device.index}")
+    found = read_environment(topology)
+    assert abs(datetime.strptime(found["started"], "%Y-%m-%dT%H:%M:%S%z").timestamp() - time.time()) < 60
+    assert found["device"] == f"cpu {platform.processor()}".strip()
+    on_gpu = read_environment(replace(topology, device=torch.device("cuda", 3)))
+    assert on_gpu["device"] == "cuda GPU number 3"
 
 
 def missing(name: str) -> str:

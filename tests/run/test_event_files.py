@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import struct
 import time
 from argparse import Namespace
 from functools import partial
@@ -11,12 +12,15 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginEventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event
 
+from tests.run.test_metrics import full
 from widemix.plots import tensorboard as of_analyses
 from widemix.plots.style import as_png, new_figure
 from widemix.plots.tensorboard import add_to_tensorboard
 from widemix.recipe import load_recipe
 from widemix.run import tensorboard
+from widemix.run.event_files import EventFile
 from widemix.run.lock import hold
 from widemix.run.metrics import SUPERSEDED, MetricsWriter
 from widemix.run.tensorboard import is_repeated
@@ -227,6 +231,17 @@ def test_a_file_that_a_killed_start_had_not_finished_counts_for_nothing(tmp_path
     run.close()
 
 
+def test_what_is_taken_over_is_on_disk_before_the_files_that_had_it_are_removed(tmp_path):
+    run = Run(tmp_path / "run", 10)
+    run.start(0)
+    run.train(5)
+    run.close()
+    before = drawn(run.folder)["loss/train"]
+    taken = EventFile(run.folder, partial(is_repeated, step=3, evaluates=False))  # and is killed
+    assert drawn(run.folder)["loss/train"] == before[:3]
+    taken.close()
+
+
 @pytest.mark.parametrize(
     ("tag", "at", "evaluates", "repeated"),
     [
@@ -266,3 +281,46 @@ def test_losses_stand_after_the_accuracies_also_that_of_the_average(tmp_path):
     writer.close()
     found = {tag: points[0][1] for tag, points in drawn(tmp_path).items()}
     assert found == {"loss/eval": 1.5, "loss/eval_ema": 0.5, "eval/ema_top1": 60.0, "over_epochs_x100/eval_loss": 1.5}
+
+
+@pytest.mark.parametrize("damage", ["a bit of the last", "a bit of the last, and a torn one behind it", "the third"])
+def test_records_are_taken_over_up_to_the_first_that_is_damaged(tmp_path, damage):
+    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
+    for step in range(1, 6):
+        writer.write({"step": step, "split": "train", "loss": 1.0})
+    writer.close()
+    (path,) = tmp_path.glob("events.out.tfevents*")
+    data, places = bytearray(path.read_bytes()), [0]
+    while places[-1] < len(data):  # each has its length, data and two checksums
+        places.append(places[-1] + 16 + struct.unpack_from("<Q", data, places[-1])[0])
+    if damage == "the third":
+        begin, end = places[-4] + 12, places[-3] - 4
+        data[begin:end] = b"\xff" * (end - begin)
+    else:
+        data[places[-2] + 14] ^= 1  # of the time
+        data += data[:10] if "torn" in damage else b""
+    path.write_bytes(data)
+    EventFile(tmp_path, partial(is_repeated, step=9, evaluates=False)).close()
+    left = 2 if damage == "the third" else 4
+    assert [step for step, _ in drawn(tmp_path)["loss/train"]] == list(range(1, left + 1))
+
+
+def test_a_file_is_closed_also_on_a_full_disk(tmp_path):
+    events = EventFile(tmp_path, None)
+    with full(10):
+        events.add_event(Event(step=1, file_version=100 * "x"))
+        events.close()
+    assert events._file.closed
+
+
+def test_a_new_file_is_the_last_by_its_name_whatever_the_clock_says(tmp_path, monkeypatch):
+    """As two starts within a second, and after a clock was set back twice."""
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    names = [f"events.out.tfevents.{seconds}" for seconds in ("1500000000.here.1.0", "1600000000.here.1.1", "mine")]
+    for name in names:
+        (tmp_path / name).touch()
+    for _ in range(3):
+        EventFile(tmp_path, None).close()
+    *found, _ = sorted(path.name for path in tmp_path.iterdir())
+    seconds = [int(name.split(".")[3]) for name in found]
+    assert seconds == [1_500_000_000, 1_600_000_000, 1_600_000_001, 1_600_000_002, 1_600_000_003]

@@ -53,12 +53,12 @@ def test_curves_that_do_not_fit_on_a_full_disk_are_written_later(tmp_path):
     writer = MetricsWriter(tmp_path, 0, tensorboard=True)
     writer.write(line(1))
     with full(max(path.stat().st_size for path in tmp_path.iterdir()) + 10):
-        for step in range(2, 100):
+        for step in range(2, 400):
             writer.write(line(step))
-    writer.write(line(100))
+    writer.write(line(400))
     writer.close()
     board = EventAccumulator(str(tmp_path)).Reload()
-    assert [event.step for event in board.Scalars("loss/train")] == list(range(1, 101))
+    assert [event.step for event in board.Scalars("loss/train")] == list(range(1, 401))
 
 
 def test_curves_beyond_the_checkpoint_are_left_out(tmp_path):

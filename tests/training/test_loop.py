@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -31,11 +32,25 @@ WORLD = 3  # ranks, all of which have the same
 class Run:
     """A loop of three epochs of four steps whose parts take the seconds above; the loss of a step is its number."""
 
-    def __init__(self, monkeypatch, tmp_path, *overrides, position=None, asked=None, rank=0, rollback=None, **known):
+    parts = 1  # micro-batches of a step
+
+    def __init__(
+        self,
+        monkeypatch,
+        tmp_path,
+        *overrides,
+        position=None,
+        asked=None,
+        rank=0,
+        rollback=None,
+        context=None,
+        **known,
+    ):
         self.now, self.lines, self.saved, self.evaluated, self.seeds = 0.0, [], [], [], []
         self.averaged, self.loaded, self.beats, self.rewound = [], [], [], []  # each by the step at which it was
         self.asked = asked or {}  # by the number of its poll, from 1
         self.polls = 0
+        self.calls = []  # of what a run ends with, and of its log
         monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self.now))
         monkeypatch.setattr(log_interval, "time", SimpleNamespace(perf_counter=lambda: self.now))
         monkeypatch.setattr(loop, "LogInterval", lambda *steps: LogInterval(*steps, began=self.now))
@@ -56,34 +71,38 @@ class Run:
             weight_norm=lambda: 3.0,
             average_buffers=lambda: self.averaged.append((self.loop.step, len(self.evaluated), len(self.saved))),
             load=self.loaded.append,
-            scalars=dict,
+            scalars=lambda: {"loss_scale": 2.0},
             local_shards=list,
         )
-        context = RunContext(
-            log=SimpleNamespace(
-                **dict.fromkeys(("write", "report_event", "record"), self.lines.append),
+        parts = {
+            "log": SimpleNamespace(
+                **{kind: partial(self._log, kind) for kind in ("write", "report_event", "record")},
                 rewind=self.rewound.append,
                 writer=None,
             ),
-            saver=SimpleNamespace(
-                begin=self._save, failure=lambda: None, finish=lambda: None, finish_all_ranks=lambda: None
+            "saver": SimpleNamespace(
+                begin=self._save,
+                failure=lambda: None,
+                finish=lambda: None,
+                finish_all_ranks=lambda: self.calls.append("the last save"),
             ),
-            rollback=rollback or SimpleNamespace(next_used=lambda step: step, next_skipped=lambda step: None),
-            watchdog=SimpleNamespace(beat=lambda: self.beats.append(self.loop.step)),
-            stop=SimpleNamespace(requested=False),
-            requests=SimpleNamespace(poll=self._poll, finish=lambda: None),
-            peak_fraction=0.001,
-        )
+            "rollback": rollback or SimpleNamespace(next_used=lambda step: step, next_skipped=lambda step: None),
+            "watchdog": SimpleNamespace(beat=lambda: self.beats.append(self.loop.step)),
+            "stop": SimpleNamespace(requested=False),
+            "requests": SimpleNamespace(poll=self._poll, finish=lambda: self.calls.append("the last requests")),
+            "peak_fraction": 0.001,
+        }
         state = ResumeState(tmp_path, position and Checkpoint(tmp_path, position), **known)
         schedule = Schedule(EPOCH, LAST, lambda step: 0.5**step)
         self.recipe = recipe
+        context = RunContext(**(parts | (context or {})))
         self.loop = Loop(recipe, engine, schedule, self._evaluate, context, state)
         self.result = self.loop.fit(SimpleNamespace(batches=self._batches))
         self.trained = [line for line in self.lines if line["split"] == "train"]
 
     def _step(self, batches, lr):
         assert lr == 0.5**self.loop.step
-        assert len(batches) == 1
+        assert len(batches) == self.parts
         self.seeds.append(torch.initial_seed())
         self.now += STEP_S
         norms = torch.tensor([1.0, 2.0]) if self.loop.engine.wants_block_norms else None
@@ -95,9 +114,14 @@ class Run:
             for step in range(EPOCH * epoch + first, EPOCH * (epoch + 1)):
                 assert step == self.loop.data_step
                 self.now += WAIT_S
-                yield SimpleNamespace(replaced=int(step == 5))
+                for part in range(self.parts):
+                    yield SimpleNamespace(step=step, part=part, replaced=(1 + part) * (step == 5))
 
         yield each()
+
+    def _log(self, kind, line):
+        self.calls.append(kind)
+        self.lines.append(line)
 
     def _evaluate(self):
         self.now += EVALUATION_S
@@ -205,6 +229,7 @@ def test_a_save_keeps_recipe_and_data_and_both_counts_of_steps(run):
     whole = run(data=data, prepared=prepared)
     for each in whole.saved:
         assert (each.data, each.prepared, each.recipe) == (data, prepared, whole.recipe.model_dump(mode="json"))
+        assert each.scalars == {"loss_scale": 2.0}
         assert each.step == each.data_step
 
 
@@ -360,3 +385,151 @@ def test_means_are_of_the_steps_and_the_norms_that_are_finite(monkeypatch):
     failed.pending.append((1, 1, StepResult(torch.tensor(math.nan), torch.tensor(math.nan)), 0))
     failed.collect()
     assert failed.summary(64) is None
+
+
+class Noted:
+    """A part of a run whose calls are noted, with their words."""
+
+    def __init__(self, calls, name):
+        self._calls, self._name = calls, name
+
+    def __getattr__(self, method):
+        return lambda *words: self._calls.append((self._name, method, *words))
+
+
+def test_steps_are_counted_without_those_of_the_data_that_were_skipped(run):
+    """Two were before this start: step 3 is the data's step 5, and its epoch 1 ends after step 6."""
+    calls: list = []
+    parts = {name: Noted(calls, name) for name in ("profiler", "start", "mistakes")}
+    ahead = place(3).model_copy(update={"data_step": 5})
+    keys = ("eval.every_epochs", "2"), ("train.save_every_steps", "5")
+    whole = run(*keys, position=ahead, context=parts)
+    expected = []
+    for step in range(3, LAST):
+        expected += [("profiler", "before", step), ("start", "got_batch"), ("start", "stepped", step + 1)]
+        expected += [("mistakes", "write", step + 1)] if step + 1 in (6, LAST) else []
+    assert calls == expected
+    assert whole.evaluated == [6, LAST]
+    assert [(each.step, each.data_step) for each in whole.saved] == [(5, 7), (10, 12), (LAST, LAST + 2)]
+    assert [(line["step"], line["epoch"]) for line in whole.trained] == [(n, n / EPOCH) for n in (4, 6, 8, 10, 12)]
+    assert whole.seeds == [int(key(0, step, 0, DROPOUT)) for step in range(3, LAST)]
+
+
+def test_a_start_within_a_range_that_is_skipped_goes_on_behind_it(run):
+    skips = SimpleNamespace(next_used=lambda step: 6 if step in (4, 5) else step, next_skipped=lambda step: None)
+    resumed = run(position=place(4), rollback=skips)
+    assert [(each.step, each.data_step) for each in resumed.saved] == [(6, 8), (10, 12), (12, 14)]
+
+
+def test_the_first_batch_is_shown_once_by_its_first_part_and_only_where_images_are_asked_for(monkeypatch, tmp_path):
+    class TwoParts(Run):
+        parts = 2
+
+    shown: list = []
+    monkeypatch.setattr(loop, "training_grid", lambda batch, images, data: (batch.step, batch.part, images, data))
+    writer = SimpleNamespace(add_image=lambda name, image, step: shown.append((name, *image, step)))
+    skips = SimpleNamespace(next_used=lambda step: max(step, 2), next_skipped=lambda step: None)
+
+    def show(images, **others):
+        log = SimpleNamespace(writer=writer, write=lambda line: lines.append(line))
+        lines: list = []
+        keys = ("log.images", images), ("train.grad_accum_steps", "2")
+        recipe = TwoParts(monkeypatch, tmp_path, *keys, context={"log": log}, **others).recipe
+        replaced = [line["replaced"] for line in lines if "replaced" in line]
+        assert replaced == [3 * WORLD]
+        found = [(*image[:4], image[4] is recipe.data, image[5]) for image in shown]
+        shown.clear()
+        return found
+
+    assert show("7") == [("first_batch", 0, 0, 7, True, 1)]
+    assert show("7", rollback=skips) == [("first_batch", 2, 0, 7, True, 1)]  # whose first data are skipped
+    assert show("0") == show("7", position=place(4)) == []
+    monkeypatch.setattr(loop, "DataSection", int)  # as of texts
+    assert show("7") == []
+
+
+def test_a_run_is_said_to_have_stopped_once_all_is_saved_and_by_no_warning(run):
+    asks = SimpleNamespace(poll=lambda own: own, finish=lambda: None)
+    stopped = run(context={"stop": SimpleNamespace(requested=True), "requests": asks})
+    assert (stopped.result, [each.step for each in stopped.saved]) == (None, [1])
+    assert stopped.calls == ["the last save", "record"]
+    assert run(asked={3: Request.STOP}).calls[-3:] == ["the last requests", "the last save", "record"]
+    assert run().calls[-3:] == ["write", "the last requests", "the last save"]
+
+
+def test_each_save_that_failed_is_an_event_wherever_it_is_told(run, monkeypatch, tmp_path):
+    def failed(found):
+        return [(each["step"], each["reason"]) for each in found.lines if each.get("event") == "save_failed"]
+
+    calls: list = []
+
+    def saver(**answers):
+        others = dict.fromkeys(("begin", "failure", "finish", "finish_all_ranks"), lambda *_: None)
+        return {"saver": SimpleNamespace(**(others | answers))}
+
+    assert failed(run(context=saver(begin=lambda shards, position: f"before {position.step}"))) == [
+        (4, "before 4"),
+        (8, "before 8"),
+        (12, "before 12"),
+    ]
+    told = saver(failure=lambda: calls.append(0) or ("it is full" if len(calls) == 3 else None))
+    assert failed(run(context=told)) == [(3, "it is full")]
+
+    class NoWay(SimpleNamespace):
+        def exclude(self, diverged):
+            raise diverged
+
+    rollback = NoWay(next_used=lambda step: step, next_skipped=lambda step: None)
+    monkeypatch.setattr(Fails, "failing", (5,))
+    ends: list = []
+    monkeypatch.setattr(Run, "_log", lambda self, kind, line: ends.append((kind, line.get("event"))))
+    keys = ("faults.max_skipped_steps", "0")
+    with pytest.raises(Diverged):
+        Fails(monkeypatch, tmp_path, keys, rollback=rollback, context=saver(finish=lambda: "it is full"))
+    assert ends[-2:] == [("report_event", "save_failed"), ("record", "diverged")]
+
+
+def test_only_in_fp16_a_gradient_that_is_not_finite_is_usual(run, monkeypatch):
+    step = Run._step
+
+    def overflows(self, batches, lr):
+        result = step(self, batches, lr)
+        return StepResult(result.loss, torch.tensor(math.inf), None) if self.loop.step == 2 else result
+
+    monkeypatch.setattr(Run, "_step", overflows)
+    for precision, skipped in (("fp32", [3]), ("bf16", [3]), ("fp16", [])):
+        whole = run(("train.precision", precision), ("log.every", "100"))
+        assert [line["step"] for line in whole.lines if line.get("event") == "step_skipped"] == skipped
+
+
+def test_a_gradient_that_is_not_finite_is_found_at_its_own_step(monkeypatch, tmp_path):
+    class Ends(Fails):
+        def _step(self, batches, lr):
+            result = super()._step(batches, lr)
+            steps.append(self.loop.step + 1)
+            return StepResult(result.loss, torch.tensor(math.inf), None) if self.loop.step == 1 else result
+
+    class NoWay(SimpleNamespace):
+        def exclude(self, diverged):
+            raise diverged
+
+    steps: list[int] = []
+    rollback = NoWay(next_used=lambda step: step, next_skipped=lambda step: None)
+    keys = ("log.every", "100"), ("faults.max_skipped_steps", "0")
+    with pytest.raises(Diverged, match="the gradient norm is inf at step 2"):
+        Ends(monkeypatch, tmp_path, *keys, rollback=rollback)
+    assert steps == [1, 2]
+
+
+def test_a_save_that_was_asked_for_at_a_failed_step_is_made_after_the_next(monkeypatch, tmp_path):
+    monkeypatch.setattr(Fails, "failing", (4,))
+    keys = ("train.save_minutes", "5"), ("log.every", "100")
+    assert [each.step for each in Fails(monkeypatch, tmp_path, *keys, asked={5: Request.SAVE}).saved] == [6, LAST]
+
+
+def test_the_minutes_to_the_next_evaluation_count_from_each(run, monkeypatch):
+    noted: list[int] = []
+    monkeypatch.setattr(loop.Cadence, "evaluated", lambda self: noted.append(0))
+    assert len(run().evaluated) == len(noted) == 3
+    run(position=place(LAST, evaluation_due=True))
+    assert len(noted) == 4
