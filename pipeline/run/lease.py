@@ -58,8 +58,8 @@ class Leases:
         if not self._create(path):
             return False
         if last is not None:  # unless it has been released and taken anew since it was looked at
-            still = read_record(self._path(run, last.generation))
-            if still.get("id") != last.id:
+            before = self._path(run, last.generation)
+            if not before.exists() or read_record(before).get("id", "") != last.id:
                 path.unlink()
                 return False
         self._held[run], self._renewed[run] = generation, time.monotonic()

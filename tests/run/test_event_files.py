@@ -300,9 +300,11 @@ def test_records_are_taken_over_up_to_the_first_that_is_damaged(tmp_path, damage
         data[places[-2] + 14] ^= 1  # of the time
         data += data[:10] if "torn" in damage else b""
     path.write_bytes(data)
-    EventFile(tmp_path, partial(is_repeated, step=9, evaluates=False)).close()
-    left = 2 if damage == "the third" else 4
-    assert [step for step, _ in drawn(tmp_path)["loss/train"]] == list(range(1, left + 1))
+    writer = MetricsWriter(tmp_path, 5, tensorboard=True)
+    writer.write({"step": 6, "split": "train", "loss": 1.0})
+    writer.close()
+    left = [1, 2] if damage == "the third" else [1, 2, 3, 4]
+    assert [step for step, _ in drawn(tmp_path)["loss/train"]] == [*left, 6]
 
 
 def test_a_file_is_closed_also_on_a_full_disk(tmp_path):
@@ -319,8 +321,12 @@ def test_a_new_file_is_the_last_by_its_name_whatever_the_clock_says(tmp_path, mo
     names = [f"events.out.tfevents.{seconds}" for seconds in ("1500000000.here.1.0", "1600000000.here.1.1", "mine")]
     for name in names:
         (tmp_path / name).touch()
+    hidden = tmp_path / ".events.out.tfevents.1700000000.here.1.2"  # which another process writes
+    hidden.touch()
     for _ in range(3):
         EventFile(tmp_path, None).close()
+    assert hidden.exists()
+    hidden.unlink()
     *found, _ = sorted(path.name for path in tmp_path.iterdir())
     seconds = [int(name.split(".")[3]) for name in found]
     assert seconds == [1_500_000_000, 1_600_000_000, 1_600_000_001, 1_600_000_002, 1_600_000_003]

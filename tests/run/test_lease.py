@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
 
-from widemix.run.lease import Leases
+from widemix.run.lease import EXPIRY_S, RENEWAL_S, Holder, Leases
 
 
 def holder(folder, **changes):
@@ -91,6 +92,10 @@ def test_without_hard_links_one_of_many_takes_a_cell(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", refuse)
     test_one_of_many_takes_a_cell(tmp_path)
+    leases, before = Leases(tmp_path), len(os.listdir("/proc/self/fd"))
+    assert all(leases.take(run) for run in ("d", "e"))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert leases.holder("e").pid == os.getpid()
 
 
 def test_a_cell_that_is_released_and_taken_anew_is_not_taken_over(tmp_path):
@@ -163,3 +168,91 @@ def test_runs_whose_names_begin_alike_or_have_signs_of_patterns_are_apart(tmp_pa
     for number, name in enumerate(names, start=1):
         leases.release(name)
         assert [leases.holder(other) is None for other in names] == [other in names[:number] for other in names]
+
+
+def test_a_lease_outlives_some_renewals_that_came_to_nothing_and_expires_after_two_minutes(tmp_path):
+    assert Leases(tmp_path).take("c")
+    assert 3 * RENEWAL_S < EXPIRY_S == 120
+    holder(tmp_path, machine="another")  # 100 s ago
+    assert Leases(tmp_path).holder("c").alive
+    os.utime(tmp_path / "leases/c.1", (time.time() - 130,) * 2)
+    assert not Leases(tmp_path).holder("c").alive
+
+
+def test_who_has_a_run_does_not_get_it_twice(tmp_path):
+    leases = Leases(tmp_path)
+    assert leases.take("c")
+    assert not leases.take("c")
+    leases.release("c")
+    assert leases.take("c")
+
+
+def test_a_lease_that_is_released_while_another_takes_it_over_is_left_to_the_next(tmp_path):
+    first, slow, next_one = (Leases(tmp_path, expiry_s=60) for _ in range(3))
+    assert first.take("c")
+    holder(tmp_path, machine="another")
+    seen = slow.holder("c")
+    first.release("c")
+    slow.holder = lambda _: seen
+    assert not slow.take("c")
+    assert next_one.holder("c") is None
+    assert next_one.take("c")
+
+
+def test_a_lease_whose_time_cannot_be_set_is_not_renewed(tmp_path, monkeypatch):
+    leases, now = Leases(tmp_path, expiry_s=60), time.monotonic()
+    assert leases.take("c")
+
+    def refused(*_):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(os, "utime", refused)
+    for later, held in ((59, True), (62, False)):
+        monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
+        assert leases.renew("c") == held
+
+
+def test_a_lease_that_was_taken_over_is_released_last_and_what_others_have_removed_is_no_error(tmp_path, monkeypatch):
+    first, second = Leases(tmp_path, expiry_s=60), Leases(tmp_path, expiry_s=60)
+    assert first.take("c")
+    holder(tmp_path, machine="another")
+    assert second.take("c")
+    removed, unlink = [], Path.unlink
+
+    def noted(path, **options):
+        removed.append(path.name)
+        unlink(path)
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", noted)
+    second.release("c")
+    assert removed == ["c.1", "c.2"]
+
+
+def test_a_lease_that_is_released_while_it_is_looked_at_is_nobodys(tmp_path, monkeypatch):
+    first, other = Leases(tmp_path), Leases(tmp_path)
+    assert first.take("c")
+    monkeypatch.setattr(other, "_now", lambda: first.release("c") or time.time())
+    assert other.holder("c") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b"3"])
+def test_a_lease_whose_record_is_damaged_counts_until_it_expires(tmp_path, content):
+    (tmp_path / "leases").mkdir()
+    path = tmp_path / "leases/c.12"
+    path.write_bytes(content)
+    leases = Leases(tmp_path)
+    assert leases.holder("c") == Holder(12, "", "unknown", 0, alive=True)
+    assert not leases.take("c")
+    os.utime(path, (time.time() - 130,) * 2)
+    assert leases.take("c")
+    assert leases.holder("c").generation == 13
+
+
+def test_each_process_of_a_lease_is_noted_with_its_own_start(tmp_path):
+    leases = Leases(tmp_path)
+    assert leases.take("c")
+    leases.add_process("c", os.getppid())
+    known = json.loads((tmp_path / "leases/c.1").read_text())
+    assert known["processes"] == [[pid, psutil.Process(pid).create_time()] for pid in (os.getpid(), os.getppid())]
+    assert known["pid"] == os.getpid()

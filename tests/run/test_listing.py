@@ -15,10 +15,10 @@ from widemix.cli.listing import table_lines
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
-from widemix.recipe import dump_recipe, load_recipe
+from widemix.recipe import dump_recipe, flat_recipe, load_recipe
 from widemix.run import checkpoint
 from widemix.run.checkpoint import RetentionPolicy
-from widemix.run.listing import evaluated, find_runs, summarise
+from widemix.run.listing import compare_recipes, differing_keys, evaluated, find_runs, summarise
 
 
 @pytest.fixture
@@ -178,8 +178,8 @@ def test_a_damaged_file_is_named(runs, name, content, reason, capsys):
     """Bytes of another file, or zeros where a disk lost them."""
     (runs / "a" / name).write_bytes(content)
     error = said(capsys, "report", runs / "a", "--to", runs / "x.html", code=2)
-    assert error.startswith(f"error: {runs}/a/{name}")
-    assert f": is damaged, {reason}" in error
+    line = ", line 1" * (name == "metrics.jsonl")
+    assert error.startswith(f"error: {runs}/a/{name}{line}: is damaged, {reason}")
     assert error.count("\n") == 1
 
 
@@ -223,8 +223,9 @@ def test_only_folders_with_a_recipe_and_an_environment_are_runs_and_none_within_
         (runs / f"only/{name[0]}").mkdir(parents=True)
         (runs / f"only/{name[0]}" / name).touch()
     shutil.copytree(runs / "b", runs / "a/within")
-    shutil.copytree(runs / "b", runs / "deep/er/c")
-    assert list(find_runs([runs])) == [runs / "a", runs / "b", runs / "deep/er/c"]
+    for name in ("p", "c", "z", "k"):
+        shutil.copytree(runs / "b", runs / "deep/er" / name)
+    assert list(find_runs([runs])) == [runs / "a", runs / "b", *(runs / "deep/er" / name for name in "ckpz")]
     with pytest.raises(InputError, match=r"recipe.yaml: no such folder"):
         list(find_runs([runs / "a/recipe.yaml"]))
 
@@ -243,3 +244,36 @@ def test_evaluations_of_the_average_are_read_under_the_names_of_the_others(runs)
         assert early == later | {"ema": ema, "top5": 1.0 + ema}
         own = {"loss": 0.5, "top1": 20.5} if ema else {"loss": 1.0, "top1": 20}
         assert late == {"step": 20, **where, **own, "top5": None}
+
+
+def test_a_run_that_goes_on_is_as_its_last_line_says_and_as_far_as_its_furthest(runs):
+    """It was stopped, started again, and rolled back."""
+    lines = [
+        {"step": 20, "split": "event", "event": "stopped"},
+        {"step": 30, "split": "train", "images_per_s": 100.0},
+        {"step": 30, "split": "eval", "top1": 0.0},
+        {"step": 10, "split": "event", "event": "rollback"},
+    ]
+    path = runs / "b/metrics.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = summarise(runs / "b")
+    assert (found.state, found.step, found.cell("top1"), found.cell("mae")) == ("0 min ago", 30, "0.00", "")
+    path.write_text("")
+    found = summarise(runs / "b")
+    assert (found.state, found.step, found.images_per_s, found.hours) == ("0 min ago", 0, None, None)
+    path.unlink()
+    assert summarise(runs / "b").state == "no line yet"
+
+
+def test_the_keys_that_only_one_of_two_recipes_has_are_told_from_those_without_a_value(runs):
+    one, other = load_recipe("digits/mixer"), load_recipe("cifar10/resnet")
+    rows = dict(differing_keys([one, other, one]))
+    only = flat_recipe(other).keys() - flat_recipe(one).keys()
+    assert only
+    for name in only:
+        assert rows[name] == [..., flat_recipe(other)[name], ...]
+    assert "train.init_from" not in rows  # None in all
+    (runs / "a/recipe.yaml").write_text(dump_recipe(load_recipe("digits/mixer", [("log.images", "0")])))
+    (runs / "b/recipe.yaml").write_text(dump_recipe(load_recipe("digits/mixer", [("log.images", "7")])))
+    assert compare_recipes(runs / "a", runs / "b") == [("log.images", 0, 7)]
+    assert compare_recipes(runs / "b", runs / "a") == [("log.images", 7, 0)]

@@ -9,6 +9,7 @@ import pytest
 from tests.run.test_checkpoint import position, state
 from widemix.recipe.log import LogSection
 from widemix.run import checkpoint
+from widemix.run import log as run_log
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.log import RunLog
 from widemix.run.run_dir import ResumeState
@@ -78,7 +79,7 @@ def test_curves_are_written_where_they_are_asked_for(tmp_path):
 
 @pytest.mark.parametrize("due", [False, True])
 def test_a_start_says_how_many_lines_it_takes_back_and_an_evaluation_that_it_repeats_is_one(tmp_path, capsys, due):
-    checkpoint.save(tmp_path, state(), position(2, evaluation_due=due), RetentionPolicy(1))
+    checkpoint.save(tmp_path, state(), position(2, data_step=9, evaluation_due=due), RetentionPolicy(1))
     start = ResumeState(tmp_path, checkpoint.newest(tmp_path))
     for verbosity in (0, -1):
         (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
@@ -118,3 +119,52 @@ def test_a_line_that_cannot_be_written_is_a_warning(tmp_path, capsys):
         log.writer.write = lambda line: "metrics.jsonl: cannot be written to (No space left on device)"
         log.write(LINES[0])
     assert "warning: metrics.jsonl: cannot be written to (No space left on device); its" in capsys.readouterr().err
+
+
+def test_the_screen_is_told_where_the_run_starts_where_it_ends_and_where_it_goes_back_to(tmp_path, monkeypatch):
+    calls: list[tuple] = []
+
+    class Screen:
+        def __init__(self, *words):
+            calls.append(words)
+
+        def __getattr__(self, name):
+            return lambda *words: calls.append((name, *words))
+
+    monkeypatch.setattr(run_log, "Progress", Screen)
+    checkpoint.save(tmp_path, state(), position(2, data_step=5), RetentionPolicy(1))
+    resumed = ResumeState(tmp_path, checkpoint.newest(tmp_path))
+    for options in ({"start": resumed, "verbosity": 1}, {"quiet": True}, {"rank": 1}):
+        with opened(tmp_path, **options) as log:
+            log.rewind(1)
+        assert calls == [
+            (options.get("start") is not None, 2 if "start" in options else 0, 9, options.get("verbosity", 0)),
+            ("rewind", 1),
+            ("close",),
+        ]
+        calls.clear()
+
+
+def test_a_run_that_is_interrupted_has_failed_and_its_lines_have_milliseconds(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_log.time, "time", lambda: 1234.56789)
+    sent = Sent()
+
+    def interrupt():
+        with opened(tmp_path, trackers=[sent]) as log:
+            log.write(LINES[0])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    assert sent.failed == [True]
+    assert written(tmp_path) == sent.lines == [LINES[0] | {"time": 1234.568}]
+
+
+def test_recipe_and_environment_are_given_to_the_curves(tmp_path):
+    given: list[tuple] = []
+    with opened(tmp_path) as log:
+        log.writer.add_description = lambda *words: given.append(words)
+        log.add_description("recipe", {"host": "here"})
+    assert given == [("recipe", {"host": "here"})]
+    with opened(tmp_path, rank=1) as log:
+        log.add_description("recipe", {})
