@@ -98,8 +98,8 @@ def test_a_rollback_takes_back_the_lines_beyond_its_step(tmp_path):
 
 
 def test_trackers_get_every_line_and_are_told_how_the_run_ended(tmp_path, capsys):
-    done, failed = Sent(), Sent("log.mlflow: the last lines were not sent")
-    with opened(tmp_path, trackers=[done]) as log:
+    done, second, failed = Sent(), Sent(), Sent("log.mlflow: the last lines were not sent")
+    with opened(tmp_path, trackers=[done, second]) as log:
         log.write(LINES[0])
 
     def fail():
@@ -111,6 +111,7 @@ def test_trackers_get_every_line_and_are_told_how_the_run_ended(tmp_path, capsys
         fail()
     assert [line["step"] for line in (*done.lines, *failed.lines)] == [1, 3]
     assert (done.failed, failed.failed) == ([False], [True])
+    assert (second.lines, second.failed) == (done.lines, [False])
     assert "warning: log.mlflow: the last lines were not sent" in capsys.readouterr().err
 
 

@@ -14,6 +14,7 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
 from widemix.recipe import flat_recipe, load_recipe
+from widemix.run import metrics
 from widemix.run.metrics import SUPERSEDED, MetricsWriter, peak_memory
 
 
@@ -71,7 +72,7 @@ def test_curves_beyond_the_checkpoint_are_left_out(tmp_path):
     assert [event.value for event in board.Scalars("loss/train")] == [0, 0, 0, 3, 3]
 
 
-@pytest.mark.parametrize("rest", [b"", b'{"step": 3, "spl', b"\0\0\0", b"\xff\xfe", b"3"])
+@pytest.mark.parametrize("rest", [b"", b'{"step": 3, "spl', b"\0\0\0", b"\xff\xfe", b"3", b'{"at": 1}'])
 def test_a_resumed_run_removes_the_lines_beyond_its_checkpoint(tmp_path, rest):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes("".join(f"{json.dumps(line(step))}\n" for step in (1, 2, 3)).encode() + rest)
@@ -143,3 +144,44 @@ def test_tensorboard_has_what_the_lines_say(tmp_path):
 def test_peak_memory_is_in_gib(monkeypatch):
     monkeypatch.setattr("widemix.run.metrics.peak_resident_bytes", lambda: 3 * 2**29)
     assert peak_memory(torch.device("cpu")) == 1.5
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 2**30 * (1 + device.index))
+    assert peak_memory(torch.device("cuda", 3)) == 4
+
+
+def test_images_and_confusions_are_files_and_a_full_disk_stops_no_run(tmp_path):
+    writer, image = MetricsWriter(tmp_path, 0, tensorboard=False), np.zeros((8, 8, 3), np.uint8)
+    for name in ("first_batch", "mistakes"):
+        writer.add_image(name, image, 1)
+    writer.write_confusion({"counts": [[1]]})
+    with full(3):
+        writer.add_image("another", image, 1)
+        writer.write_confusion({"counts": [[2]]})
+    writer.close()
+    assert {path.stem for path in (tmp_path / "images").glob("*.png")} == {"first_batch", "mistakes"}
+    assert json.loads((tmp_path / "confusion.json").read_text()) == {"counts": [[1]]}
+
+
+def test_lines_that_move_are_nowhere_lost_by_a_kill_between(tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    lines = "".join(f"{json.dumps(line(step))}\n" for step in (1, 2, 3))
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    monkeypatch.setattr(metrics, "atomic_write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        MetricsWriter(tmp_path, 2, tensorboard=False)
+    assert (tmp_path / "metrics.jsonl").read_text() == lines
+    assert json.loads((tmp_path / SUPERSEDED).read_text()) == line(3)
+
+
+def test_a_writer_that_is_closed_or_goes_back_leaves_no_file_open(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
+    opened = len(os.listdir("/proc/self/fd"))
+    for step in (1, 2):
+        writer.write(line(step))
+        writer.rewind(1)
+    assert len(os.listdir("/proc/self/fd")) == opened
+    assert writer.superseded == 1
+    writer.close()
+    assert os.listdir("/proc/self/fd") == before

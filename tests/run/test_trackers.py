@@ -1,7 +1,9 @@
 """Weights & Biases and MLflow, both without a network: what they hold is what metrics.jsonl has."""
 
 import json
+import os
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,7 +22,7 @@ from widemix.run.trackers import check_trackers, metrics_of, open_trackers
 LINES = [
     {"step": 10, "epoch": 0.5, "split": "train", "loss": 2.5, "lr": 0.1, "time": 100.0},
     {"step": 10, "split": "event", "event": "step_skipped", "loss": "nan", "grad_norm": 1.0, "time": 100.5},
-    {"step": 20, "epoch": 1.0, "split": "train", "loss": 1.25, "lr": 0.05, "time": 101.0},
+    {"step": 20, "epoch": 1.0, "split": "train", "loss": 1.25, "lr": 0.05, "data_wait": 0.0, "time": 101.0},
     {"step": 20, "epoch": 1.0, "split": "eval", "loss": 1.5, "top1": 60.0, "time": 102.0},
 ]
 
@@ -57,6 +59,7 @@ def records(data: bytes) -> Iterator[bytes]:
 def test_the_figures_of_a_line():
     assert metrics_of(LINES[3]) == {"eval/loss": 1.5, "eval/top1": 60.0}
     assert metrics_of(LINES[1]) == {}
+    assert metrics_of({"split": "train", "replaced": 3, "loss": None}) == {"train/replaced": 3}
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
@@ -117,9 +120,10 @@ def test_mlflow_is_sent_each_step_of_a_split_once_and_again_after_a_rollback():
     assert sent == [1, 2, 3, 5, 6, 7]
 
 
-def test_one_that_cannot_be_opened(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", [ConnectionError, ImportError, ValueError])
+def test_one_that_cannot_be_opened(tmp_path, monkeypatch, kind):
     def refuse(*_):
-        raise ConnectionError("no server\nand a long story")
+        raise kind("\nno server\nand a long story")
 
     monkeypatch.setitem(trackers._TRACKERS, "wandb", refuse)
     recipe, warnings = recipe_with("wandb"), []
@@ -145,7 +149,9 @@ def test_mlflow_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
     assert run.info.status == "FINISHED"
     loss = client.get_metric_history(number, "train/loss")
     assert [(each.step, each.value, each.timestamp) for each in loss] == [(10, 2.5, 100_000), (20, 1.25, 101_000)]
-    assert run.data.metrics == {"train/loss": 1.25, "train/lr": 0.05, "eval/loss": 1.5, "eval/top1": 60.0}
+    assert run.data.metrics == {
+        "train/loss": 1.25, "train/lr": 0.05, "train/data_wait": 0.0, "eval/loss": 1.5, "eval/top1": 60.0
+    }  # fmt: skip
     assert run.data.params == {name: str(value) for name, value in flat_recipe(recipe_with("mlflow")).items()}
 
 
@@ -217,3 +223,110 @@ def test_wandb_has_every_figure_and_the_recipe(tmp_path, monkeypatch, capfd):
     wanted = [line for line in LINES if line["split"] != "event"]
     assert known == [{**metrics_of(line), "step": line["step"], "epoch": line["epoch"]} for line in wanted]
     assert config["optim.lr"] == 0.004
+
+
+class Server:
+    """MLflow's, with the calls that it had."""
+
+    def __init__(self, experiment: str | None = None, history=()):
+        self.calls, self.failing, self._experiment, self._history = [], 0, experiment, dict(history)
+
+    def get_experiment_by_name(self, title):
+        self.calls.append(("experiment", title))
+        return self._experiment and SimpleNamespace(experiment_id=self._experiment)
+
+    def create_experiment(self, title):
+        return f"new {title}"
+
+    def create_run(self, experiment, run_name):
+        self.calls.append(("run", experiment, run_name))
+        return SimpleNamespace(info=SimpleNamespace(run_id="run 1"))
+
+    def get_metric_history(self, number, name):
+        return [SimpleNamespace(timestamp=at, step=step) for at, step in self._history.get(name, ())]
+
+    def update_run(self, number, status):
+        self.calls.append((number, status))
+
+    def log_batch(self, number, metrics=(), params=()):
+        if self.failing:
+            self.failing -= 1
+            raise ConnectionError("no server")
+        self.calls.append((number, *metrics, len(params)))
+
+    def set_terminated(self, number, status):
+        self.calls.append((number, status))
+
+
+@pytest.fixture
+def mlflow_at(monkeypatch):
+    """Let MLflow have this server; what it is sent of a line is its split and its step."""
+
+    def have(server: Server) -> Server:
+        entities = SimpleNamespace(Param=lambda key, value: (key, value))
+        monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: server))
+        monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+        return server
+
+    monkeypatch.setattr(trackers, "_mlflow_metrics", lambda line: [(line["split"], line["step"])])
+    monkeypatch.setattr(trackers, "_RETRY_S", 0.0)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    return have
+
+
+@pytest.mark.parametrize(("there", "number"), [("7", "7"), (None, "new mine")])
+def test_a_new_run_of_mlflow_is_one_of_the_experiment_that_its_variable_names(mlflow_at, tmp_path, there, number):
+    os.environ |= {"MLFLOW_EXPERIMENT_NAME": "mine", "MLFLOW_TRACKING_URI": "http://server"}
+    server, recipe = mlflow_at(Server(there)), recipe_with("mlflow")
+    trackers._MLflow(tmp_path, "name", recipe, None).close(failed=True)
+    params = ("run 1", len(flat_recipe(recipe)))
+    assert server.calls == [("experiment", "mine"), ("run", number, "name"), params, ("run 1", "FAILED")]
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
+
+
+def test_mlflow_is_sent_what_a_start_before_could_not_send_in_parts_and_until_the_server_takes_it(
+    mlflow_at, tmp_path, monkeypatch
+):
+    """The server has of each split up to the step that it was sent last: that of the evaluations was taken back."""
+    monkeypatch.setattr(trackers, "_AT_ONCE", 2)
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    places = [("train", 4), ("eval", 4), ("eval", 8), ("train", 8), ("train", 12)]
+    lines = [json.dumps({"split": split, "step": step}) for split, step in places]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 25, "spl']))
+    server = mlflow_at(Server(history={"train/loss": [(1, 4)], "eval/loss": [(1, 8), (2, 4)]}))
+    server.failing = 3
+    tracker = trackers._MLflow(tmp_path, "name", recipe_with("mlflow"), "run 3")
+    assert tracker.close(failed=False) is None
+    assert (server.calls[0], server.calls[-1]) == (("run 3", "RUNNING"), ("run 3", "FINISHED"))
+    sent = server.calls[1:-1]
+    assert [each for number, *batch, _ in sent for each in batch] == [("eval", 8), ("train", 8), ("train", 12)]
+    assert all(len(batch) <= 4 for batch in sent)
+    assert os.environ["MLFLOW_TRACKING_URI"] == "sqlite:///mlflow.db"
+
+
+@pytest.mark.parametrize("project", ["mine", None])
+def test_wandb_gets_the_figures_of_both_splits_and_how_the_run_ended(tmp_path, monkeypatch, project):
+    logged, made = [], []
+    run = SimpleNamespace(
+        id="run 1",
+        define_metric=lambda *_, **__: None,
+        log=logged.append,
+        finish=lambda exit_code: logged.append(exit_code),
+    )
+    module = SimpleNamespace(Settings=lambda **_: None, init=lambda **options: made.append(options) or run)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr(os, "environ", {"WANDB_PROJECT": project} if project else {})
+    for known in (None, "run 1"):
+        tracker = trackers._WandB(tmp_path, "name", recipe_with("wandb"), known)
+        for line in LINES:
+            tracker.add_line(line)
+        tracker.close(failed=known is not None)
+        assert logged == [
+            *({**metrics_of(LINES[n]), "step": LINES[n]["step"], "epoch": LINES[n]["epoch"]} for n in (0, 2, 3)),
+            int(known is not None),
+        ]
+        logged.clear()
+    assert [(each["id"], each["name"], each["dir"], each["resume"]) for each in made] == [
+        (known, "name", tmp_path, "allow") for known in (None, "run 1")
+    ]
+    assert os.environ["WANDB_PROJECT"] == (project or "widemix")
