@@ -10,7 +10,7 @@ import torch
 from tests.conftest import ROOT
 from tests.run.test_checkpoint import position, state
 from widemix.distributed.topology import Topology
-from widemix.errors import InputError
+from widemix.errors import InputError, RunError
 from widemix.formats.manifest import Prepared, manifest_json, read_manifest
 from widemix.recipe import dump_recipe, load_recipe, recipe_hash
 from widemix.run import checkpoint, lock, run_dir
@@ -85,6 +85,19 @@ def test_micro_batches_may_change_where_no_batch_norm_sees_them(digits, tmp_path
         acquire(tmp_path / "repmlp", digits, **normed, train__grad_accum_steps="2")
 
 
+def test_a_complete_run_keeps_the_recipe_and_the_environment_that_it_was_trained_with(digits, tmp_path):
+    acquire(tmp_path, digits)
+    for complete in (False, True):
+        if complete:
+            (tmp_path / "done.json").write_text('{"step": 3}')
+        (tmp_path / "environment.json").write_text("{}")
+        found = acquire(tmp_path, digits, log__every="88" if complete else "77")
+        assert found.environment["ranks"] == 1
+        assert found.done == ({"step": 3} if complete else None)
+        assert "every: 77" in (tmp_path / "recipe.yaml").read_text()
+        assert ((tmp_path / "environment.json").read_text() == "{}") is complete
+
+
 def test_the_network_may_not_change(digits, tmp_path):
     acquire(tmp_path / "run", digits)
     with pytest.raises(InputError, match=r"another recipe \(model.drop_path differ\)"):
@@ -119,11 +132,13 @@ def test_a_run_that_started_from_another_goes_on_by_the_same_command(digits, tmp
             begin(resume)
 
 
-def test_what_a_run_has_started_from_is_found_again_where_it_could_not_be_kept(digits, tmp_path):
+def test_what_a_run_has_started_from_is_found_again_where_it_could_not_be_kept(digits, tmp_path, monkeypatch):
+    """From wherever the same command is given."""
     base, run = tmp_path / "base", tmp_path / "run"
     acquire(base, digits)
     loaded = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("data.path", str(digits))])
-    for resume in (str(base), "auto"):
+    for resume, place in (("base", tmp_path), ("auto", digits)):
+        monkeypatch.chdir(place)
         found, held = _acquire(run, loaded, resume, ALONE)
         held.close()
         assert (found.step, found.is_of_another_run) == (3, True)
@@ -171,6 +186,7 @@ def test_a_folder_is_removed_only_by_who_made_it(digits, tmp_path, there):
         ("deepspeed.json", InputError, False),
         ("metrics.jsonl", InputError, True),
         ("deepspeed.json", KeyboardInterrupt, True),
+        ("deepspeed.json", RunError, True),
     ],
 )
 def test_a_folder_is_removed_only_by_a_mistake_before_the_first_line(digits, tmp_path, written, error, stays):
@@ -186,6 +202,37 @@ def test_a_folder_is_removed_only_by_a_mistake_before_the_first_line(digits, tmp
     assert run.exists() is stays
     if stays:
         assert {path.name for path in run.iterdir()} == {".lock", "recipe.yaml", "environment.json", written}
+
+
+@pytest.mark.usefixtures("without_ranks")
+def test_a_mistake_is_said_though_the_folder_has_been_removed_meanwhile(digits, tmp_path):
+    run = tmp_path / "run"
+
+    def start():
+        with acquire_run_dir(run, mixer(data__path=str(digits)), "auto", ALONE):
+            shutil.rmtree(run)
+            raise InputError("no such key")
+
+    with pytest.raises(InputError, match="no such key"):
+        start()
+    assert not run.exists()
+
+
+@pytest.mark.usefixtures("without_ranks")
+def test_a_folder_is_locked_until_the_run_has_ended_whichever_way(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "KILLED_S", 0.1)
+    run = tmp_path / "run"
+
+    def start():
+        with acquire_run_dir(run, mixer(data__path=str(digits)), "auto", ALONE):
+            (run / "metrics.jsonl").write_text("{}\n")
+            with pytest.raises(InputError, match="is writing there"), hold(run):
+                pass
+            raise RunError("the loss is nan")
+
+    for _ in range(2):
+        with pytest.raises(RunError, match="the loss is nan"):
+            start()
 
 
 @pytest.mark.parametrize(

@@ -70,22 +70,24 @@ def test_parts_that_do_not_cover_a_tensor_raise(tmp_path):
     assert folders(tmp_path) == []
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_full_disk_on_any_rank_leaves_the_last_checkpoint_and_the_next_save_succeeds(tmp_path, monkeypatch, rank):
-    ranks = savers(tmp_path, 2)
-    assert save(ranks, [0, 7, 15], 1) is None
+    ranks, cuts, save_file = savers(tmp_path, 3), [0, 7, 11, 15], saving.save_file
+    assert save(ranks, cuts, 1) is None
 
-    def full(*_, **__):
+    def full(tensors, path, **options):
+        if rank and not path.name.startswith(f"{rank}-"):
+            return save_file(tensors, path, **options)
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(*((saving, "save_file") if rank else (checkpoint, "save_tensors")), full)
-        failed = save(ranks, [0, 7, 15], 2)
+        failed = save(ranks, cuts, 2)
     assert "No space left on device" in failed
-    assert ("rank 1" in failed) == (rank == 1)
+    assert [f"rank {each}" in failed for each in (1, 2)] == [rank == 1, rank == 2]
     assert ranks[0].failure() is None  # reported once
     assert folders(tmp_path) == ["00000001"]
-    assert save(ranks, [0, 7, 15], 3) is None
+    assert save(ranks, cuts, 3) is None
     assert folders(tmp_path) == ["00000001", "00000003"]
 
 
@@ -117,6 +119,25 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch)
     may_end.set()
     assert saver.finish() is None
     assert checkpoint.newest(tmp_path).position.step == 1
+
+
+def test_one_save_waits_for_the_one_before(tmp_path, monkeypatch):
+    (saver,) = savers(tmp_path, 1, RetentionPolicy(9))
+    running, save_checkpoint = [], checkpoint.save
+
+    def alone(*words):
+        running.append("begins")
+        threading.Event().wait(0.02)
+        save_checkpoint(*words)
+        running.append("ends")
+
+    monkeypatch.setattr(checkpoint, "save", alone)
+    for step in (1, 2, 3):
+        assert saver.begin(parts(0, [0, 15]), position(step)) is None
+    assert saver.finish() is None
+    assert running == 3 * ["begins", "ends"]
+    assert folders(tmp_path) == ["00000001", "00000002", "00000003"]
+    assert not saver.writing
 
 
 def test_what_a_killed_run_left_behind_is_removed_at_the_next_start(tmp_path):

@@ -31,7 +31,7 @@ def test_a_run_saves_by_steps_by_minutes_by_both_or_at_the_end_of_epochs(
     assert given.saves(21, False, Request.SAVE) is when_asked
 
 
-@pytest.mark.parametrize(("every", "saved"), [(40, None), (1000, None), (30, None), (30, 10), (25, 10)])
+@pytest.mark.parametrize(("every", "saved"), [(40, None), (1000, None), (30, None), (30, 10), (25, 10), (5, 10)])
 def test_a_run_that_does_not_save_each_step_that_it_is_to_keep_says_which_it_keeps(every, saved):
     """Of keep_every_steps 1000 and epochs of 1251 steps none was kept, without a word."""
     train = TrainSection(epochs=600, global_batch=8, keep_every_steps=every, save_every_steps=saved)

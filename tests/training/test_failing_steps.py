@@ -11,6 +11,7 @@ from widemix.distributed.topology import Topology, process_group
 from widemix.recipe.faults import FaultsSection
 from widemix.run import checkpoint
 from widemix.run.events import describe_event
+from widemix.training import faults
 from widemix.training.faults import Diverged, GradientWatch, HealthMonitor, Rollback, StepMetrics
 
 NAN, INF = math.nan, math.inf
@@ -127,8 +128,8 @@ def test_a_spike_is_flagged_once_there_are_losses_to_compare_it_with():
     assert health(loss_spike_std=6).check_steps(steps_of(*calm, 0.1)) == []  # a fall
     lasting = health(loss_spike_std=6).check_steps(steps_of(*calm, *[5.0] * 50))
     assert [event["step"] for event in lasting] == [31]  # from then on it is what is expected
-    for before, spikes in ((19, []), (20, [21])):
-        events = health(loss_spike_std=6).check_steps(steps_of(*calm[:before], 100.0))
+    for before, loss, spikes in ((19, 100.0, []), (20, 100.0, [21]), (20, 1.61, [21]), (20, 1.59, [])):
+        events = health(loss_spike_std=6).check_steps(steps_of(*calm[:before], loss))
         assert [event["step"] for event in events] == spikes
 
 
@@ -148,18 +149,20 @@ def one_rank():
 @pytest.mark.parametrize(
     ("saved", "first", "origin", "left"),
     [
-        ([4, 8], 10, 8, [4, 8]),
-        ([4, 8], 8, 4, [4]),  # its very next steps failed: it may be part of the failure
-        ([8], 8, 8, [8]),  # there is no other
+        ([4, 8], 13, 8, [4, 8]),
+        ([4, 8], 11, 4, [4]),  # its very next steps failed: it may be part of the failure
+        ([8], 11, 8, [8]),  # there is no other
         ([], 3, None, []),
     ],
 )
 def test_a_rollback_resumes_before_the_failure_and_keeps_what_it_skips(
     tmp_path, one_rank, saved, first, origin, left
 ):
+    """The data steps are three greater than the steps, as two rollbacks have left them."""
     for step in saved:
-        checkpoint.save(tmp_path, state(1.0), position(step), checkpoint.RetentionPolicy(9))
-    rollback = Rollback(tmp_path, one_rank, 2, [(1, 2)])
+        saved_at = position(step, data_step=step + 3)
+        checkpoint.save(tmp_path, state(1.0), saved_at, checkpoint.RetentionPolicy(9))
+    rollback = Rollback(tmp_path, one_rank, 3, [(2, 4), (0, 1)])
     diverged = Diverged("the loss is nan", first, first + 2)
     if origin is None:
         with pytest.raises(Diverged, match="and there is no checkpoint before it") as raised:
@@ -168,9 +171,9 @@ def test_a_rollback_resumes_before_the_failure_and_keeps_what_it_skips(
         return
     assert rollback.exclude(diverged).position.step == origin
     assert [int(path.name) for path in checkpoint.complete_checkpoints(tmp_path)] == left
-    assert rollback.skipped_ranges == [(1, 2), (first, first + 2)]
-    assert json.loads((tmp_path / "skipped_ranges.json").read_text()) == [[1, 2], [first, first + 2]]
-    with pytest.raises(Diverged, match=r"faults\.max_rollbacks 2 allows no further rollback"):
+    assert rollback.skipped_ranges == [(2, 4), (0, 1), (first, first + 2)]
+    assert json.loads((tmp_path / "skipped_ranges.json").read_text()) == [[2, 4], [0, 1], [first, first + 2]]
+    with pytest.raises(Diverged, match=r"faults\.max_rollbacks 3 allows no further rollback"):
         rollback.exclude(diverged)
 
 
@@ -186,3 +189,51 @@ def test_on_a_cpu_the_watch_tells_of_a_step_whether_its_own_gradient_was_finite(
     assert [watch.failed(torch.tensor(norm)) for norm in norms] == [False, True, False, True, False]
     watch.reset()
     assert not watch.failed(torch.tensor(1.0))
+
+
+def test_after_a_rollback_neither_losses_nor_overflows_of_before_count():
+    monitor = health(fp16=True, loss_spike_std=6)
+    monitor.check_steps(steps_of(*[1.0 + 0.1 * (-1) ** i for i in range(30)]))
+    monitor.check_steps(steps_of(*[1.0] * 20, norms=[INF] * 20))
+    monitor.reset()
+    assert monitor.check_steps(steps_of(100.0, *[1.0] * 19, norms=[INF] * 20)) == []
+
+
+def test_too_many_failed_steps_are_no_better_for_one_that_follows_and_the_first_says_what_it_was():
+    with pytest.raises(Diverged, match="the loss is nan at step 2") as raised:
+        health(max_skipped_steps=2).check_steps(steps_of(1, NAN, NAN, NAN, 1))
+    assert (raised.value.first, raised.value.stop) == (11, 14)
+    apart = [StepMetrics(1, 7, 1.0, INF), StepMetrics(2, 12, NAN, 1.0)]  # with data between that is skipped
+    with pytest.raises(Diverged, match="the gradient norm is inf at step 1") as raised:
+        health(max_skipped_steps=1).check_steps(apart)
+    assert (raised.value.first, raised.value.stop) == (7, 13)
+
+
+def test_another_rank_skips_what_rank_0_has_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(faults, "on_main", lambda topology, act: "the checkpoint")
+    rollback = Rollback(tmp_path, Topology(1, 2, 1, 2, torch.device("cpu")), 2, [])
+    assert rollback.exclude(Diverged("the loss is nan", 3, 5)) == "the checkpoint"
+    assert [rollback.next_used(step) for step in (2, 3, 4, 5)] == [2, 5, 5, 5]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_a_gpu_the_watch_tells_of_the_step_two_before_once_it_has_been_copied(monkeypatch):
+    events = []
+
+    class Event:
+        def __init__(self):
+            self.calls = []
+            events.append(self.calls)
+
+        def record(self):
+            self.calls.append("record")
+
+        def synchronize(self):
+            self.calls.append("synchronize")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    watch = GradientWatch(torch.device("cuda"))
+    assert [watch.failed(torch.tensor(norm)) for norm in (INF, 1.0, 1.0, NAN)] == [False, False, True, False]
+    assert events == [["record", "synchronize"]] * 2 + [["record"]] * 2
+    watch.reset()
+    assert [watch.failed(torch.tensor(norm)) for norm in (1.0, 1.0, 1.0)] == [False] * 3

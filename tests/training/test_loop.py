@@ -370,13 +370,17 @@ def test_dropout_has_a_seed_of_its_own_in_each_step_of_each_rank_whatever_came_b
 
 
 def test_means_are_of_the_steps_and_the_norms_that_are_finite(monkeypatch):
-    monkeypatch.setattr(log_interval, "mean_over_ranks", lambda tensor: tensor)
+    kinds = set()
+    monkeypatch.setattr(log_interval, "mean_over_ranks", lambda tensor: kinds.add(tensor.dtype) or tensor)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     interval = LogInterval(began=0.0)
     rows = [(1.0, 6.0), (math.nan, 1.0), (10.0, math.inf), (7.0, 2.0)]
     for step, (loss, norm) in enumerate(rows, start=5):
-        interval.pending.append((step, step + 10, StepResult(torch.tensor(loss), torch.tensor(norm)), step % 2))
+        result = StepResult(torch.tensor(loss), torch.tensor(norm), torch.tensor([1.0, step]))
+        interval.pending.append((step, step + 10, result, step % 2))
     metrics = interval.collect()
+    assert interval.block_norms == [1.0, 8.0]  # of the last
+    assert kinds == {torch.float64}
     assert [(each.step, each.data_step) for each in metrics] == [(5, 15), (6, 16), (7, 17), (8, 18)]
     assert [(each.loss, each.grad_norm) for each in (metrics[0], metrics[3])] == [rows[0], rows[3]]
     line = interval.summary(64)
@@ -385,6 +389,11 @@ def test_means_are_of_the_steps_and_the_norms_that_are_finite(monkeypatch):
     failed.pending.append((1, 1, StepResult(torch.tensor(math.nan), torch.tensor(math.nan)), 0))
     failed.collect()
     assert failed.summary(64) is None
+    resumed = LogInterval(UnloggedSteps(losses=[9.0], grad_norms=[8.0]), began=0.0)
+    resumed.pending.append((1, 1, StepResult(torch.tensor(math.nan), torch.tensor(math.nan)), 0))
+    resumed.collect()
+    line = resumed.summary(64)  # of the step before this start
+    assert (line["loss"], line["grad_norm"], line["images_per_s"]) == (9.0, 8.0, 0.0)
 
 
 class Noted:
