@@ -231,6 +231,16 @@ def test_a_file_that_a_killed_start_had_not_finished_counts_for_nothing(tmp_path
     run.close()
 
 
+def test_what_is_shown_is_on_disk_at_once(tmp_path):
+    run = Run(tmp_path / "run", 10)
+    run.start(0)
+    assert "recipe/text_summary" in drawn(run.folder)
+    assert any(b"session_start_info" in path.read_bytes() for path in run.folder.glob("events*"))
+    run.writer.show("confusion", IMAGE, 1)
+    assert drawn(run.folder)["confusion"] == [(1, 0.0)]
+    run.close()
+
+
 def test_what_is_taken_over_is_on_disk_before_the_files_that_had_it_are_removed(tmp_path):
     run = Run(tmp_path / "run", 10)
     run.start(0)

@@ -138,6 +138,9 @@ def test_tensorboard_has_what_the_lines_say(tmp_path):
     layout.ParseFromString(board.Tensors(tag)[0].tensor_proto.string_val[0])
     drawn = {tag for category in layout.category for chart in category.chart for tag in chart.multiline.tag}
     assert by_step | by_epoch <= drawn
+    of_some_runs = {f"train/{name}" for name in ("data_wait", "mfu", "memory_gib", "weight_norm", "grad_norm")}
+    of_some_runs |= {"eval/ema_top1", "eval/ema_top5", "loss/eval_ema", "train/grad_norm/.*"}
+    assert drawn == by_step | by_epoch | of_some_runs
     assert np.array_equal(np.asarray(Image.open(tmp_path / "images/first_batch.png")), image)
 
 

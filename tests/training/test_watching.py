@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +151,44 @@ def test_the_image_of_confusions_has_a_cell_for_each_pair():
     expected = np.array([255, 255, 255]) + fraction * (np.array([0, 90, 160]) - 255)
     assert np.abs(np.array(corners) - expected).max() <= 1
     assert confusion_image(torch.eye(1000, dtype=torch.int64).tolist(), []).shape == (1018, 1000, 3)
+    widths = [confusion_image(torch.eye(number, dtype=torch.int64).tolist(), []).shape[1] for number in (40, 41)]
+    assert widths == [120 + 40 * 20, 41 * 19]  # with names, and without
+
+
+def cells(counts: list[list[int]], left: int = 120) -> list[list[set[tuple[int, ...]]]]:
+    """The colours within each cell of 36 x 36 points."""
+    image, number = confusion_image(counts, []), len(counts)
+    return [
+        [
+            {tuple(color) for color in image[36 * row :, left + 36 * column :][:36, :36].reshape(-1, 3).tolist()}
+            for column in range(number)
+        ]
+        for row in range(number)
+    ]
+
+
+def ink(colors: set[tuple[int, ...]], fraction: float) -> str | None:
+    """Of the count in a cell, by the brightest and the darkest point."""
+    paper, points = sum(255 - fraction * (255 - part) for part in (0, 90, 160)), [sum(color) for color in colors]
+    return "white" if max(points) > paper + 30 else "black" if min(points) < paper - 30 else None
+
+
+def test_counts_stand_in_their_cells_in_a_colour_that_can_be_read():
+    """White where most of a true class is, black elsewhere; and none in the cell of a pair that never came."""
+    (a, b), (c, d) = cells([[3, 1], [0, 0]])
+    assert [ink(a, 0.75), ink(b, 0.25), ink(c, 0), ink(d, 0)] == ["white", "black", None, None]
+    (a, b), (c, d) = cells([[6, 4], [5, 0]])
+    assert [ink(a, 0.6), ink(b, 0.4), ink(c, 1), ink(d, 0)] == ["white", "black", "white", None]
+    diagonal = cells(torch.eye(12, dtype=torch.int64).tolist())[11]
+    assert [ink(diagonal[column], column == 11) for column in (10, 11)] == [None, "white"]
+    assert ink(cells(torch.eye(13, dtype=torch.int64).tolist())[12][12], 1) is None
+
+
+def test_a_class_without_a_name_is_shown_by_its_number():
+    counts = [[3, 1], [0, 4]]
+    one, two, three = (confusion_image(counts, names) for names in (["a"], ["a", "1"], ["a", "b"]))
+    assert np.array_equal(one, two)
+    assert not np.array_equal(two, three)
 
 
 def test_a_run_without_a_folder_is_named_by_what_is_changed():
@@ -187,6 +226,41 @@ def test_a_trace_has_those_of_the_steps_that_the_run_makes(tmp_path, monkeypatch
         for step in steps:
             profiler.before(step)
     assert log == expected
+
+
+def test_each_step_of_a_trace_is_a_slice_of_its_own_also_of_a_second_run_of_a_folder(tmp_path, monkeypatch):
+    log: list[str] = []
+
+    class Slice:
+        def __init__(self, name):
+            self.name = name
+
+        def __enter__(self):
+            log.append(f"begin {self.name}")
+
+        def __exit__(self, *_):
+            log.append(f"end {self.name}")
+
+    monkeypatch.setattr(profile, "torch_profiler", lambda record_shapes: Trace(log))
+    monkeypatch.setattr(profile, "record_function", Slice)
+    for steps in (range(6), range(4)):
+        with profile.Profiler(tmp_path, 3, 5) as profiler:
+            for step in steps:
+                profiler.before(step)
+        slices = [f"{what} ProfilerStep#{step}" for step in (3, 4) if step in steps for what in ("begin", "end")]
+        assert log == ["start", *slices, "stop", f"steps-3-{min(5, len(steps))}.pt.trace.json.gz"]
+        log.clear()
+
+
+@pytest.mark.parametrize(("gpu", "given", "level"), [(False, None, "9"), (False, "3", "3"), (True, None, None)])
+def test_a_trace_is_of_the_devices_that_are_there(monkeypatch, gpu, given, level):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(profile, "profile", lambda **options: options)
+    monkeypatch.setattr(os, "environ", {"KINETO_LOG_LEVEL": given} if given else {})
+    options = profile.torch_profiler(record_shapes=True)
+    assert [activity.name for activity in options["activities"]] == ["CPU", "CUDA"][: 1 + gpu]
+    assert options["record_shapes"]
+    assert os.environ.get("KINETO_LOG_LEVEL") == level
 
 
 def batch_of(samples, targets) -> SimpleNamespace:
@@ -241,13 +315,13 @@ def test_ranks_that_write_nothing_begin_anew_too(monkeypatch):
 def test_mistakes_are_shown_with_their_classes_and_those_without_a_name_by_their_number(monkeypatch):
     section = load_recipe("digits/mixer").data
     source = SimpleNamespace(
-        read=lambda samples, views, epoch: (("images of", samples.tolist(), epoch), None),
+        read=lambda samples, views, epoch: (("images of", samples.tolist(), (views - samples).tolist(), epoch), None),
         finish=lambda host, samples, epoch: host,
     )
-    monkeypatch.setattr(mistakes, "denormalise", lambda images, own: images[:2] if own is section else None)
+    monkeypatch.setattr(mistakes, "denormalise", lambda images, own: images[:3] if own is section else None)
     monkeypatch.setattr(mistakes, "grid", lambda tiles, texts, columns: (tiles, texts, columns))
-    wrong = [(7, 0, 1), (4, 3, 0)]
+    wrong = [(7, 0, 1), (4, 3, 0), (5, 0, 6)]
     found = mistakes.mistakes_grid(SimpleNamespace(data=section, source=source), wrong, ["cat", "dog"])
-    assert found == (["images of", [7, 4]], ["is cat\nnot dog", "is 3\nnot cat"], 8)
+    assert found == (["images of", [7, 4, 5], 3 * [0]], ["is cat\nnot dog", "is 3\nnot cat", "is cat\nnot 6"], 8)
     assert mistakes.mistakes_grid(SimpleNamespace(data=section, source=source), [], ["cat"]) is None
     assert mistakes.mistakes_grid(SimpleNamespace(data="of texts", source=source), wrong, ["cat"]) is None
