@@ -79,7 +79,7 @@ def test_a_rank_without_a_gpu_of_its_own_is_an_error(monkeypatch, gpus, hint):
 
 
 def test_the_device_of_a_rank_is_its_number_on_the_node(monkeypatch):
-    environ = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    environ = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     for there, device in ((False, "cpu"), (True, "cuda:1")):
         monkeypatch.setattr(topology.torch.cuda, "is_available", lambda there=there: there)
         monkeypatch.setattr(topology.torch.cuda, "device_count", lambda: 2)
@@ -173,6 +173,9 @@ def test_nccl_uses_the_interface_of_the_first_node_and_the_fastest_active_ports(
         ("mlx5_2:1", "4: ACTIVE", "25 Gb/sec (1X EDR)"),  # for management
         ("mlx5_3:1", "1: DOWN", "200 Gb/sec (4X HDR)"),
         ("mlx5_4:1", "4: ACTIVE", "none"),
+        ("mlx5_6:1", "4: ACTIVE", ""),
+        ("mlx5_7:1", "2: INIT", "400 Gb/sec (4X NDR)"),
+        ("mlx5_7:2", "4: ACTIVE", "100 Gb/sec (4X EDR)"),
     ):
         write_port(tmp_path, port, state, rate)
     (tmp_path / "mlx5_5/ports/1").mkdir(parents=True)
@@ -183,13 +186,19 @@ def test_nccl_uses_the_interface_of_the_first_node_and_the_fastest_active_ports(
     environ = {"MASTER_ADDR": "10.0.0.1"}
     chosen = set_nccl_devices(environ, tmp_path)
     set_gloo_interface(environ)
-    assert chosen == ["NCCL_SOCKET_IFNAME==ib0", "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1"]
+    assert chosen == ["NCCL_SOCKET_IFNAME==ib0", "NCCL_IB_HCA==mlx5_0:1,mlx5_1:1,mlx5_7:2"]
     assert environ["GLOO_SOCKET_IFNAME"] == "ib0"
-    assert environ["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1"
+    assert environ["NCCL_IB_HCA"] == "=mlx5_0:1,mlx5_1:1,mlx5_7:2"
     assert set_nccl_devices(environ, tmp_path) == []  # what is set stays
     environ = {"MASTER_ADDR": "10.0.0.1", "NCCL_IB_HCA": "mlx5_3"}
     assert set_nccl_devices(environ, tmp_path / "none") == ["NCCL_SOCKET_IFNAME==ib0"]
     assert environ["NCCL_IB_HCA"] == "mlx5_3"
+    for address, named in (("fe80::1", "ib0"), ("192.0.2.1", None), ("127.0.0.1", None), (None, None)):
+        monkeypatch.setattr("widemix.distributed.topology.route_from", lambda host, address=address: address)
+        environ, chosen = {"MASTER_ADDR": "n0"}, {"MASTER_ADDR": "n0", "GLOO_SOCKET_IFNAME": ""}
+        set_gloo_interface(environ)
+        set_gloo_interface(chosen)
+        assert (environ.get("GLOO_SOCKET_IFNAME"), chosen["GLOO_SOCKET_IFNAME"]) == (named, "")
 
 
 def test_an_exit_code_that_no_restart_would_change_is_0_to_the_launcher(tmp_path, monkeypatch):
@@ -204,8 +213,14 @@ def test_an_exit_code_that_no_restart_would_change_is_0_to_the_launcher(tmp_path
     assert write_rank_status(None, "it runs") == 0
     (status,) = read_rank_statuses(tmp_path)
     assert (status.host, status.code, status.message) == ("n7", None, "it runs")
-    monkeypatch.delenv("SLURMD_NODENAME")
+    monkeypatch.setenv("SLURMD_NODENAME", "")
     assert node_name() == platform.node()
+    monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", f"{tmp_path}/not/yet")
+    assert write_rank_status(75) == 0
+    assert len(read_rank_statuses(tmp_path / "not/yet")) == 1
+    monkeypatch.setenv("RANK", "three")
+    assert write_rank_status(75) == 75
+    monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", "/dev/null/no-folder")
     assert write_rank_status(75) == 75
     monkeypatch.delenv("WIDEMIX_RANK_STATUS_DIR")
@@ -229,6 +244,11 @@ def test_statuses_of_an_attempt_in_which_the_nodes_ranks_had_other_numbers_are_r
     monkeypatch.setenv("LOCAL_RANK", "0")
     remove_earlier_statuses()
     assert [status.rank for status in read_rank_statuses(tmp_path)] == [0, 1, 2, 3]
+    for name, rank, left in (("n2", "0", [0, 1]), ("n1", "2", [])):  # in another order, which comes later
+        monkeypatch.setenv("SLURMD_NODENAME", name)
+        monkeypatch.setenv("RANK", rank)
+        remove_earlier_statuses()
+        assert [status.rank for status in read_rank_statuses(tmp_path)] == left
 
 
 def test_a_rank_with_wrong_input_writes_it_to_its_status(tmp_path):
@@ -264,3 +284,4 @@ def test_statuses_are_in_the_order_of_ranks_and_a_torn_one_has_no_code(tmp_path,
     found = read_rank_statuses(tmp_path)
     assert [(status.rank, status.code) for status in found] == [(2, 0), (3, None), (7, None), (10, 0), (12, None)]
     assert "rank-12.json: is damaged" in found[-1].message
+    assert found[-1].time == (tmp_path / "rank-12.json").stat().st_mtime

@@ -189,13 +189,15 @@ def test_evaluations_and_saves_come_with_epochs_and_the_result_has_all_seconds(r
 
 
 def test_an_evaluation_that_is_not_finite_is_an_event_and_null_in_the_result(run, monkeypatch):
-    monkeypatch.setattr(Run, "_evaluate", lambda self: {"top1": 50.0, "loss": math.nan})
-    failing = run()
+    monkeypatch.setattr(Run, "_evaluate", lambda self: {"top1": 0.0, "loss": math.nan})
+    written: list[tuple] = []
+    failing = run(context={"mistakes": Noted(written, "mistakes")})
+    assert [step for *_, step in written] == [4, 8, 12]
     assert [line["split"] for line in failing.lines if line["step"] == 8] == ["train", "event"]
     event = {"step": 8, "split": "event", "event": "evaluation_failed", "loss": "nan"}
     assert event in failing.lines
-    assert failing.saved[1].metrics == {"top1": 50.0}
-    assert (failing.result["top1"], failing.result["loss"]) == (50.0, None)
+    assert failing.saved[1].metrics == {"top1": 0.0}
+    assert (failing.result["top1"], failing.result["loss"]) == (0.0, None)
 
 
 def test_a_resumed_run_has_the_seconds_before_and_the_speed_of_its_own_steps(run):
@@ -396,6 +398,14 @@ def test_means_are_of_the_steps_and_the_norms_that_are_finite(monkeypatch):
     assert (line["loss"], line["grad_norm"], line["images_per_s"]) == (9.0, 8.0, 0.0)
 
 
+def no_way(diverged: Diverged):
+    """Find no checkpoint to go back to."""
+    raise diverged
+
+
+NO_WAY = SimpleNamespace(next_used=lambda step: step, next_skipped=lambda step: None, exclude=no_way)
+
+
 class Noted:
     """A part of a run whose calls are noted, with their words."""
 
@@ -422,6 +432,14 @@ def test_steps_are_counted_without_those_of_the_data_that_were_skipped(run):
     assert [(each.step, each.data_step) for each in whole.saved] == [(5, 7), (10, 12), (LAST, LAST + 2)]
     assert [(line["step"], line["epoch"]) for line in whole.trained] == [(n, n / EPOCH) for n in (4, 6, 8, 10, 12)]
     assert whole.seeds == [int(key(0, step, 0, DROPOUT)) for step in range(3, LAST)]
+
+
+def test_the_epoch_of_a_line_has_four_decimals(run):
+    whole = run()
+    whole.loop.schedule = Schedule(7, LAST, lambda step: 1.0)
+    for whole.loop.step in (1, 2):
+        whole.loop._write({})
+    assert [line["epoch"] for line in whole.lines[-2:]] == [0.1429, 0.2857]
 
 
 def test_a_start_within_a_range_that_is_skipped_goes_on_behind_it(run):
@@ -484,17 +502,12 @@ def test_each_save_that_failed_is_an_event_wherever_it_is_told(run, monkeypatch,
     told = saver(failure=lambda: calls.append(0) or ("it is full" if len(calls) == 3 else None))
     assert failed(run(context=told)) == [(3, "it is full")]
 
-    class NoWay(SimpleNamespace):
-        def exclude(self, diverged):
-            raise diverged
-
-    rollback = NoWay(next_used=lambda step: step, next_skipped=lambda step: None)
     monkeypatch.setattr(Fails, "failing", (5,))
     ends: list = []
     monkeypatch.setattr(Run, "_log", lambda self, kind, line: ends.append((kind, line.get("event"))))
     keys = ("faults.max_skipped_steps", "0")
     with pytest.raises(Diverged):
-        Fails(monkeypatch, tmp_path, keys, rollback=rollback, context=saver(finish=lambda: "it is full"))
+        Fails(monkeypatch, tmp_path, keys, rollback=NO_WAY, context=saver(finish=lambda: "it is full"))
     assert ends[-2:] == [("report_event", "save_failed"), ("record", "diverged")]
 
 
@@ -518,15 +531,10 @@ def test_a_gradient_that_is_not_finite_is_found_at_its_own_step(monkeypatch, tmp
             steps.append(self.loop.step + 1)
             return StepResult(result.loss, torch.tensor(math.inf), None) if self.loop.step == 1 else result
 
-    class NoWay(SimpleNamespace):
-        def exclude(self, diverged):
-            raise diverged
-
     steps: list[int] = []
-    rollback = NoWay(next_used=lambda step: step, next_skipped=lambda step: None)
     keys = ("log.every", "100"), ("faults.max_skipped_steps", "0")
     with pytest.raises(Diverged, match="the gradient norm is inf at step 2"):
-        Ends(monkeypatch, tmp_path, *keys, rollback=rollback)
+        Ends(monkeypatch, tmp_path, *keys, rollback=NO_WAY)
     assert steps == [1, 2]
 
 
@@ -542,3 +550,18 @@ def test_the_minutes_to_the_next_evaluation_count_from_each(run, monkeypatch):
     assert len(run().evaluated) == len(noted) == 3
     run(position=place(LAST, evaluation_due=True))
     assert len(noted) == 4
+
+
+def test_an_epoch_ends_also_where_its_last_steps_are_skipped_with_the_next_ones_first(run):
+    rollback = SimpleNamespace(
+        next_used=lambda step: 6 if 3 <= step < 6 else step, next_skipped=lambda step: 3 if step <= 3 else None
+    )
+    whole = run(rollback=rollback)
+    assert whole.evaluated == [3, 5, 9, 12]
+    assert [(each.step, each.data_step) for each in whole.saved] == [(3, 6), (5, 8), (9, 12), (12, 15)]
+
+
+def test_a_run_does_not_end_with_a_failed_step_though_it_is_asked_to_stop(monkeypatch, tmp_path):
+    monkeypatch.setattr(Fails, "failing", (LAST - 1,))
+    with pytest.raises(Diverged, match="the loss is nan at step 12"):
+        Fails(monkeypatch, tmp_path, rollback=NO_WAY, asked={LAST: Request.STOP})
