@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.terminal import Terminal
-from widemix.distributed.signals import StopRequest
+from widemix.distributed.signals import Stopped, StopRequest, stops_once
 from widemix.processes import children_cpu_seconds, end_with_torchrun, peak_resident_bytes, stop_signals
 
 # A rank, or a run: says that it is up, and how it ends.
@@ -219,3 +219,73 @@ def test_the_peak_of_memory_is_in_bytes():
 def test_the_time_of_children_is_that_of_the_user_and_of_the_system(monkeypatch):
     monkeypatch.setattr(os, "times", lambda: os.times_result((1, 2, 4, 8, 16)))
     assert children_cpu_seconds() == 12
+
+
+@pytest.fixture
+def signals(monkeypatch):
+    """This process as it was before any signal had come, and afterwards again."""
+    monkeypatch.setattr(StopRequest, "came", False)
+    monkeypatch.delenv("RANK", raising=False)
+    before = {number: signal.getsignal(number) for number in stop_signals()}
+    yield before
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("rank", [None, "0", "1"])
+def test_a_key_counts_from_the_first_one_on_and_is_announced_by_rank_0(signals, monkeypatch, capfd, rank):
+    if rank:
+        monkeypatch.setenv("RANK", rank)
+    said = []
+    own = signal.signal(signal.SIGUSR1, lambda *_: None), signal.getsignal(signal.SIGUSR1)
+    with StopRequest() as stop:
+        assert not stop.requested
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+            said.append(capfd.readouterr().err)
+            assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert StopRequest.came
+    assert signal.getsignal(signal.SIGUSR1) is own[1]
+    text = ": stopping after this step, with a checkpoint"
+    expected = [f"SIGTERM{text}\n", "", f"Ctrl-C{text}; a second Ctrl-C stops at once\n", ""]
+    assert said == (4 * [""] if rank == "1" else expected)
+
+
+@pytest.mark.usefixtures("signals")
+def test_what_waits_for_ever_is_left_at_once_by_the_first_signal_and_nothing_else_is():
+    tidied = []
+
+    def wait(stop):
+        with stop.at_once():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                tidied.append(0)
+
+    with StopRequest() as stop:
+        with pytest.raises(Stopped, match=r"^SIGTERM$"):
+            wait(stop)
+        assert tidied
+        with pytest.raises(Stopped), stop.at_once():
+            tidied.clear()
+        assert tidied
+    with StopRequest() as stop:
+        with stop.at_once():
+            pass
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested
+
+
+def test_signals_are_ignored_at_the_end_only_where_one_has_come_and_keys_never_are(signals):
+    with stops_once():
+        assert signal.getsignal(signal.SIGINT) == signals[signal.SIGINT]
+        assert signal.getsignal(signal.SIGTERM) != signals[signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
+    with stops_once():
+        StopRequest.came = True
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) == signals[signal.SIGINT]

@@ -52,6 +52,7 @@ def test_minutes_thin_out_the_epochs_to_evaluate():
     assert every_second.evaluates(1, Request.EVALUATE)
     assert not every_second.evaluates(1, Request.SAVE)
     assert when({"every_epochs": 2}).evaluates(1, Request.NONE)
+    assert when(save_minutes=5.0).evaluates(0, Request.NONE)  # those of saves are no others
 
 
 def test_the_clock_asks_once_each_time_the_minutes_have_passed(monkeypatch):

@@ -119,6 +119,11 @@ def test_fp16_that_finds_no_loss_scale_fails():
         monitor.check_steps(steps_of(1, norms=[INF], first=44))
 
 
+def test_an_overflow_whose_loss_is_no_number_either_is_one_of_those_in_a_row():
+    steps = steps_of(*[1] * 10, NAN, *[1] * 10, norms=[INF] * 21)
+    assert [event["step"] for event in health(fp16=True).check_steps(steps)] == [11, 21]
+
+
 def test_a_spike_is_flagged_once_there_are_losses_to_compare_it_with():
     calm = [1.0 + 0.1 * (-1) ** i for i in range(30)]  # mean 1, deviation 0.1
     (event,) = health(loss_spike_std=6).check_steps(steps_of(5.0, *calm, 1.55, 2.2, 1.0)[1:])
