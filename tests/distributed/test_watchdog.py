@@ -13,6 +13,7 @@ from torch.distributed import HashStore
 
 from tests.forks import Forks
 from widemix.distributed import watchdog
+from widemix.distributed.rank_status import read_rank_statuses
 from widemix.distributed.topology import Topology
 from widemix.distributed.watchdog import Watchdog
 from widemix.errors import InputError
@@ -63,6 +64,25 @@ def test_a_second_ctrl_c_on_one_rank_is_the_reason_on_the_others(tmp_path):
     assert ": interrupted; so this rank ends (Connection closed by peer)" in str(other)
     both = [KeyboardInterrupt(), KeyboardInterrupt()]
     assert ranks_that_fail(tmp_path, HashStore(), *both) == both
+
+
+def test_an_error_that_another_names_in_passing_is_not_the_same_and_ctrl_c_is_always_itself(tmp_path):
+    errors = [OSError("the disk is full, says the kernel"), OSError("the disk is full")]
+    _, second = ranks_that_fail(tmp_path, HashStore(), *errors)
+    assert str(second).endswith("the disk is full, says the kernel; so this rank ends (the disk is full)")
+    interrupt = KeyboardInterrupt()
+    assert ranks_that_fail(tmp_path, HashStore(), OSError("no"), interrupt)[1] is interrupt
+
+
+def test_nothing_of_a_watchdog_goes_on_behind_its_block_and_no_run_folder_is_made_again(tmp_path):
+    store = HashStore()
+    with Watchdog(tmp_path, Topology(1, 2, 1, 2, torch.device("cpu")), store, 600) as guard:
+        assert [thread.is_alive() for thread in guard._threads] == [True, True]
+    assert [thread.is_alive() for thread in guard._threads] == [False, False]
+    assert store.get("alive 1") == b"done"
+    with pytest.raises(FileNotFoundError):
+        Watchdog(tmp_path / "moved", Topology(0, 1, 0, 1, torch.device("cpu")), store, 600).__enter__()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_of_all_ranks_is_not_repeated_within_its_message(tmp_path):
@@ -137,6 +157,8 @@ def test_a_main_thread_that_makes_no_progress_ends_its_process_with_its_stacks(t
     monkeypatch.setattr(watchdog, "time", clock)
     monkeypatch.setattr(watchdog, "GRACE_PERIOD", 0.1)
     monkeypatch.setattr("os._exit", lambda code: (ended.append(code), guarded._stopped.set()))
+    monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", str(tmp_path / "status"))
+    monkeypatch.setenv("RANK", "0")
     with Watchdog(tmp_path, Topology(0, 1, 0, 1, torch.device("cpu")), HashStore(), 1.0) as guarded:
         for _ in range(4):
             for _ in range(2):
@@ -152,6 +174,9 @@ def test_a_main_thread_that_makes_no_progress_ends_its_process_with_its_stacks(t
             now += 0.45
         assert now > 1004.6
     assert ended == [1]
+    (status,) = read_rank_statuses(tmp_path / "status")
+    assert status.code == 1
+    assert "no step or batch was finished in 1 s" in status.message
     stacks = (tmp_path / "stacks/rank-0.txt").read_text()
     reason, _, frames = stacks.partition("no step or batch was finished in 1 s")
     assert "test_a_main_thread_that_makes_no_progress" in frames
@@ -229,9 +254,9 @@ def test_a_store_that_has_gone_is_a_failure_and_one_that_ends_in_order_is_told_s
     assert [guard._report_failure(reason) for reason in ("first", "second")] == ["first", "first"]
 
 
-@pytest.mark.parametrize("reported", [True, False])
+@pytest.mark.parametrize(("reported", "world"), [(True, 2), (False, 2), (False, 1)])
 def test_a_rank_ends_that_has_no_answer_from_the_store_or_reads_that_another_has_failed(
-    tmp_path, monkeypatch, reported
+    tmp_path, monkeypatch, reported, world
 ):
     """Though its own steps come in time, and with the first reason."""
     now, ended = 1000.0, []
@@ -239,7 +264,7 @@ def test_a_rank_ends_that_has_no_answer_from_the_store_or_reads_that_another_has
     monkeypatch.setattr(watchdog, "time", clock)
     monkeypatch.setattr(watchdog, "GRACE_PERIOD", 0.01)
     monkeypatch.setattr(watchdog, "HEARTBEAT_TIMEOUT", 2.0)
-    guard = Watchdog(tmp_path, Topology(1, 2, 1, 2, torch.device("cpu")), HashStore(), 0.5)
+    guard = Watchdog(tmp_path, Topology(world - 1, world, 0, 1, torch.device("cpu")), HashStore(), 0.5)
     monkeypatch.setattr(guard, "_exchange_heartbeats", lambda: None)
     monkeypatch.setattr(guard, "_begin_countdown", lambda: None)
     monkeypatch.setattr(guard, "_exit_with_stacks", lambda reason: (ended.append(reason), guard._stopped.set()))
@@ -255,6 +280,8 @@ def test_a_rank_ends_that_has_no_answer_from_the_store_or_reads_that_another_has
     guard._check_progress()
     if reported:
         assert ended == ["rank 0 has failed"]
+    elif world == 1:
+        assert not ended  # it has nobody to hear from
     else:
         assert ended == [f"{guard._name} had no answer from the store for 2 s"]
         assert 1002 < now < 1003
