@@ -100,6 +100,7 @@ def test_a_taken_port_is_one_line(places):
         ),
         ("MASTER_ADDR", "", "MASTER_ADDR is not set; set MASTER_ADDR to rank 0's host"),
         ("MASTER_ADDR", "no.such.host.invalid", "^MASTER_ADDR no.such.host.invalid: .* does not know this host"),
+        ("MASTER_ADDR", "n..0", "^MASTER_ADDR n..0: .* does not know this host"),
     ],
 )
 @pytest.mark.parametrize("rank", [0, 1])
@@ -123,6 +124,47 @@ def test_a_rank_whose_torchrun_was_killed_before_they_met_ends(places, monkeypat
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     with pytest.raises(RunError, match=rf"^rank {rank} of 2 on \S+: torchrun has ended: its store at MASTER_ADDR"):
         join(rank)
+
+
+def test_a_host_that_becomes_known_is_no_error_and_one_of_its_addresses_is_enough(places, monkeypatch):
+    here, elsewhere = ((socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 1)) for host in ("127.0.0.1", "192.0.2.1"))
+    answers = [OSError("not known yet"), UnicodeError("nor now"), [elsewhere, here], [elsewhere]]
+
+    def look_up(*_, **__):
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(Rendezvous, "_pause", lambda self: None)
+    meeting = Rendezvous(0, 2, 60)
+    assert meeting._is_local()
+    assert not meeting._is_local()
+
+
+@pytest.mark.parametrize(
+    ("agent", "error", "refused_s"),
+    [(True, ConnectionRefusedError, 60.0), (False, ConnectionRefusedError, 0.0), (True, TimeoutError, 0.0)],
+)
+def test_a_store_that_does_not_answer_yet_is_waited_for(places, monkeypatch, agent, error, refused_s):
+    """Only torchrun's is open before its ranks start, and only a refusal says that it is not."""
+    tried: list[int] = []
+
+    def connect(*_, **__):
+        tried.append(0)
+        if len(tried) < 4:
+            raise error(1, "not now")
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(rendezvous, "REFUSED_S", refused_s)
+    monkeypatch.setattr(Rendezvous, "_pause", lambda self: None)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(agent))
+    meeting = Rendezvous(1, 2, 60)
+    meeting._reach()
+    assert len(tried) == 4
+    assert "(not now)" in meeting._awaited
 
 
 def attempt(store: dist.Store, ranks: Sequence[int], monkeypatch, world: int = WORLD) -> list[dist.Store]:

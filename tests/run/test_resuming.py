@@ -123,11 +123,12 @@ def test_a_run_that_started_from_another_goes_on_by_the_same_command(digits, tmp
     checkpoint.save(base, state(2.0), first.checkpoint.position.model_copy(update={"step": 4}), RetentionPolicy(1))
     assert not first.checkpoint.path.exists()
     monkeypatch.chdir(tmp_path)
-    for resume in (str(base), "base", str(first.checkpoint.path), "auto"):
+    (tmp_path / "link").symlink_to(base)
+    for resume in (str(base), "base", "link", str(first.checkpoint.path), "auto"):
         found = begin(resume)
         assert (found.step, found.is_of_another_run) == (3, False)
         found.checkpoint.verify()
-    for resume in (str(run), "never", str(tmp_path)):
+    for resume in (str(run), "never", str(tmp_path), str(base / "checkpoints")):
         with pytest.raises(InputError, match="holds a run already"):
             begin(resume)
 
@@ -137,14 +138,20 @@ def test_what_a_run_has_started_from_is_found_again_where_it_could_not_be_kept(d
     base, run = tmp_path / "base", tmp_path / "run"
     acquire(base, digits)
     loaded = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("data.path", str(digits))])
-    for resume, place in (("base", tmp_path), ("auto", digits)):
+    for resume, place in (("base", tmp_path), ("auto", digits), (str(base), digits)):
         monkeypatch.chdir(place)
         found, held = _acquire(run, loaded, resume, ALONE)
         held.close()
         assert (found.step, found.is_of_another_run) == (3, True)
         keep_origin(found)
+        (run / "checkpoints/00000003/model.safetensors").unlink()
+        again, problems = _find_checkpoint(run, loaded, resume, found.data)
+        assert again.path == found.checkpoint.path.resolve()
+        assert ["00000003: cannot be loaded" in problem for problem in problems] == [True]
         shutil.rmtree(run / "checkpoints")
         (run / "metrics.jsonl").write_text("{}\n")
+        later = found.checkpoint.position.model_copy(update={"step": 4})  # of the other, which goes on
+        checkpoint.save(base, state(2.0), later, RetentionPolicy(9))
     shutil.rmtree(base)
     with pytest.raises(InputError, match="base/checkpoints/00000003: no such run or checkpoint folder"):
         _acquire(run, loaded, "auto", ALONE)
@@ -282,7 +289,7 @@ def test_a_start_knows_what_is_skipped_and_what_is_damaged_and_finds_what_was_be
     assert "00000005/model.safetensors: is damaged" in problem
 
 
-@pytest.mark.parametrize("content", ["[[3, 7]", "[[3]]", '[["a", 7]]', "[3]", '{"3": 7}'])
+@pytest.mark.parametrize("content", ["[[3, 7]", "[[3]]", '[["a", 7]]', "[3]", '{"3": 7}', "{}", '""'])
 def test_damaged_skipped_ranges_are_named(tmp_path, content):
     assert read_skipped_ranges(tmp_path) == []
     (tmp_path / "skipped_ranges.json").write_text(content)
@@ -385,3 +392,41 @@ def test_the_result_has_the_recipes_hash(tmp_path):
     done = write_result(tmp_path, mixer(), {"top1": 50.0, "step": 3})
     assert done == {"top1": 50.0, "step": 3, "recipe": recipe_hash(mixer())}
     assert json.loads((tmp_path / "done.json").read_text()) == done
+
+
+@pytest.mark.parametrize("content", [b"[]", b"\xff", b"3", None])
+def test_a_damaged_result_is_named_and_not_taken_for_none(digits, tmp_path, content):
+    if content is None:
+        (tmp_path / "done.json").mkdir()
+    else:
+        (tmp_path / "done.json").write_bytes(content)
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(mixer(data__path=str(digits))))
+    with pytest.raises(InputError, match=rf"^{tmp_path}/done.json: cannot be read \(.*; remove it to continue"):
+        _acquire(tmp_path, mixer(data__path=str(digits)), "auto", ALONE)
+
+
+def test_a_run_folder_may_be_a_link_and_what_it_starts_from_is_noted_before_it_is_kept(tmp_path, monkeypatch):
+    base, run, link = (tmp_path / name for name in ("base", "run", "link"))
+    for folder in (base, run):
+        folder.mkdir()
+    link.symlink_to(run)
+    _check_usable(link, mixer(), "auto")
+    path = checkpoint.save(base, state(), position(3), RetentionPolicy(1))
+
+    def refuse(*_):
+        raise OSError("there is no space left")
+
+    monkeypatch.setattr(checkpoint, "keep", refuse)
+    with pytest.raises(OSError, match="there is no space left"):
+        keep_origin(ResumeState(link, checkpoint.read(path)))
+    assert json.loads((run / "origin.json").read_text()) == {"checkpoint": str(path), "step": 3}
+
+
+@pytest.mark.parametrize(("before", "now"), [("1", "2"), ("2", "1"), ("4", "2")])
+def test_micro_batches_of_batch_norms_become_neither_more_nor_fewer(tmp_path, before, now):
+    recipes = [load_recipe(ROOT / "tests/engine/repmlp.yaml", [("train.grad_accum_steps", n)]) for n in (before, now)]
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipes[0]))
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    _check_usable(tmp_path, recipes[0], "auto")
+    with pytest.raises(InputError, match=r"another recipe \(train.grad_accum_steps differ\)"):
+        _check_usable(tmp_path, recipes[1], "auto")
