@@ -1,6 +1,7 @@
 """Loading trained weights: of widemix, timm and DeepSpeed's tool; with other heads, for larger images."""
 
 import copy
+import re
 from argparse import Namespace
 from pathlib import Path
 
@@ -299,6 +300,16 @@ def test_frozen_parameters_are_named_by_patterns():
         freeze(mixer(), ["steam.*"])
     with pytest.raises(InputError, match="leaves nothing to train"):
         freeze(mixer(), ["*"])
+    for patterns in (["stem.*", "steam.*"], ["stem.*", "blocks.0"], ["stem.*", "unused"]):
+        with pytest.raises(InputError, match=rf"train.freeze {re.escape(patterns[1])}: "):
+            freeze(mixer(), patterns)
+    model = mixer()
+    biases = {name: p.numel() for name, p in model.named_parameters() if name.endswith(".bias")}
+    assert freeze(model, ["*.bias"]) == sum(biases.values())
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == biases.keys()
+    model = mixer()
+    freeze(model, ["stem.*", "body"])
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == ["head.weight", "head.bias"]
 
 
 def test_a_run_starts_from_weights_and_trains_the_rest(train, tmp_path):
@@ -324,13 +335,31 @@ def mixer_of_digits(tmp_path: Path) -> str:
 class TestDamagedWeights:
     """What would train, or read other memory, without a word."""
 
+    @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-    def test_values_that_are_not_finite_are_refused(self, tmp_path, value):
-        source = mixer()
+    def test_values_that_are_not_finite_are_refused(self, tmp_path, value, kind):
+        source = mixer().to(kind)
         with torch.no_grad():
             source.blocks[1].mlp_channels.fc1.weight[3, 2] = value
         with pytest.raises(InputError, match=r"blocks.1.mlp_channels.fc1.weight has values that are not finite"):
             load_init_weights(mixer(), written(source, tmp_path / "weights.safetensors"))
+
+    def test_weights_of_another_shape_are_refused_though_they_are_as_many(self, tmp_path):
+        weights = mixer().state_dict()
+        name = "blocks.1.mlp_channels.fc1.weight"
+        weights[name] = weights[name].T.contiguous()
+        save_file(weights, tmp_path / "weights.safetensors")
+        with pytest.raises(InputError, match=rf"{name} has shape \[12, 24\] there, \[24, 12\] in the recipe's model"):
+            load_init_weights(mixer(), str(tmp_path / "weights.safetensors"))
+
+    def test_a_checkpoint_with_a_flipped_bit_is_refused(self, tmp_path):
+        saved = State(mixer().state_dict(), {}, {}, {})
+        path = checkpoint.save(tmp_path, saved, position(1), checkpoint.RetentionPolicy(1)) / "model.safetensors"
+        damaged = bytearray(path.read_bytes())
+        damaged[-2] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"model.safetensors: is damaged"):
+            load_init_weights(mixer(), str(tmp_path))
 
     @pytest.mark.parametrize("index", ["zeros", "out of range"])
     def test_indices_that_are_no_permutation_are_refused(self, tmp_path, index):
@@ -381,3 +410,27 @@ def test_unused_parameters_of_a_network_that_looks_at_numbers(training):
     assert torch.equal(torch.random.get_rng_state(), state)
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, before[name]), name
+
+
+class Trains(torch.nn.Module):
+    """In training it drops out, and uses another part than in evaluation; `refuses` the meta device as some do."""
+
+    def __init__(self, refuses: bool):
+        super().__init__()
+        self.training_part, self.other = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+        self.frozen = torch.nn.Linear(4, 2).requires_grad_(False)
+        self.refuses = refuses
+
+    def forward(self, x):
+        if self.refuses and x.is_meta:
+            raise ValueError("no numbers")
+        return self.training_part(torch.nn.functional.dropout(x, 0.5)) if self.training else self.other(x)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_unused_parameters_are_those_of_training_that_are_trained_and_no_random_number_is_used_up(refuses):
+    module, state = Trains(refuses).eval(), torch.random.get_rng_state()
+    with torch.no_grad():
+        assert unused_parameters(module, torch.ones(8, 4)) == {"other.weight", "other.bias"}
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not module.training
