@@ -77,6 +77,7 @@ def test_every_launcher_is_read_like_torchrun(said):
     assert environ["MASTER_ADDR"] == ("n2" if "SLURM_JOB_ID" in said else "127.0.0.1")
     assert export_torchrun_env(environ)  # once more changes nothing
     alone = without_launcher(environ)
+    assert alone.keys().isdisjoint({"MASTER_ADDR", "MASTER_PORT"})
     assert not export_torchrun_env(alone)
     assert read_topology(alone).world == 1
 
@@ -124,6 +125,7 @@ def test_a_place_is_by_torchruns_variables_and_within_its_bounds():
     assert place(3, 4, 1, 2) == place(3, 4, 1, 2, size="LOCAL_SIZE") == (3, 4, 1, 2)
     assert place(3, 4, 3, 4) == (3, 4, 3, 4)
     assert read_place({}) == (0, 1, 0, 1)
+    assert read_place(dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), "")) == (0, 1, 0, 1)
     for wrong in ((4, 4, 0, 1), (-1, 4, 0, 1), (0, 4, 2, 2), (0, 4, -1, 2), (0, 4, 0, 5)):
         with pytest.raises(LauncherError, match="do not fit"):
             place(*wrong)
@@ -143,6 +145,9 @@ def test_what_tells_the_jobs_of_a_launcher_apart_gives_their_ports():
     other = INTEL | {"I_MPI_HYDRA_UUID": "48260000-2ab1-5d85-1961-06007782714e", "PMI_RANK": "0"}
     assert torchrun_env(other)["MASTER_PORT"] != torchrun_env(INTEL)["MASTER_PORT"]
     assert torchrun_env(INTEL | {"PMI_RANK": "0"})["MASTER_PORT"] == torchrun_env(INTEL)["MASTER_PORT"]
+    for said, name in ((INTEL, "I_MPI_HYDRA_UUID"), (PALS, "PALS_APID"), (JSRUN, "PMIX_NAMESPACE")):
+        within = said | {"SLURM_JOB_ID": "77", "LSB_JOBID": "12"}  # two of one batch script
+        assert len({torchrun_env(within | {name: each})["MASTER_PORT"] for each in ("first", "second")}) == 2
 
 
 def test_mpi_within_a_job_of_slurm_is_the_innermost_and_rank_0_is_on_the_first_node():
@@ -159,6 +164,13 @@ def test_a_place_that_the_launcher_does_not_say_may_be_set():
             torchrun_env(GFORKER | {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": total, "MASTER_ADDR": "n2"})
         )
         assert (rank.rank, rank.world, rank.local_rank, rank.local_world) == (1, 2, int(local), int(total))
+
+
+def test_what_the_launcher_says_counts_more_than_what_is_set_and_an_empty_rank_is_none():
+    said = HYDRA | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "RANK": "", "SLURM_JOB_NODELIST": "n[2-3]"}
+    found = torchrun_env(said)
+    assert (found["RANK"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("1", "1", "2")
+    assert found["MASTER_ADDR"] == "127.0.0.1"  # all are on this node of the job's two
 
 
 STANDALONE = {"TORCHELASTIC_RUN_ID": "9b0f8ab4-5b7a-4f5e-9d57-0c7c3a2e6f11", "RANK": "0", "WORLD_SIZE": "1"}
@@ -240,6 +252,7 @@ def test_tasks_of_a_job_that_its_script_does_not_use_are_a_warning():
 def test_torchrun_on_several_nodes_may_have_lost_some():
     lost = {"TORCHELASTIC_RUN_ID": "train-77-0", "GROUP_WORLD_SIZE": "1", "RANK": "0", "WORLD_SIZE": "1"}
     assert export_torchrun_env(SRUN | lost)
+    assert export_torchrun_env(SRUN | lost | {"TORCHELASTIC_RUN_ID": "none-of-mine"})
 
 
 @pytest.mark.parametrize(

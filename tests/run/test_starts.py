@@ -112,11 +112,16 @@ def test_a_start_on_two_ranks_and_one_that_resumes(train, tmp_path):
 
 
 def test_a_start_without_a_launchers_logs_and_without_a_layout_names_neither(tmp_path, monkeypatch):
-    monkeypatch.delenv(STATUS_DIR_VARIABLE, raising=False)
     topology = SimpleNamespace(is_main=True, world=1, device=torch.device("cpu"))
     began = time.time()
-    StartRecord(tmp_path, StartTimes({}), topology, compiled=False, memory_layout=None).stepped(1)
-    (line,) = read_starts(tmp_path)
-    assert list(line) == ["time", "step", "ranks", "seconds"]
-    assert list(line["seconds"]) == ["first step"]
-    assert began - 0.1 <= line["time"] <= time.time() + 0.1
+    for logs in (None, ""):
+        monkeypatch.delenv(STATUS_DIR_VARIABLE, raising=False)
+        if logs is not None:
+            monkeypatch.setenv(STATUS_DIR_VARIABLE, logs)
+        StartRecord(tmp_path, StartTimes({}), topology, compiled=False, memory_layout=None).stepped(1)
+    lines = read_starts(tmp_path)
+    assert len(lines) == 2
+    for line in lines:
+        assert list(line) == ["time", "step", "ranks", "seconds"]
+        assert list(line["seconds"]) == ["first step"]
+        assert began - 0.1 <= line["time"] <= time.time() + 0.1
