@@ -60,7 +60,7 @@ PMI2 = SRUN | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "
 PMI2 |= {"SLURM_STEP_TASKS_PER_NODE": "2", "PMI_RANK": "1", "PMI_SIZE": "2", "PMI_JOBID": "77.0"}
 
 
-@pytest.mark.parametrize(("processes", "nodes", "most"), [(5, 2, 3), (4, 2, 2), (3, 4, 1)])
+@pytest.mark.parametrize(("processes", "nodes", "most"), [(5, 2, 3), (4, 2, 2), (3, 4, 1), (2, 0, 2)])
 def test_flux_says_no_nodes_processes_but_how_many_there_are(processes, nodes, most):
     """The fuller node's number, which no place on a node reaches."""
     said = FLUX | dict.fromkeys(("FLUX_JOB_SIZE", "PMI_SIZE"), str(processes)) | {"FLUX_JOB_NNODES": str(nodes)}
@@ -164,6 +164,11 @@ def test_a_place_that_the_launcher_does_not_say_may_be_set():
             torchrun_env(GFORKER | {"LOCAL_RANK": local, "LOCAL_WORLD_SIZE": total, "MASTER_ADDR": "n2"})
         )
         assert (rank.rank, rank.world, rank.local_rank, rank.local_world) == (1, 2, int(local), int(total))
+
+
+def test_a_place_of_which_a_launcher_says_but_a_part_is_read_from_another():
+    found = torchrun_env(PMI2 | {"MPI_LOCALRANKID": "0"})
+    assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("1", "2")
 
 
 def test_what_the_launcher_says_counts_more_than_what_is_set_and_an_empty_rank_is_none():

@@ -150,6 +150,34 @@ def test_the_route_to_an_address_of_this_machine_starts_there(address):
     assert route_from(address) == address
 
 
+def test_a_route_is_by_the_first_address_that_has_one_and_without_the_name_of_the_interface(monkeypatch):
+    class Probe:
+        def __init__(self, family, kind):
+            self.family = family
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            closed.append(self.family)
+
+        def connect(self, address):
+            if self.family == "no route":
+                raise OSError(101, "Network is unreachable")
+
+        def getsockname(self):
+            return "fe80::1%ib0", 9, 0, 2
+
+    closed: list[str] = []
+    known = [(family, 2, 0, "", (family, 9)) for family in ("no route", "IPv6", "another")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: known)
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert route_from("n0") == "fe80::1"
+    assert closed == ["no route", "IPv6"]
+    known[1:] = []
+    assert route_from("n0") is None
+
+
 def test_no_gloo_interface_is_set_where_none_is_known_or_one_is_set_already():
     chosen = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "ib0"}
     for environ in (chosen, {"MASTER_ADDR": "127.0.0.1"}, {"MASTER_ADDR": "no.such.host.invalid"}):
