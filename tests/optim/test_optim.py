@@ -338,7 +338,8 @@ def test_a_run_ends_after_its_epochs_or_its_max_steps_if_that_is_fewer():
         train = train_section(8, epochs=4, max_steps=max_steps)
         schedule = build_run_schedule(ScheduleSection(min_lr=0.1), 1.0, train, steps_per_epoch=5)
         assert schedule.last_step == last
-        assert schedule.lr(19) == pytest.approx(0.1)  # of the whole length, wherever it ends
+        expected = [0.1 + 0.9 * (1 + math.cos(math.pi * step / 19)) / 2 for step in (0, 6, 19)]
+        assert [schedule.lr(step) for step in (0, 6, 19)] == pytest.approx(expected)  # wherever it ends
 
 
 def rates(epochs=4, **changes):
