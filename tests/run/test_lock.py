@@ -123,7 +123,7 @@ def test_a_folder_that_its_holder_has_removed_is_made_again_and_held(tmp_path, m
                 pass
 
 
-@pytest.mark.parametrize("machine", ["another", f"{machine_name()} another-name"])
+@pytest.mark.parametrize("machine", ["another", machine_name(), f"{machine_name()} another-name"])
 def test_what_has_this_machines_name_or_its_boot_alone_may_still_end(tmp_path, monkeypatch, machine):
     """As another start of the machine, or a container of it, whose network may be cut."""
     with hold(tmp_path):
