@@ -31,9 +31,11 @@ def _adopt(arguments: argparse.Namespace) -> Exit:
 
     betons: dict[str, Path] = {}
     for word in arguments.files:
-        stated, _, path = word.rpartition("=")
+        stated, _, path = word.partition("=")
+        if not (path and stated.isidentifier()):  # the path of a file may have a = too
+            stated, path = "", word
         split = stated or split_of(Path(path).name)
-        if split is None or not split.isidentifier():
+        if split is None:
             raise InputError(f"{word}: tells no split; name it, such as train={path}")
         if split in betons:
             raise InputError(f"{word}: is of the same split as {betons[split]}; name them, such as train={path}")

@@ -88,6 +88,12 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
         ({"train": P("a.beton"), "val": P("b_val.beton")}, P("c"), ("one", "two")),
         {},
     ),
+    (
+        "adopt train=/x=1/a.beton /x=1/b_val.beton --to c",
+        "widemix.data_prep.adopt.adopt",
+        ({"train": P("/x=1/a.beton"), "val": P("/x=1/b_val.beton")}, P("c"), ()),
+        {},
+    ),
     ("verify a", "widemix.data_prep.verify.verify", (P("a"),), {}),
     ("verify a --add-checksums", "widemix.data_prep.add_checksums.add_checksums", (P("a"),), {}),
     ("stage a --to b", "widemix.launch.stage.stage", (P("a"), P("b")), {}),

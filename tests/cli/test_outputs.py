@@ -66,6 +66,24 @@ def test_figures_and_tables_go_to_the_folder_and_figures_to_the_board(tmp_path, 
         assert saved.getpixel((0, 0)) == {"red": (255, 0, 0), "blue": (0, 0, 255)}[name]
 
 
+def test_figures_go_to_the_board_alone_and_to_a_folder_that_is_there(tmp_path, monkeypatch, capsys):
+    boards = []
+    monkeypatch.setattr("widemix.plots.style.as_png", lambda drawn: drawn)
+    add = "widemix.plots.tensorboard.add_to_tensorboard"
+    monkeypatch.setattr(add, lambda *given: boards.append(given) or "board")
+    given = outputs(tmp_path, "tensorboard")
+    write_outputs(given, NUMBERS, {"red.png": lambda: b"red"}, {"t.csv": "x"})
+    assert boards == [({"red": b"red"}, given.tensorboard)]
+    assert [*tmp_path.iterdir()] == []
+    assert capsys.readouterr().out == "board\n"
+    given = outputs(tmp_path, "to")
+    for name in ("red", "blue"):
+        write_outputs(given, NUMBERS, {f"{name}.png": lambda name=name: name.encode()}, {"t.csv": name})
+    assert {path.name: path.read_text() for path in given.to.iterdir()} == {
+        "red.png": "red", "blue.png": "blue", "t.csv": "blue"
+    }  # fmt: skip
+
+
 def test_a_summary_has_a_line_for_each_split_and_the_unusual_files(tmp_path, capsys):
     """Those that were left out first, then the commonest; of more than four kinds their sum."""
 

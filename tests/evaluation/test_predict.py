@@ -15,7 +15,7 @@ from torchvision.transforms import functional as F
 from tests.conftest import ROOT
 from tests.layouts import two_classes
 from widemix.cli.parser import make_parser
-from widemix.cli.predict import _csv
+from widemix.cli.predict import _csv, _csv_of_numbers, _predictions
 from widemix.command_line.commands import run_command
 from widemix.data.loader import EvalLoader
 from widemix.data_prep.image import decode_file
@@ -200,6 +200,7 @@ def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, cap
     assert run_command(make_parser(), argv=[*words, "--to", str(out)]) == 0
     said = capsys.readouterr().err
     assert f"{out}: 2 images predicted, 1 could not be read" in said
+    assert f"{tmp_path / 'album'}: left out 1 file *.txt" in said
     assert f"warning: {album / 'bad.jpg'}: " in said
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert [row["image"] for row in rows] == ["deep/a,b.png", "deep/turned.png"]
@@ -249,6 +250,9 @@ def test_a_files_name_has_its_own_bytes_and_bad_ones_are_counted(tmp_path, monke
     assert run_command(make_parser("predict"), argv=words) == 2
     assert f"error: {tmp_path}: none of its 3 images can be read" in capsys.readouterr().err
     assert (tmp_path / f"out.{suffix}").read_bytes() == b"before"
+    found[:] = found[:1]
+    assert run_command(make_parser("predict"), argv=["predict", "timm:x", str(tmp_path / "b.png"), *words[3:]]) == 2
+    assert capsys.readouterr().err == "error: b.png: is cut short\n"  # of an image alone
 
 
 @pytest.mark.parametrize(
@@ -293,9 +297,40 @@ def test_a_network_of_sentences_is_refused():
         Predictor(load_network("recipes/mnli/mixer.yaml"))
 
 
+def test_of_classes_that_are_equally_likely_the_first_comes_first(tmp_path, monkeypatch):
+    """And each image has its own probabilities, whatever cannot be read between them, in batches of any size."""
+    counted: list[int] = []
+    monkeypatch.setattr("widemix.tally.Tally.add", lambda tally, number: counted.append(number))
+    for name in ("a.png", "c.png", "d.png"):
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    (tmp_path / "b.png").write_bytes(b"no image")
+    probabilities = [[0.2] * 5, [0.0, 0.5, 0.0, 0.5, 0.0], [0.1, 0.1, 0.6, 0.1, 0.1]]
+    for size in (1, 3, 9):
+        rest = iter(probabilities)
+
+        def next_ones(images, rest=rest):
+            assert len(images)
+            return np.array([next(rest) for _ in images])
+
+        predictor = SimpleNamespace(
+            section=SimpleNamespace(targets="class"),
+            network=SimpleNamespace(prepared=SimpleNamespace(max_size=0, side="longest")),
+            probabilities=next_ones,
+            class_name=str,
+        )
+        found = dict(_predictions(predictor, tmp_path, ["a.png", "b.png", "c.png", "d.png"], 3, size))
+        assert [*found] == ["a.png", "b.png", "c.png", "d.png"]
+        assert isinstance(found.pop("b.png"), InputError)
+        labels = [[label for label, _ in classes] for classes in found.values()]
+        assert labels == [["0", "1", "2"], ["1", "3", "0"], ["2", "0", "1"]]
+    assert counted == [1, 1, 1, 1, 3, 1, 4]
+
+
 def test_a_table_has_as_many_columns_as_there_are_classes():
     rows = [("a.png", [("cat", 0.75), ("dog", 0.25)]), ("b.png", [("dog", 1.0), ("cat", 0.0)])]
     head, *lines = csv.reader(_csv(rows, 5).splitlines())
     assert head == ["image", "class_1", "probability_1", "class_2", "probability_2"]
     assert lines[0] == ["a.png", "cat", "0.750000", "dog", "0.250000"]
+    numbers = [("a.png", [("x", 1234567.0), ("y", 1.25e-7)]), ("b.png", [("x", 0.0), ("y", -2.5)])]
+    assert _csv_of_numbers(numbers) == "image,x,y\na.png,1.23457e+06,1.25e-07\nb.png,0,-2.5\n"
     assert next(csv.reader(_csv([], 1).splitlines())) == ["image", "class", "probability"]

@@ -78,6 +78,21 @@ def test_nothing_of_an_archive_is_unpacked_before_its_hash_is_right(tmp_path, en
     assert [path.name for path in (tmp_path / "local").iterdir()] == [f".{archive.stem}.lock"]
 
 
+def test_an_interrupted_process_leaves_nothing_of_what_it_unpacked(tmp_path, environment, monkeypatch):
+    archive = pack(tmp_path, environment)
+
+    def interrupted(member, folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_inside", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        unpack(archive, tmp_path / "local")
+    assert [path.name for path in (tmp_path / "local").iterdir()] == [f".{archive.stem}.lock"]
+    with pytest.raises(KeyboardInterrupt):
+        pack(tmp_path / "shared", environment)
+    assert not list((tmp_path / "shared").iterdir())
+
+
 def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.mode = kind, link, mode

@@ -229,6 +229,8 @@ def test_each_file_is_served_by_its_name_and_only_the_blocks_that_were_checked(p
         monkeypatch.setattr(module.blocks, "BLOCK", 1 << 20)
         relay.add_blocks(names[0], range(1, 2))
         relay.add_blocks(names[1], range(1))
+        with (tmp_path / names[1]).open("rb") as file:
+            relay.add_file(names[0], file.fileno())  # which it has, with blocks
         neighbour = Neighbour(HOME, ports[0], TOKEN)
         assert neighbour._request(names[0], 1 << 20, 2 << 20) == b"A" * (1 << 20)  # its first and last byte too
         assert neighbour._request(names[1], 0, 1 << 20) == b"B" * (1 << 20)

@@ -97,9 +97,13 @@ def start(tmp_path, folder, *dies):
     )
 
 
-def test_a_copy_is_whole_and_reused(tmp_path, folder, capsys):
+def test_a_copy_is_whole_and_reused(tmp_path, folder, capsys, monkeypatch):
+    written, write = [], module.atomic_write
+    monkeypatch.setattr(module, "atomic_write", lambda path, data: written.append(path) or write(path, data))
     copy = stage(folder, tmp_path / "a" / "local")
     assert contents(copy) == contents(folder)
+    assert {path.parent.suffix for path in written} == {".unfinished"}  # it has its name when all is there
+    assert written[-1].name == "manifest.json"
     times = {path: path.stat().st_mtime_ns for path in copy.iterdir()}
     assert stage(folder, tmp_path / "a" / "local") == copy
     assert times == {path: path.stat().st_mtime_ns for path in copy.iterdir()}
@@ -187,11 +191,12 @@ def test_a_damaged_source_is_named_and_not_staged(tmp_path, folder):
     assert not any((tmp_path / "local").glob("digits-*/manifest.json"))
 
 
-def test_a_truncated_copy_is_repaired(tmp_path, folder):
+def test_a_truncated_copy_is_repaired_and_one_with_an_end_that_is_not_its_own(tmp_path, folder):
     copy = stage(folder, tmp_path / "local")
-    os.truncate(copy / "train.beton", 1000)
-    assert stage(folder, tmp_path / "local") == copy
-    assert contents(copy) == contents(folder)
+    for size in (1000, (copy / "train.beton").stat().st_size + 5):
+        os.truncate(copy / "train.beton", size)
+        assert stage(folder, tmp_path / "local") == copy
+        assert contents(copy) == contents(folder)
 
 
 def test_a_disk_without_space_is_refused_before_copying(tmp_path, folder, monkeypatch):
@@ -259,6 +264,9 @@ def test_a_folder_is_staged_by_the_name_that_it_has_whatever_leads_to_it(tmp_pat
     monkeypatch.chdir(folder)
     assert stage(Path(), tmp_path / "local") == stage(tmp_path / "link", tmp_path / "local") == copy
     assert copy.name.startswith("digits-")
+    for source, local in ((Path(), folder / "copies"), (folder, Path("copies")), (folder, tmp_path / "link/copies")):
+        with pytest.raises(InputError, match=f"^{local}: is in the folder that is to be copied"):
+            stage(source, local)
 
 
 def test_old_copies_are_removed_and_nothing_else(tmp_path, folder, monkeypatch):
@@ -301,16 +309,21 @@ def test_old_copies_are_removed_and_nothing_else(tmp_path, folder, monkeypatch):
     assert not recent.exists()
 
 
-def test_what_comes_after_copies_that_stay_is_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_is_open", lambda place: place.name.startswith("c-"))
-    old = [tmp_path / f"{letter}-0123456789abcdef" for letter in "abcdef"]
-    for place in old:
-        place.mkdir()
-        (lock := tmp_path / f".{place.name}.lock").touch()
-        os.utime(lock, None if place.name.startswith("a-") else (0, 0))
-    with (tmp_path / f".{old[1].name}.lock").open("a") as lock:
-        assert module.try_lock(lock.fileno())  # as a process that copies
-        assert remove_old(tmp_path, days=7) == old[3:]
+def test_a_copy_that_stays_keeps_no_later_one(tmp_path, monkeypatch):
+    """Not one that is recent, that another process copies, or that is open, nor what is no copy."""
+    names = [f"{letter}-0123456789abcdef" for letter in "abcdef"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / f".{name}.lock").touch()
+        os.utime(tmp_path / f".{name}.lock", (0, 0) if name[0] != "a" else None)
+    (tmp_path / ".b.lock").touch()
+    (tmp_path / f"{names[3]}.unfinished").mkdir()
+    monkeypatch.setattr(module, "_is_open", lambda place: place.name == names[3])
+    with (tmp_path / f".{names[2]}.lock").open("a") as lock:
+        assert module.try_lock(lock.fileno())
+        gone = [names[1], f"{names[3]}.unfinished", *names[4:]]
+        assert remove_old(tmp_path, days=7) == [tmp_path / name for name in gone]
+    assert [path.name for path in sorted(tmp_path.glob("?-*"))] == [names[0], *names[2:4]]
 
 
 @pytest.mark.parametrize("way", ["open_files", "memory_maps"])
@@ -330,6 +343,8 @@ def test_a_folder_is_open_in_a_process_that_reads_or_maps_a_file_of_it(tmp_path,
         found = [process(hidden=True), process(tmp_path / "a-0123"), process(tmp_path / "b", last)]
         monkeypatch.setattr(module.psutil, "process_iter", lambda found=found: found)
         assert module._is_open(tmp_path / "a-0123") is is_open
+        (tmp_path / f"link {is_open}").symlink_to(tmp_path)  # processes have what it leads to
+        assert module._is_open(tmp_path / f"link {is_open}" / "a-0123") is is_open
 
 
 def test_a_copy_that_cannot_be_removed_is_named(tmp_path, folder, monkeypatch):

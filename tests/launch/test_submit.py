@@ -299,6 +299,11 @@ def test_shipped_recipes_and_studies_are_submitted_by_name(digits, tmp_path, mon
         bound = command[command.index("--bind") + 1].split(",")
         assert all(Path(folder).is_dir() for folder in bound)
         assert any(word.startswith("--array") for word in command) == (study_runs > 0)
+    assert run_command(parser, module.submit, [name, *words, "--at-once", "2"]) == 0  # the last is a study
+    command = shlex.split(capsys.readouterr().out.splitlines()[0])
+    assert command[command.index("--array") + 1].endswith("%2")
+    assert run_command(parser, module.submit, [name, *words, "--vary", "train.seed=0,1"]) == 2
+    assert "figure7-small is a study, which has axes of its own" in capsys.readouterr().err
 
 
 def test_a_container_sees_the_recipe_and_the_stage_folder(digits, tmp_path, monkeypatch, capsys):

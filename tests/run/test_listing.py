@@ -67,6 +67,9 @@ def test_the_runs_of_runs_are_listed_where_no_folder_is_named(runs, monkeypatch,
     (runs / "runs").mkdir()
     (runs / "a").rename(runs / "runs/a")
     monkeypatch.chdir(runs)
+    for verb in ("csv", "diff"):  # which are no folders, even where there are some
+        (runs / verb).mkdir()
+    assert "runs diff: takes two runs, got 0" in said(capsys, "runs", "diff", code=2)
     (_, only) = csv.reader(io.StringIO(said(capsys, "runs", "csv")))
     assert only[-2] == "runs/a"
     assert said(capsys, "runs").splitlines()[1].split()[5] == "runs/a"
@@ -113,6 +116,8 @@ def test_a_long_list_of_keys_is_cut_and_says_where_the_rest_is(runs, capsys):
     assert re.search(r", \d\d more keys$", alone[1])
     assert alone[1].split("differs in")[-1].split()[-6].startswith("model.")
     assert alone[-1] == f"`widemix runs diff {runs}/a {study}/5` has all keys in which two runs differ"
+    hint = said(capsys, "runs", runs / "a", runs / "b", study / "5").splitlines()[-1]
+    assert f"runs diff {runs}/a {study}/5`" in hint  # the first and the last
     (_, first, _) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs / "a", study / "5")))
     assert first[-1].count("=") > 20
 
@@ -147,6 +152,8 @@ def test_each_run_has_the_figure_of_what_it_predicts(runs, capsys):
     (header, a, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs)))
     assert header[2:5] == ["top-1 %", "MAE", "samples/s"]
     assert (a[2:4], b[2:4]) == (["91.25", ""], ["", "0.25"])
+    cells = [line.split() for line in said(capsys, "runs", runs).splitlines()]
+    assert (cells[1][2:4], cells[2][4:6]) == (["91.25", "-"], ["-", "0.25"])
     (header, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs / "b")))
     assert (header[2], b[2]) == ("MAE", "0.25")
     said(capsys, "report", runs / "a", runs / "b", "--to", runs / "page.html")
@@ -154,6 +161,16 @@ def test_each_run_has_the_figure_of_what_it_predicts(runs, capsys):
     assert '<th class="n">top-1 %</th><th class="n">MAE</th>' in page
     assert '<td class="n">91.25</td><td class="n">–</td>' in page
     assert '<td class="n">–</td><td class="n">0.25</td>' in page
+
+
+def test_a_run_is_told_by_the_keys_that_it_has_and_one_that_took_no_time_by_its_zeros(runs, capsys):
+    (runs / "b/recipe.yaml").write_text(dump_recipe(load_recipe("mnist/dense")))
+    (runs / "b/done.json").write_text(json.dumps({"top1": 0.0, "step": 0, "seconds": 0.0}))
+    (_, a, b) = csv.reader(io.StringIO(said(capsys, "runs", "csv", runs)))
+    assert {word.partition("=")[0] for word in a[-1].split(", ")} >= {"model.kind", "model.tokens"}
+    assert "model.width=" in b[-1]
+    assert ("model.tokens" in b[-1], "model.width" in a[-1]) == (False, False)
+    assert b[:3] + b[4:5] == ["done", "0", "0.00", "0.00"]
 
 
 def test_the_difference_of_two(runs, capsys):
@@ -164,7 +181,10 @@ def test_the_difference_of_two(runs, capsys):
 def test_what_is_wrong(runs, capsys):
     (runs / "empty").mkdir()
     assert "no such folder; name run folders" in said(capsys, "runs", runs / "no", code=2)
-    assert "holds no runs" in said(capsys, "runs", runs / "empty", code=2)
+    (runs / "other").mkdir()
+    for folders in (["empty"], ["empty", "other"]):
+        error = said(capsys, "runs", *(runs / name for name in folders), code=2)
+        assert error == f"error: {', '.join(str(runs / name) for name in folders)}: holds no runs\n"
     assert "takes two runs, got 1" in said(capsys, "runs", "diff", runs / "a", code=2)
     assert "empty: is not a run folder" in said(capsys, "runs", "diff", runs / "a", runs / "empty", code=2)
 
@@ -192,7 +212,7 @@ def test_a_damaged_run_hides_no_other(runs, capsys):
     assert f"{runs}/b" in output.out
     assert f"{runs}/a" not in output.out
     (runs / "b" / "done.json").write_text("")
-    assert "a/done.json: is damaged" in said(capsys, "runs", runs, code=2)
+    assert said(capsys, "runs", runs, code=2).startswith(f"error: {done}: is damaged")
 
 
 def test_a_line_too_long_for_the_terminal_has_its_last_column_below():
@@ -201,6 +221,8 @@ def test_a_line_too_long_for_the_terminal_has_its_last_column_below():
     assert list(table_lines(rows)) == list(table_lines(rows, 57)) == wide
     below = ["done     20  runs/a", "  optim.lr=0.004,", "  train.ema_decay=null"]
     assert list(table_lines(rows, 32)) == [wide[0], *below]
+    rows = [("", "", "a", "optim.lr=0.004, a.b=rand-m9-inc1")]
+    assert list(table_lines(rows, 32)) == ["    a", "  optim.lr=0.004,", "  a.b=rand-m9-inc1"]  # no value is cut
 
 
 def test_a_run_that_is_not_done_has_the_hours_of_its_newest_checkpoint(runs, capsys):
