@@ -48,6 +48,8 @@ def test_limits_of_cgroups_2_hold_from_any_level(tmp_path: Path) -> None:
     }
     given = cgroups(tmp_path, "0::/job/step", files)
     assert (cpu_quota(*given), memory_limit(*given)) == (1.5, 4096)
+    given = cgroups(tmp_path, "0::/job/a:b", {"job/a:b/memory.max": "2048"})  # as names of containers may be
+    assert (cpu_quota(*given), memory_limit(*given)) == (1.5, 2048)
 
 
 def test_limits_of_cgroups_1(tmp_path: Path) -> None:
@@ -59,7 +61,8 @@ def test_limits_of_cgroups_1(tmp_path: Path) -> None:
         "memory/memory.limit_in_bytes": "9223372036854771712",
         "memory/job/memory.limit_in_bytes": "8192",
     }
-    given = cgroups(tmp_path, "4:memory:/job\n2:cpu,cpuacct:/job\n0::/", files)
+    files["cpu/other/cpu.cfs_quota_us"], files["cpu/other/cpu.cfs_period_us"] = "1000", "100000"
+    given = cgroups(tmp_path, "5:cpuset:/other\n4:memory:/job\n2:cpu,cpuacct:/job\n0::/", files)
     assert (cpu_quota(*given), memory_limit(*given)) == (0.5, 8192)
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from widemix.files import advise, atomic_write, try_lock, wait_for_lock, write_output
+from widemix.files import advise, atomic_write, fsync_path, try_lock, wait_for_lock, write_output
 
 
 def test_a_lock_is_one_process_alone_until_it_is_closed(tmp_path):
@@ -57,6 +57,25 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         atomic_write(path, "after")
     assert error.value.filename == str(path)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.json", "before")]
+
+
+def test_an_error_is_that_of_what_failed_first_and_leaves_no_file_open(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError) as error:
+        atomic_write(tmp_path / "no/a.json", "x")
+    assert error.value.filename == str(tmp_path / "no/.a.json")
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.open", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            atomic_write(tmp_path / "a.json", "x")
+    before = sorted(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("os.fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fsync_path(tmp_path)
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_text_and_bytes_are_written_as_they_are(tmp_path):

@@ -289,3 +289,14 @@ def test_signals_are_ignored_at_the_end_only_where_one_has_come_and_keys_never_a
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     assert signal.getsignal(signal.SIGINT) == signals[signal.SIGINT]
+
+
+def test_of_a_closed_terminal_what_is_no_terminal_stays():
+    """A pipe or a file gets what is printed, and no file stays open."""
+    code = (
+        "import os\nfrom widemix.processes import leave_closed_terminal\n"
+        "before = os.listdir('/proc/self/fd')\nleave_closed_terminal()\n"
+        "print(len(os.listdir('/proc/self/fd')) - len(before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"

@@ -40,6 +40,21 @@ def test_a_long_start_says_nothing_of_the_pace(capsys, monkeypatch):
     assert capsys.readouterr().err == "train: 401 of 1,437\n"
 
 
+def test_more_than_all_leaves_no_time_and_a_clock_that_stands_gives_no_pace(capsys, monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
+    with Tally("blocks", 3, "blocks", after=0.0) as shown, Tally("none", 3, after=0.0, enabled=False) as hidden:
+        for each in (shown, hidden):
+            each.add(3)
+    assert capsys.readouterr().err == "blocks: 3 of 3\n"
+    now = iter(range(100))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    with Tally("blocks", 3, "blocks", after=0.0) as shown:
+        shown.add(1)
+        shown.add(4)
+    assert capsys.readouterr().err.splitlines()[1].startswith("blocks: 5 of 3, ")
+    assert "left" not in capsys.readouterr().err
+
+
 COUNT = """
 import sys
 from widemix.tally import Tally, print_status
@@ -109,6 +124,15 @@ def test_a_block_is_announced_once_it_takes_long(capsys):
             time.sleep(0.01)
             said += capsys.readouterr().err
     assert said == "a long block\n"
+
+
+def test_a_block_that_fails_is_not_announced_later(monkeypatch):
+    done: list[str] = []
+    timer = SimpleNamespace(start=lambda: done.append("starts"), cancel=lambda: done.append("is cancelled"))
+    monkeypatch.setattr(tally, "Timer", lambda *_: timer)
+    with pytest.raises(KeyboardInterrupt), announce("a block"):
+        raise KeyboardInterrupt
+    assert done == ["starts", "is cancelled"]
 
 
 def test_the_import_is_announced_on_a_terminal_by_one_rank(monkeypatch):

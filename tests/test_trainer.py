@@ -62,10 +62,23 @@ def test_damaged_checkpoints_are_warned_of_with_what_is_used_instead(tmp_path, c
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_rank_0_removes_the_result_of_a_run_that_goes_on_and_writes_what_it_trains_now(tmp_path, number):
+def test_rank_0_removes_the_result_of_a_run_that_goes_on_and_writes_what_it_trains_now(
+    tmp_path, number, capsys, monkeypatch
+):
+    """The result last: one that is killed before would go on under what it was."""
+    describe, there = trainer.describe_start, []
+
+    def describes(*given):
+        there.append((tmp_path / "done.json").exists())
+        describe(*given)
+
+    monkeypatch.setattr(trainer, "describe_start", describes)
     (tmp_path / "done.json").write_text("{}")
     start = ResumeState(tmp_path, saved(tmp_path), {"step": 3}, {"host": "here"})
-    trainer._begin(rank(number, 2, train__epochs="77"), start, 9)
+    trainer._begin(rank(number, 2, -1, train__epochs="77"), start, 9)
+    assert there == [True] * (number == 0)
+    said = f"{tmp_path}: was complete after 3 steps; its done.json is removed\n"
+    assert capsys.readouterr().err == (said if number == 0 else "")
     assert (tmp_path / "done.json").exists() is (number == 1)
     assert (tmp_path / "recipe.yaml").exists() is (number == 0)
     if number == 0:
@@ -151,5 +164,17 @@ def test_a_complete_run_may_go_on_from_its_own_checkpoint(tmp_path):
     trainer._check_something_is_left(recipe, ResumeState(tmp_path / "other", own), 4)
     with pytest.raises(InputError, match="is at step 3, and this run would end at step 3"):
         trainer._check_something_is_left(recipe, ResumeState(tmp_path / "other", own), 3)
+    for steps, key in (("3", "train.max_steps"), ("99", "train.epochs")):
+        recipe = rank(train__max_steps=steps).recipe
+        with pytest.raises(InputError, match=f"; raise {key}, or take its weights alone"):
+            trainer._check_something_is_left(recipe, ResumeState(tmp_path / "other", own), 3)
     with pytest.raises(InputError, match="is complete, and has no checkpoint from which to go on to step 4"):
         trainer._check_something_is_left(recipe, ResumeState(tmp_path / "run", None, {"step": 3}), 4)
+
+
+def test_what_cannot_be_printed_stops_no_run(monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("builtins.print", full)
+    rank().warn("a")

@@ -16,6 +16,7 @@ from widemix.cli.parser import make_parser
 from widemix.command_line import commands
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import check_least, check_most, load_from_arguments, run_command, split_overrides
+from widemix.distributed.start_times import VARIABLE
 from widemix.errors import Exit, InputError, LauncherError, RunError
 
 
@@ -103,6 +104,30 @@ def test_a_rank_writes_how_it_ended_and_prints_what_is_its_own(
     status = json.loads((statuses / "rank-1.json").read_text())
     assert (status["code"], status["message"]) == (code, message)
     assert bool(capsys.readouterr().err) == said
+
+
+def test_a_rank_that_is_started_again_knows_it_and_removes_the_statuses_of_those_that_are_no_more(
+    digits, tmp_path, monkeypatch
+):
+    for name, value in {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", str(tmp_path))
+    own, other = tmp_path / "rank-2.json", tmp_path / "rank-7.json"
+    found = []
+
+    def train(*_) -> int:
+        parts = [part.partition("=")[0] for part in os.environ[VARIABLE].split(";")]
+        found.append((parts, json.loads(own.read_text())["code"], other.exists()))
+        return 75
+
+    monkeypatch.setattr("widemix.trainer.train", train)
+    for _ in range(2):
+        monkeypatch.setenv(VARIABLE, "submitted=1.5")
+        words = ["train", "digits/mixer", "--data.path", str(digits)]
+        assert run_command(make_parser("train"), argv=words) == 0  # torchrun would start it again
+        other.write_text(json.dumps(json.loads(own.read_text()) | {"rank": 7}))
+    assert found == [(["submitted", "ranks"], None, False), (["ranks"], None, False)]
+    assert json.loads(own.read_text())["code"] == 75
 
 
 def test_torchrun_is_given_the_traceback_of_a_bug(tmp_path, monkeypatch, capsys):

@@ -233,6 +233,8 @@ def test_gpus_are_listed_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
         ((9, 0), ["sm_80", "compute_80"], True),  # PTX is compiled by the driver
         ((12, 0), ["sm_90a", "sm_120"], True),
         ((9, 1), ["sm_90a"], False),
+        ((10, 0), ["sm_100f"], True),
+        ((8, 9), ["compute_90"], False),
     ],
 )
 def test_builds_run_on_gpus_of_their_architectures(

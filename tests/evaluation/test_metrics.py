@@ -2,6 +2,8 @@
 
 import pytest
 
+from widemix import metrics
+from widemix.errors import InputError
 from widemix.metrics import all_metrics, main_metric, metric_cell, metric_heading
 
 
@@ -24,3 +26,15 @@ def test_all_metrics_have_their_titles_the_loss_last():
     assert all_metrics({"loss": 1.25, "top5": 99.0, "top1": 0.0}) == "top-1 0.00 %, top-5 99.00 %, loss 1.2500"
     assert (metric_heading("top1"), metric_heading("r2")) == ("top-1 %", "R2")
     assert (metric_cell("top1", 12.345), metric_cell("mae", 0.0123456)) == ("12.35", "0.01235")
+
+
+def test_a_metric_is_measured_with_the_targets_that_it_is_for_and_the_loss_is_named_last(monkeypatch):
+    monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
+    monkeypatch.setattr(metrics, "MEASURED", dict(metrics.MEASURED))
+    before = dict(metrics.MEASURED)
+    metrics.register_metric("mse", metrics.Metric("MSE", "{:.3f}", False, lambda outputs: None), "regression")
+    assert metrics.MEASURED == before | {"regression": ("mae", "r2", "mse")}
+    assert [*metrics.METRICS][-2:] == ["mse", "loss"]
+    with pytest.raises(InputError, match="^metric mse is already registered$"):
+        metrics.register_metric("mse", metrics.METRICS["mse"])
+    assert metrics.MEASURED["class"] == before["class"]

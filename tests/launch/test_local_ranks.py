@@ -201,3 +201,19 @@ def test_signals_are_passed_on_and_ctrl_c_is_one_where_no_rank_answered_it(
     assert found == ends
     assert left == ["left"]
     assert [worker.done for worker in workers] == [[passed, "kill", "wait"]] * 2
+
+
+def test_ctrl_c_is_one_whatever_signal_follows(workers, monkeypatch):
+    """As that of a job at its time limit."""
+
+    def both(seconds):
+        for number in (signal.SIGINT, signal.SIGUSR1):
+            signal.raise_signal(number)
+
+    polls = iter([None])
+    monkeypatch.setattr(local, "leave_closed_terminal", lambda: None)
+    monkeypatch.setattr(Worker, "poll", lambda worker: next(polls, -signal.SIGTERM))
+    monkeypatch.setattr(local.time, "sleep", both)
+    with pytest.raises(KeyboardInterrupt):
+        local.launch(["-c", ""], 1)
+    assert [worker.done for worker in workers] == [[signal.SIGTERM, signal.SIGUSR1, "kill", "wait"]]

@@ -175,6 +175,10 @@ def test_a_block_that_comes_late_is_asked_for_again(ports, monkeypatch, tmp_path
         first.add_blocks("a file", range(1))
         assert late.result(300) == b"234"
         neighbour.close()
+        if socket.has_dualstack_ipv6():
+            neighbour = Neighbour("::1", ports[0], TOKEN)
+            assert neighbour.read("a file", 0, 2) == b"01"
+            neighbour.close()
 
 
 def test_a_node_that_dies_while_it_reads_is_no_error_of_the_one_before(ports, monkeypatch, tmp_path, capsys):
@@ -253,3 +257,12 @@ def test_what_is_no_request_of_a_neighbour_is_not_found(words, bytes_of):
     handler.send_error = answers.append
     handler.do_GET()
     assert answers == ([("a", 0), 503] if (words, bytes_of) == ("/secret/a", "bytes=0-2") else [404])
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError, ConnectionResetError, TimeoutError, ValueError])
+def test_what_a_line_does_is_not_printed_and_a_bug_is(error, capsys):
+    try:
+        raise error
+    except error:
+        module._Server.handle_error(object.__new__(module._Server), None, ("10.0.0.1", 1))
+    assert (error.__name__ in capsys.readouterr().err) is (error is ValueError)
