@@ -86,7 +86,10 @@ def test_the_exit_code_is_that_of_the_cause(codes, code, said, late, capfd, monk
     assert capfd.readouterr().err == said
 
 
-@pytest.mark.parametrize(("code", "seconds"), [(75, local.STOP_TIMEOUT_S), (1, local.FAILURE_TIMEOUT_S)])
+@pytest.mark.parametrize(
+    ("code", "seconds"),
+    [(75, local.STOP_TIMEOUT_S), (1, local.FAILURE_TIMEOUT_S), (120, local.FAILURE_TIMEOUT_S)],
+)
 def test_ranks_that_hang_are_waited_for_longer_if_another_has_saved_a_checkpoint(code, seconds, monkeypatch):
     clock = [1000.0]
 
@@ -96,6 +99,17 @@ def test_ranks_that_hang_are_waited_for_longer_if_another_has_saved_a_checkpoint
     monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
     assert local._wait([Ended(code, 0), Ended(None, 0)]) == code
     assert clock[0] - 1000 == pytest.approx(seconds, abs=0.1)
+
+
+def test_a_killed_rank_that_cannot_be_told_of_ends_the_others_all_the_same(monkeypatch):
+    def closed(*_, **__):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("builtins.print", closed)
+    monkeypatch.setattr(local.time, "sleep", lambda seconds: None)
+    others = [Ended(1, 3), Ended(-9, 0)]
+    assert local._wait(others) == 128 + 9
+    assert others[0].poll() == 1
 
 
 def test_the_first_that_fails_is_the_cause_whatever_the_others_end_with_later(monkeypatch, capfd):
@@ -178,6 +192,7 @@ def test_more_ranks_than_cpus_are_refused_but_sixteen_may_always_be_tried(worker
         (signal.SIGINT, 128 + signal.SIGINT, signal.SIGTERM, None),
         (signal.SIGINT, 75, signal.SIGTERM, 75),
         (signal.SIGINT, 1, signal.SIGTERM, 1),
+        (signal.SIGQUIT, 75, signal.SIGTERM, 75),
         (signal.SIGUSR1, 75, signal.SIGUSR1, 75),
         (signal.SIGUSR1, 128 + signal.SIGTERM, signal.SIGUSR1, 128 + signal.SIGTERM),
         (signal.SIGHUP, 75, signal.SIGHUP, 75),
