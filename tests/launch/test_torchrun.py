@@ -114,6 +114,6 @@ def test_a_recipes_data_are_read_where_they_are_or_copied_to_a_folder_of_this_no
     monkeypatch.setenv("OF_NODE", "disk")
     with pytest.raises(InputError, match=r"^--stage-to \$OF_NODE/a: is disk/a on this node"):
         torchrun.data_for(train, "$OF_NODE/a")
-    for wrong in ([], ["--data.path", str(digits)], ["--run-dir", "r", "digits/mixer"]):
+    for wrong in ([], ["--data.path", str(digits)], ["--run-dir", "r", "digits/mixer"], ["-q", "digits/mixer"]):
         with pytest.raises(InputError, match="give the recipe first"):
             torchrun.data_for(wrong, "")
