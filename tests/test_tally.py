@@ -43,16 +43,18 @@ def test_a_long_start_says_nothing_of_the_pace(capsys, monkeypatch):
 def test_more_than_all_leaves_no_time_and_a_clock_that_stands_gives_no_pace(capsys, monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: 5.0)
     with Tally("blocks", 3, "blocks", after=0.0) as shown, Tally("none", 3, after=0.0, enabled=False) as hidden:
-        for each in (shown, hidden):
-            each.add(3)
-    assert capsys.readouterr().err == "blocks: 3 of 3\n"
+        for number in (1, 2):
+            for each in (shown, hidden):
+                each.add(number)
+    assert capsys.readouterr().err == "blocks: 1 of 3\nblocks: 3 of 3\n"
     now = iter(range(100))
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
     with Tally("blocks", 3, "blocks", after=0.0) as shown:
         shown.add(1)
         shown.add(4)
-    assert capsys.readouterr().err.splitlines()[1].startswith("blocks: 5 of 3, ")
-    assert "left" not in capsys.readouterr().err
+    _, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("blocks: 5 of 3, ")
+    assert "left" not in last
 
 
 COUNT = """

@@ -3,9 +3,11 @@
 import argparse
 import errno
 import gc
+import io
 import json
 import os
 import sys
+import tempfile
 from argparse import Namespace
 from pathlib import Path
 
@@ -211,6 +213,26 @@ def test_a_file_that_could_not_be_written_is_refused_before_any_work(option, tmp
             commands._check_outputs(make_parser().parse_args([*words, str(path)]))
     commands._check_outputs(make_parser().parse_args([*words, str(tmp_path / "x")]))
     commands._check_outputs(Namespace(exclude="n1,n2", json=None))  # of submit: names of nodes
+
+
+def test_a_folder_to_write_to_is_tried_where_it_is_or_will_be_and_may_be_a_link(tmp_path, monkeypatch):
+    tried, try_it = [], tempfile.TemporaryDirectory
+    monkeypatch.setattr(commands.tempfile, "TemporaryDirectory", lambda dir: tried.append(dir) or try_it(dir=dir))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    (tmp_path / "lost").symlink_to("nowhere")
+    for option in ("to", "report"):
+        for name in ("folder", "link", "folder/new/er"):
+            commands._check_outputs(Namespace(**{option: tmp_path / name}))
+        with pytest.raises(InputError, match=rf"^--{option} .*lost: is a link to nothing"):
+            commands._check_outputs(Namespace(**{option: tmp_path / "lost"}))
+    assert tried == 2 * [tmp_path / "folder", tmp_path / "link", tmp_path / "folder"]
+    assert [*(tmp_path / "folder").iterdir()] == []
+
+
+def test_a_file_that_another_rank_has_tried_and_removed_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "open", lambda *_: io.BytesIO())
+    commands._check_outputs(Namespace(json=tmp_path / "a.json"))
 
 
 def test_options_are_held_to_their_least_and_their_most():

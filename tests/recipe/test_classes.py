@@ -25,6 +25,8 @@ def test_they_are_those_of_the_folder(digits):
     assert fill_classes(recipe(digits, 1000)).data.num_classes == 1000
     with pytest.raises(InputError, match=r"data.num_classes 1000: .* has 10 classes; --data.num_classes 0 takes"):
         match_folder(recipe(digits, 1000))
+    with pytest.raises(InputError, match=r"data.num_classes 9: .* has 10 classes"):
+        match_folder(recipe(digits, 9))
 
 
 def test_one_class_is_nothing_to_learn(digits, tmp_path):

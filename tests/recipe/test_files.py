@@ -161,12 +161,17 @@ def test_a_section_that_is_none_takes_no_override(write):
     assert load_recipe(path, [("faults.max_rollbacks", "5")]).faults.max_rollbacks == 5  # which the file has not
 
 
-def test_a_circle_of_recipes_is_named(write, tmp_path):
+def test_a_circle_of_recipes_is_named(write, tmp_path, monkeypatch):
     write("extends: b.yaml", "a.yaml")
     write("extends: c.yaml", "b.yaml")
     write("extends: b.yaml", "c.yaml")
     with pytest.raises(InputError, match=rf"^{tmp_path}/b.yaml: extends itself through {tmp_path}/c.yaml$"):
         load_recipe(tmp_path / "a.yaml")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.yaml").symlink_to("c.yaml")
+    for name in ("a.yaml", "link.yaml"):  # by whatever path
+        with pytest.raises(InputError, match="extends itself through"):
+            load_recipe(name)
 
 
 def test_a_recipe_that_is_not_there_is_not_suggested_to_be_the_one_that_names_it(write, tmp_path):
@@ -368,6 +373,9 @@ def test_hash_and_differences_follow_the_values():
     vit, turned = (load_recipe("cifar10/vit", [("model.arguments", text)]) for text in orders)
     assert vit == turned
     assert recipe_hash(vit) == recipe_hash(turned)
+    assert differences(vit, load_recipe("cifar10/vit", [("model.arguments", "{patch_size: 4}")])) == [
+        "model.arguments"
+    ]
 
 
 def test_the_table_of_keys_has_their_values_and_defaults():
@@ -451,6 +459,11 @@ def test_help_shows_the_values_of_a_key_and_no_annotations(capsys):
 def test_a_number_is_one_of_yaml_1_2(text, value):
     found = parse_yaml(text)
     assert (found, type(found)) == (value, type(value))
+
+
+def test_what_has_been_read_may_be_changed_and_read_again():
+    parse_yaml("{a: [1, 2]}")["a"].append(3)
+    assert parse_yaml("{a: [1, 2]}") == {"a": [1, 2]}
 
 
 TEXTS = ["/data/set #2", "a: b", "123", "1e5", ".5e-3", "010", "20:30", "no", "null", "", " a", "[a", "'a'"]

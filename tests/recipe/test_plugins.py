@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import widemix
 from tests.conftest import train_lines
@@ -31,7 +32,7 @@ from widemix.plugins import (
     register_optimizer,
     register_source,
 )
-from widemix.recipe import dump_recipe, load_recipe, losses, plugins
+from widemix.recipe import dump_recipe, load_recipe, losses, parse_recipe, plugins
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = """
@@ -74,6 +75,10 @@ def test_a_plugins_network_is_built_by_its_name(recipe: Path) -> None:
     again = recipe.with_name("again.yaml")
     again.write_text(dump_recipe(loaded))
     assert load_recipe(again) == loaded
+    values = {**yaml.safe_load(dump_recipe(loaded)), "plugins": ["my_plugin"]}
+    KINDS.pop("my_linear")
+    sys.modules.pop("my_plugin")
+    assert type(parse_recipe(values).model).__name__ == "LinearSection"  # imported anew
 
 
 def test_an_installed_packages_plugin_needs_no_key(
@@ -212,6 +217,15 @@ def test_modules_that_are_not_there_are_named(recipe: Path) -> None:
     (recipe.parent / "no_such_plugin.py").write_text("import nothing_of_that_name")
     with pytest.raises(InputError, match=r"cannot be imported .*No module named 'nothing_of_that_name'"):
         load_recipe(recipe)
+
+
+def test_what_a_module_lacks_is_told_from_a_module_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_tools.py").write_text("import my_tool")
+    with pytest.raises(InputError, match=r"^here: my_tools cannot be imported \(.*No module named 'my_tool'\)$"):
+        plugins.import_modules(["json", "my_tools"], "here")
 
 
 def test_a_module_of_a_package_that_is_not_there_is_named_whole(recipe: Path) -> None:

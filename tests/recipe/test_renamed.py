@@ -84,8 +84,18 @@ def test_both_names_in_one_file_are_an_error(tmp_path):
 def test_a_stored_recipe_is_read_without_a_warning(tmp_path, capsys):
     recipe = load_recipe(DIGITS, [("engine.memory_layout", "plain")])
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(as_before(recipe)))
-    assert load_stored_recipe(tmp_path / "recipe.yaml") == parse_recipe(as_before(recipe)) == recipe
+    values = as_before(recipe)
+    assert load_stored_recipe(tmp_path / "recipe.yaml") == parse_recipe(values) == recipe
+    assert values == as_before(recipe)  # which are the caller's
     assert capsys.readouterr().err == ""
+
+
+def test_a_section_that_is_text_with_an_old_name_in_it_is_reported_as_a_wrong_section(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    for text in ("kernels", "[kernels]"):
+        path.write_text(f"extends: {DIGITS}\nengine: {text}\n")
+        with pytest.raises(InputError, match=r"recipe.yaml: engine .*: input should be a mapping of keys"):
+            load_recipe(path)
 
 
 def test_a_wrong_value_is_reported_under_the_new_name():
