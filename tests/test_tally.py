@@ -17,7 +17,7 @@ from widemix.evaluation.assessment import assess_network
 from widemix.evaluation.networks import of_recipe
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
-from widemix.tally import Tally, announce, show_clock, track
+from widemix.tally import Display, Tally, announce, show_clock, track
 
 
 def test_what_takes_long_says_how_far_it_is(capsys, monkeypatch):
@@ -111,8 +111,34 @@ def test_the_stdout_of_a_terminals_bar_may_be_a_file(tmp_path):
     assert "stdout" not in said
 
 
+def test_a_full_disk_stops_no_work_and_a_terminal_has_its_bar_without_a_stdout(monkeypatch):
+    """Which is drawn ten times a second, where a log has a line every five."""
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    now, drawn = [0.0], []
+    monkeypatch.setattr(tally, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    log = Display(2)
+    monkeypatch.setattr(log._console, "print", full)
+    log.show(1, "half", at_once=True)
+    log.print("all")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", None)
+    bar = Display(2)
+    monkeypatch.setattr(
+        bar, "_bar", SimpleNamespace(update=lambda *_, **__: None, refresh=lambda: drawn.append(now[0]))
+    )
+    for now[0] in (0.0, 0.05, 0.2, 0.25):
+        bar.show(1, "half")
+    monkeypatch.undo()
+    bar.close()
+    assert (log.has_bar, bar.has_bar, drawn) == (False, True, [0.0, 0.2])
+
+
 def test_a_rate_has_two_digits_or_all_before_the_point():
-    shown = {0.0123: "0.012", 0.5: "0.5", 1.25: "1.2", 9.4: "9.4", 10.0: "10", 10.6: "11", 12345.6: "12,346"}
+    shown = {0.0123: "0.012", 0.5: "0.5", 1.25: "1.2", 9.6: "9.6", 10.0: "10", 10.6: "11", 12345.6: "12,346"}
     assert {rate: tally.show_rate(rate) for rate in shown} == shown
 
 
