@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -92,7 +93,8 @@ def test_ranks_of_torchrun_end_with_it(monkeypatch):
         torchrun.kill()
         assert torchrun.stdout.read() == b"got SIGTERM "
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    end_with_torchrun()  # which has not started this one
+    monkeypatch.setattr("widemix.processes.ctypes", None)
+    end_with_torchrun()  # which has not started this one: nothing is asked of the kernel
 
 
 def test_windows_has_two_signals_that_ask_to_end(monkeypatch):
@@ -212,8 +214,12 @@ def test_nohup_keeps_a_run_going():
     assert terminal.process.wait(600) == 75
 
 
-def test_the_peak_of_memory_is_in_bytes():
+def test_the_peak_of_memory_is_in_bytes(monkeypatch):
     assert 0.5 < peak_resident_bytes() / psutil.Process().memory_info().rss < 100
+    monkeypatch.setattr("resource.getrusage", lambda _: SimpleNamespace(ru_maxrss=3))  # in KiB, on macOS in bytes
+    for platform, peak in (("linux", 3 * 1024), ("darwin", 3)):
+        monkeypatch.setattr(sys, "platform", platform)
+        assert peak_resident_bytes() == peak
 
 
 def test_the_time_of_children_is_that_of_the_user_and_of_the_system(monkeypatch):

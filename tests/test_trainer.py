@@ -87,7 +87,7 @@ def test_rank_0_removes_the_result_of_a_run_that_goes_on_and_writes_what_it_trai
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_rank_0_keeps_the_checkpoint_of_another_run_or_says_that_it_could_not(tmp_path, capsys, number):
+def test_rank_0_keeps_the_checkpoint_of_another_run_or_says_that_it_could_not(tmp_path, capsys, monkeypatch, number):
     origin, run = saved(tmp_path / "base"), tmp_path / "run"
     run.mkdir()
     trainer._begin(rank(number, 2), ResumeState(run, origin), 9)
@@ -97,6 +97,14 @@ def test_rank_0_keeps_the_checkpoint_of_another_run_or_says_that_it_could_not(tm
     (run / "origin.json").mkdir() if number else (run / "checkpoints/.writing-00000003").mkdir()
     trainer._begin(rank(number, 2), ResumeState(run, origin), 9)
     assert ("warning: " in capsys.readouterr().err) is (number == 0)
+
+    def full(start):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trainer, "keep_origin", full)
+    trainer._begin(rank(number, 2), ResumeState(run, origin), 9)
+    said = f"{run}: the checkpoint that it starts from could not be kept there ([Errno 28] No space left on device)\n"
+    assert (said in capsys.readouterr().err) is (number == 0)
 
 
 def test_an_engine_has_the_checkpoints_state_which_is_not_verified_again_and_its_settings_are_kept(
