@@ -18,6 +18,7 @@ from widemix.cli.options import write_outputs
 from widemix.cli.parser import make_parser
 from widemix.cli.prep import print_summary
 from widemix.command_line.commands import run_command
+from widemix.estimate.rehearsals import HEAD
 from widemix.formats.manifest import UNCHECKED, Split
 
 NUMBERS = {"a": 1.5, "b": [None, 2]}
@@ -170,6 +171,23 @@ def test_a_table_of_costs_is_printed_and_its_rows_are_written(words, name, tmp_p
     assert capsys.readouterr().out == f"table {(1000.0, 2.0) if name == 'pairs' else ()}\n"
     written = json.loads((tmp_path / "rows.json").read_text())
     assert written == {"machine": "8 x h100", "rows": [{"name": name}]}
+
+
+def test_rehearsed_recipes_are_printed_below_one_head_as_they_come(tmp_path, monkeypatch, capsys):
+    said = []
+
+    def rows(folder, cluster, overrides):
+        for name in "ab":
+            yield {"name": name}
+            said.append(capsys.readouterr().out)
+
+    monkeypatch.setattr("widemix.estimate.rehearsals.rehearsal_rows", rows)
+    monkeypatch.setattr("widemix.estimate.rehearsals.rehearsal_line", lambda row: f"line of {row['name']}")
+    words = ["cost", "--table", str(tmp_path), "--gpus", "6", "--nodes", "3", "--json", str(tmp_path / "rows.json")]
+    assert run_command(make_parser("cost"), argv=words) == 0
+    assert said == [f"{HEAD}\nline of a\n", "line of b\n"]
+    written = json.loads((tmp_path / "rows.json").read_text())
+    assert written == {"machine": "6 x a100", "rows": [{"name": "a"}, {"name": "b"}]}
 
 
 class Result(Namespace):

@@ -336,6 +336,8 @@ def test_a_container_sees_the_recipe_and_the_stage_folder(digits, tmp_path, monk
         environ = {"stage": stage, "SCRATCH": str(tmp_path), "PATH": os.environ["PATH"]}
         show = ["bash", "-uc", f'{text}\necho "${{APPTAINER_BIND:-none}}"']
         assert subprocess.run(show, env=environ, capture_output=True, text=True).stdout.strip() == place, stage
+        both = subprocess.run(show, env=environ | {"APPTAINER_BIND": "/mine"}, capture_output=True, text=True).stdout
+        assert both.strip() == ("/mine" if place == "none" else f"/mine,{place}")
 
 
 def fake(tmp_path, monkeypatch, reason: str) -> None:
