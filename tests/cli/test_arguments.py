@@ -472,6 +472,8 @@ def test_a_run_of_all_gpus_is_launched_with_the_command_that_was_typed(digits, m
     assert not {word for word in found.arguments[0] if word.startswith("--run-dir") or word in ("-q", "-v")}
     assert os.environ["WIDEMIX_COMMAND"] == "widemix train digits/mixer --run-dir 'my run'"
     assert capsys.readouterr().err == "warning: of 4\n"
+    call_of(f"train {RECIPE} --data.path {digits} --ranks 1", "widemix.trainer.train", monkeypatch)
+    assert capsys.readouterr().err == "warning: of 1\n"
 
 
 def test_old_copies_are_removed_before_another_is_made_and_its_path_alone_is_printed(tmp_path, monkeypatch, capsys):

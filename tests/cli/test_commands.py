@@ -73,6 +73,22 @@ def test_what_is_no_bug_is_a_line_and_an_exit_code(error, code, said, capsys, mo
     assert capsys.readouterr().err == said
 
 
+def test_a_command_whose_last_lines_the_disk_does_not_take_has_failed(tmp_path, monkeypatch, capsys):
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise FULL
+
+        def fileno(self) -> int:
+            return file.fileno()
+
+    monkeypatch.delenv("WIDEMIX_RANK_STATUS_DIR", raising=False)
+    with (tmp_path / "out").open("w") as file, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Full())
+        assert run(0) == 1
+        assert os.readlink(f"/proc/self/fd/{file.fileno()}") == os.devnull  # Python's own try at the end succeeds
+    assert capsys.readouterr().err == "error: the output could not be written: No space\n"
+
+
 @pytest.mark.parametrize("error", [OSError("socket"), BrokenPipeError(errno.EPIPE, "Broken pipe"), KeyError("x")])
 def test_a_bug_shows_where_it_is(error, capsys, monkeypatch):
     """Also a broken pipe that is not the command's output."""
@@ -142,7 +158,7 @@ def test_torchrun_is_given_the_traceback_of_a_bug(tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(("rank", "ended"), [("", "exit 75"), ("0", "rank 75")])
-def test_the_process_ends_with_the_commands_code(rank, ended, monkeypatch):
+def test_the_process_ends_with_the_commands_code(rank, ended, monkeypatch, capsys):
     """Of a rank by `exit_rank`."""
 
     def exit_rank(code):
@@ -152,8 +168,10 @@ def test_the_process_ends_with_the_commands_code(rank, ended, monkeypatch):
     monkeypatch.setattr(commands, "exit_rank", exit_rank)
     monkeypatch.setattr(commands, "run_command", lambda parser: 75)
     monkeypatch.setattr(commands, "tune_garbage_collector", lambda: None)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
     with pytest.raises(SystemExit) as caught:
         cli.main()
+    assert sys.stdout.errors == "widemix"  # so that any file's name can be printed
     assert ended == (caught.value.code if rank else f"exit {caught.value.code}")
 
     def interrupt(parser):
@@ -163,6 +181,7 @@ def test_the_process_ends_with_the_commands_code(rank, ended, monkeypatch):
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 1
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_rank_ends_after_the_exit_handlers_and_all_that_is_printed(monkeypatch):

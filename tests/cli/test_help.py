@@ -91,7 +91,8 @@ def test_a_long_import_is_named(tmp_path, capsys):
     file = tmp_path / "slow.py"
     call = "from widemix.cli import _name_import\nfrom threading import Thread\n"
     file.write_text(call + "thread = Thread(target=_name_import)\nthread.start()\nthread.join()\n")
-    for name, said in (("torch.slow", "importing torch and timm\n"), ("other.slow", "")):
+    named = "importing torch and timm\n"
+    for name, said in (("torch.slow", named), ("timm.slow", named), ("other.slow", "")):
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None
         assert spec.loader is not None

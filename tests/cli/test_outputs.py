@@ -200,7 +200,7 @@ class Result(Namespace):
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_an_evaluation_prints_and_writes_its_details_by_the_names_of_classes(rank, tmp_path, monkeypatch, capsys):
     """On rank 0 alone; what is not finite is null."""
-    details = Namespace(ece=0.25, per_class=[90.0, 10.0, None, 20.0, 15.0], bins=[], confusion=[])
+    details = Namespace(ece=0.25, per_class=[90.0, 10.0, None, 0.0, 15.0], bins=[], confusion=[])
     result = Result(network="runs/a", classes=["ant", "bee", "cow", "dog", "eel"], samples=5, details=details)
     result.metrics = {"loss": math.nan, "top1": 50.0, "top5": math.inf}
     monkeypatch.setattr("widemix.evaluation.assessment.assess", lambda *_: result)
@@ -215,7 +215,7 @@ def test_an_evaluation_prints_and_writes_its_details_by_the_names_of_classes(ran
     said = [
         "the sentence",
         "expected calibration error 0.2500",
-        "lowest top-1: bee 10.00 %, eel 15.00 %, dog 20.00 %",
+        "lowest top-1: dog 0.00 %, bee 10.00 %, eel 15.00 %",
     ]
     assert capsys.readouterr().out.splitlines() == [*said, str(tmp_path / "a.json")]
     written = json.loads((tmp_path / "a.json").read_text())
