@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import socket
 import sys
 import tempfile
 from argparse import Namespace
@@ -247,6 +248,59 @@ def test_a_folder_to_write_to_is_tried_where_it_is_or_will_be_and_may_be_a_link(
             commands._check_outputs(Namespace(**{option: tmp_path / "lost"}))
     assert tried == 2 * [tmp_path / "folder", tmp_path / "link", tmp_path / "folder"]
     assert [*(tmp_path / "folder").iterdir()] == []
+
+
+def test_no_device_pipe_or_socket_is_replaced_by_a_file(tmp_path):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "a"))
+        for file in (Path("/dev/null"), tmp_path / "a"):
+            with pytest.raises(InputError, match=f"^--json {file}: is not an ordinary file; name another$"):
+                commands._check_outputs(Namespace(json=file))
+
+
+@pytest.mark.parametrize(
+    ("words", "empty"),
+    [
+        ("--to=", "--to:"),
+        ("a --to=", "--to:"),
+        ("--to|", "--to:"),
+        ("--to| ", "--to:"),
+        ("a|", "an argument"),
+        ("|a", "an argument"),
+        ("--to=b|--json|c", ""),
+        ("--to|--json=c", ""),
+    ],
+)
+def test_an_empty_word_is_refused_by_the_option_that_it_is_the_value_of(words, empty):
+    given = words.split("|") if "|" in words else words.split()
+    if empty:
+        with pytest.raises(InputError, match=f"^{empty} is empty"):
+            commands._check_filled(given)
+    else:
+        commands._check_filled(given)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "the following arguments are required: --data; see `w --help`"),
+        (["--kind=a"], "the following arguments are required: --data; see `w --help`"),
+        (["--dta=x"], "unrecognized arguments: --dta=x; did you mean --data?"),
+        (["-y"], "unrecognized arguments: -y; see `w --help`"),
+        (["--data", "x", "--zzz"], "unrecognized arguments: --zzz; see `w --help`"),
+        (["--data", "x", "--train.epoch"], "unrecognized arguments: --train.epoch; did you mean train.epochs?"),
+        (["--data", "x", "--kind", "lniear"], "'linear'); did you mean linear?"),
+        (["--data", "x", "--kind", "xy"], "'linear')"),
+    ],
+)
+def test_what_was_mistyped_is_said_rather_than_what_is_missing(words, said):
+    parser = Parser(prog="w")
+    parser.add_argument("recipe", nargs="?")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--kind", choices=("a", "linear"))
+    with pytest.raises(InputError) as caught:
+        parser.parse_args(words)
+    assert said in str(caught.value)
 
 
 def test_a_file_that_another_rank_has_tried_and_removed_is_no_error(tmp_path, monkeypatch):

@@ -120,6 +120,13 @@ def test_the_keys_of_sections_are_filled_to_the_terminal(monkeypatch):
         assert [line for line in text.splitlines() if len(line) > 80 and not line.startswith("  --")] == []
 
 
+def test_each_key_is_told_with_its_default_unless_it_has_none():
+    for key, default in (("epochs", None), ("seed", "0"), ("ema_decay", "null"), ("fp8", "false"), ("freeze", "[]")):
+        _, _, told = describe_section("train").partition(f"  --train.{key} ")
+        line = " ".join(told.partition("\n  --")[0].split())
+        assert ("(default:" in line) is line.endswith(f"(default: {default})") is (default is not None), key
+
+
 def test_a_key_of_every_kind_of_data_is_listed_once():
     listed = re.findall(r"^  --(\S+)", describe_section("data"), re.MULTILINE)
     assert listed.count("data.path") == listed.count("data.workers") == 1

@@ -467,6 +467,13 @@ def test_an_error_of_slurm_is_one_line_with_its_message(tmp_path, monkeypatch):
     put_on_path({"sbatch": refusal}, tmp_path, monkeypatch)
     with pytest.raises(InputError, match=r"^sbatch failed: Invalid partition name specified$"):
         commands.run(["sbatch"])
+    for script, said in (
+        (f"echo 'sbatch: warning: x' >&2\n{refusal}", "Invalid partition"),
+        ("exit 3", "exit code 3$"),
+    ):
+        put_on_path({"sbatch": script}, tmp_path, monkeypatch)
+        with pytest.raises(InputError, match=rf"^sbatch failed: {said}"):
+            commands.run(["sbatch"])
     with pytest.raises(InputError, match=r"^no-sbatch: not found"):
         commands.run(["no-sbatch"])
     put_on_path({"sbatch": "exit 3"}, tmp_path, monkeypatch)
