@@ -246,6 +246,11 @@ def test_an_image_is_a_file_or_a_name_in_a_registry(image, is_file, tmp_path, mo
         (("--sbatch=-a1-3",), "--sbatch=-a1-3: is set by submit itself"),
         (("--data.path", "none"), "none: no such folder"),
         (("--container", "no.sif"), "no.sif: no such file"),
+        (("--container-image", "./no.sqsh"), "/no.sqsh: no such file"),
+        (
+            ("--container", "c.sif", "--container-image", "u"),
+            "of Apptainer, and --container-image, of Pyxis: give one",
+        ),
         (("--vary", "train.sed=1,2"), "train.seed"),
         (("--vary", "seed"), "section.key=VALUE"),
         (("--vary", "train.seed=1,1"), "two runs have train.seed=1"),
@@ -264,10 +269,14 @@ def test_a_run_folder_that_cannot_be_one_is_refused(dry_run, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").touch()
+    (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "run" / "slurm").mkdir(parents=True)
     for name, error_message in (
         ("file", "is a file"),
         ("file/run", "file: is a file"),
+        ("new/../file/deeper/run", "file: is a file"),
+        ("loop", "loop: cannot be read (Too many levels of symbolic links); name another"),
+        ("back\\slash", "sbatch can't write a log there"),
         ("thesis", "not empty and not a run folder"),
         ("100%", "sbatch can't write a log there"),
         ("two\nlines", "sbatch can't write a log there"),
@@ -302,8 +311,9 @@ def test_shipped_recipes_and_studies_are_submitted_by_name(digits, tmp_path, mon
     assert run_command(parser, module.submit, [name, *words, "--at-once", "2"]) == 0  # the last is a study
     command = shlex.split(capsys.readouterr().out.splitlines()[0])
     assert command[command.index("--array") + 1].endswith("%2")
-    assert run_command(parser, module.submit, [name, *words, "--vary", "train.seed=0,1"]) == 2
-    assert "figure7-small is a study, which has axes of its own" in capsys.readouterr().err
+    for more in ([], ["--at-once", "2"]):
+        assert run_command(parser, module.submit, [name, *words, "--vary", "train.seed=0,1", *more]) == 2
+        assert "figure7-small is a study, which has axes of its own" in capsys.readouterr().err
 
 
 def test_a_container_sees_the_recipe_and_the_stage_folder(digits, tmp_path, monkeypatch, capsys):
@@ -1052,6 +1062,27 @@ def test_nodes_wait_for_the_last_however_long_it_stages_and_say_for_which(monkey
         assert "all nodes wait for 10.0.0.3, which has not started or still stages\n" in capsys.readouterr().out
         last = pool.submit(wait_for_all_nodes, arguments, places[2])
         assert [future.result(300).get("all") for future in (*early, last)] == [b"here"] * 3
+
+
+@pytest.mark.parametrize("node", ["0", "1"])
+def test_the_first_node_says_ever_more_rarely_for_which_all_wait_and_lets_all_go(node, monkeypatch, capsys):
+    now, kept = [0.0], {}
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    def check(keys):
+        assert node == "0"
+        return now[0] >= {"here 0": 0, "here 1": 100, "here 2": 500}[keys[0]]
+
+    store = Namespace(set=kept.__setitem__, check=check, wait=lambda keys: kept.update(waited=keys))
+    monkeypatch.setattr(node_module, "_open_store", lambda *_: store)
+    monkeypatch.setattr(node_module, "time", Namespace(monotonic=lambda: now[0], sleep=sleep))
+    place = {"SLURM_NODEID": node, "SLURM_STEP_NUM_NODES": "3"}
+    assert wait_for_all_nodes(Namespace(addresses=["n0", "n1", "n2"]), place) is store
+    assert kept == {f"here {node}": "", "waited": ["all"]} | ({"all": "here"} if node == "0" else {})
+    told = [line.partition("wait for ")[2].partition(", which")[0] for line in capsys.readouterr().out.splitlines()]
+    assert told == (["n1, n2", "n2", "n2", "n2"] if node == "0" else [])  # after 60, 120, 240 and 480 s
 
 
 def test_a_node_of_an_elastic_job_trains_again_after_a_rank_has_failed(tmp_path, monkeypatch, digits):
