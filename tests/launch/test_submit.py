@@ -740,6 +740,8 @@ def test_a_faulty_node_is_kept_if_the_partition_has_too_few_others(tmp_path, mon
     kept = "n3: faulty, but kept: the partition has too few other nodes\n"
     assert capsys.readouterr().out == ("" if without else kept)
     assert not _can_exclude([], {})
+    put_on_path({"sinfo": "exit 1"}, tmp_path, monkeypatch)
+    assert _can_exclude(["n3"], job)  # where the controller does not answer
     monkeypatch.setenv("PATH", str(tmp_path / "container"))
     assert _can_exclude(["n3"], job)  # without Slurm's commands
 
