@@ -824,7 +824,11 @@ def test_a_job_that_is_preempted_before_it_saves_is_requeued_however_often(tmp_p
     for number in (3, 4):  # nor do these count where others have saved nothing
         (logs := start(tmp_path, f"7.{number}")).joinpath("rank-0.json").unlink()
         assert end(tmp_path, logs, preempted=number == 3) == Exit.REQUEUE
-    assert "submit it again" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "submit it again" not in said
+    assert [line[:3] for line in said.splitlines() if "failed before it ran Python" in line] == ["7.4"]
+    assert end(tmp_path, logs := start(tmp_path, "6.0", steps=5), preempted=True) == Exit.REQUEUE
+    assert json.loads((logs / "summary.json").read_text())["new_steps"] == 5
     assert end(tmp_path, start(tmp_path, "7.5"), preempted=True, requeues=5) == Exit.FAILED
 
 
@@ -855,6 +859,11 @@ def test_what_torchruns_ranks_saved_before_a_restart_counts(tmp_path, capsys):
 def test_after_training_elsewhere_a_start_that_saves_nothing_has_saved_nothing(tmp_path, capsys):
     (tmp_path / "checkpoints/00000500").mkdir(parents=True)
     (tmp_path / "checkpoints/00000500/COMPLETE").touch()
+    (tmp_path / "checkpoints/00000900.old").mkdir()
+    (tmp_path / "checkpoints/00000900.old/COMPLETE").touch()  # which somebody has put aside
+    elsewhere = {"time": 1.0, "step": 1, "ranks": 1, "seconds": {}}
+    (tmp_path / "starts.jsonl").write_text(json.dumps(elsewhere) + "\n")
+    assert saved_step(tmp_path) == 500
     assert end(tmp_path, start(tmp_path, "7.0")) == Exit.REQUEUE
     assert "without a new checkpoint" in capsys.readouterr().out
     assert end(tmp_path, start(tmp_path, "7.1")) == Exit.FAILED
