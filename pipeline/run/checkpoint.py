@@ -189,6 +189,8 @@ def keep(origin: Checkpoint, run_dir: Path) -> None:
     """Add a checkpoint of another run to a run folder, by links to its files where the file system has them."""
     final = run_dir / "checkpoints" / f"{origin.position.step:08d}"
     writing = final.with_name(f".writing-{final.name}")
+    if final.exists() and final.samefile(origin.path):  # by another path to this folder
+        return
     for unread in (writing, final):  # of a start that was killed meanwhile; a copy that is damaged
         shutil.rmtree(unread, ignore_errors=True)
     shutil.copytree(origin.path, writing, copy_function=_link)

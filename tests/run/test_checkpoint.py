@@ -299,6 +299,9 @@ def test_a_checkpoint_of_another_run_is_kept_where_a_killed_start_or_a_damaged_c
         checkpoint.keep(checkpoint.read(origin), tmp_path)
         assert folders(tmp_path) == ["00000007"]
         assert checkpoint.newest(tmp_path).load().scalars == {"loss_scale": 2.0}
+    (tmp_path / "link").symlink_to(tmp_path)
+    checkpoint.keep(checkpoint.newest(tmp_path), tmp_path / "link")
+    assert checkpoint.newest(tmp_path).load().scalars == {"loss_scale": 2.0}
 
 
 @pytest.mark.usefixtures("quick")
