@@ -1,18 +1,21 @@
 """Batch norms over ranks against torch's own on the ranks' batches together."""
 
 import os
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from timm.layers import BatchNormAct2d
 from torch import nn
 
 from tests.conftest import Command
 from tests.engine.ranks import EMA, ENGINES, REPMLP, Setting, overrides_for
 from tests.forks import Forks, group_of
 from widemix.engine import batch_norm
-from widemix.engine.batch_norm import freeze_batch_norms, sync_batch_norms
+from widemix.engine.batch_norm import ForwardBuffers, freeze_batch_norms, sync_batch_norms
+from widemix.errors import InputError
 
 SHAPES = {"1d": (6, 5), "1d with places": (6, 5, 7), "2d": (6, 5, 3, 4)}
 
@@ -121,11 +124,16 @@ def test_a_user_sees_no_warning_of_torchs(digits, tmp_path):
     assert "Warning" not in output
 
 
-def test_statistics_are_of_float32_whatever_the_features_are_in(monkeypatch):
-    """Here of two ranks with the same batch."""
+@pytest.fixture
+def two_ranks(monkeypatch):
+    """Two ranks with the same batch, as this one sees them."""
     monkeypatch.setattr(batch_norm, "_sum_over_ranks", lambda own: 2 * own)
     monkeypatch.setattr(batch_norm.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(batch_norm.dist, "get_world_size", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_statistics_are_of_float32_whatever_the_features_are_in():
     x = (30 + torch.randn(64, 5, 9)).bfloat16()
     norm, expected = nn.Sequential(nn.BatchNorm1d(5)), nn.BatchNorm1d(5)
     sync_batch_norms(norm)
@@ -136,11 +144,81 @@ def test_statistics_are_of_float32_whatever_the_features_are_in(monkeypatch):
     torch.testing.assert_close(norm[0].running_var, expected.running_var)
 
 
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize(
+    "keys", [{"momentum": 0.0}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.5}]
+)
+def test_each_kind_of_batch_norm_is_that_of_both_batches_in_training_and_torchs_own_in_evaluation(keys):
+    numbers = torch.Generator().manual_seed(1)
+    norm, expected = nn.Sequential(nn.BatchNorm1d(5, **keys)), nn.BatchNorm1d(5, **keys)
+    sync_batch_norms(norm)
+    for step in range(2):
+        for parameter, other in zip(norm.parameters(), expected.parameters(), strict=True):
+            parameter.data = other.data = torch.randn(5, generator=numbers)
+        x = 3 + step + torch.randn(6, 5, generator=numbers)
+        torch.testing.assert_close(norm(x), expected(torch.cat([x, x]))[:6])
+    for buffer, other in zip(norm.buffers(), expected.buffers(), strict=True):
+        torch.testing.assert_close(buffer, other)
+    torch.testing.assert_close(norm.eval()(x), expected.eval()(x))
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_timms_batch_norms_keep_their_activation_and_drop():
+    norm, expected = BatchNormAct2d(5), BatchNormAct2d(5)
+    norm.drop = expected.drop = nn.Threshold(0.5, 7.0)
+    network = nn.Sequential(norm)
+    sync_batch_norms(network)
+    x = torch.randn(4, 5, 2, 2)
+    torch.testing.assert_close(network(x), expected(torch.cat([x, x]))[:4])
+
+
+class OfOwn(nn.BatchNorm1d):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_a_batch_norm_that_computes_something_else_is_refused_on_several_ranks_and_none_is_changed_twice(monkeypatch):
+    for initialized, world in ((False, 1), (True, 1), (True, 2)):
+        monkeypatch.setattr(batch_norm.dist, "is_initialized", lambda initialized=initialized: initialized)
+        monkeypatch.setattr(batch_norm.dist, "get_world_size", lambda world=world: world)
+        network, x = nn.Sequential(nn.BatchNorm1d(5), nn.SyncBatchNorm(5)), torch.randn(6, 5)
+        sync_batch_norms(network)
+        kinds = [type(part) for part in network]
+        sync_batch_norms(network)
+        assert [type(part) for part in network] == kinds
+        assert kinds[1] is nn.SyncBatchNorm
+        own = nn.Sequential(OfOwn(5))
+        with pytest.raises(InputError, match="OfOwn has a forward pass of its own") if world > 1 else nullcontext():
+            sync_batch_norms(own)
+        torch.testing.assert_close(own(x), 2 * nn.BatchNorm1d(5)(x))
+        if world == 1:
+            torch.testing.assert_close(network[0](x), nn.BatchNorm1d(5)(x))
+
+
+def test_buffers_that_a_forward_pass_may_change_go_back_to_their_values_and_tables_of_indices_stay():
+    module = nn.Module()
+    counts = {"count": torch.tensor(4), "one": torch.tensor([5])}
+    values = {"mean": torch.ones(2, 3), "low": torch.ones(2).half(), **counts}
+    for name, value in (values | {"indices": torch.arange(3)}).items():
+        module.register_buffer(name, value.clone())
+    buffers = ForwardBuffers(module)
+    before = buffers.copy()
+    for unless, expected in ((None, 0), (torch.tensor(False), 0), (torch.tensor(True), 1)):
+        for buffer in module.buffers():
+            buffer += 1
+        buffers.restore(before, unless)
+        for name, value in values.items():
+            assert torch.equal(getattr(module, name), value + expected), name
+    assert module.indices.tolist() == [3, 4, 5]
+    ForwardBuffers(nn.Linear(2, 2)).restore([])
+
+
 def test_only_batch_norms_that_are_frozen_as_a_whole_keep_their_statistics():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.BatchNorm1d(3, affine=False))
     model[0].requires_grad_(False)
     model[1].bias.requires_grad_(False)
     freeze_batch_norms(model)
+    assert [part.training for part in model] == [False, True, True]  # at once: nothing switches a new network
     for part in model.train():
         part(torch.arange(12.0).reshape(4, 3))
     assert [part.running_mean.any().item() for part in model] == [False, True, True]

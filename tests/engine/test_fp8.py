@@ -59,6 +59,19 @@ def test_the_mixings_alone_are_changed_and_evaluation_is_as_without():
         assert not torch.equal(network.train().forward_features(x), plain.forward_features(x))
 
 
+def test_mixings_of_one_layer_are_changed_too_and_evaluate_as_before_where_the_network_did():
+    pytest.importorskip("torchao")
+    keys = {"patch_size": 4, "tokens": 16, "channels": 32, "depth": 1}
+    plain, network = (build_model(MixerSection(kind="s_mixer", **keys), 16, 10).eval() for _ in range(2))
+    network.load_state_dict(plain.state_dict())
+    multiply_in_fp8(network, CPU)
+    changed = {name for name, part in network.named_modules() if type(part).__name__ == "Float8Linear"}
+    assert changed == {"blocks.0.mlp_tokens.fc", "blocks.0.mlp_channels.fc"}
+    x = torch.randn(2, 3, 16, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(network.forward_features(x), plain.forward_features(x))
+
+
 @pytest.mark.parametrize("batch", [1, 3, 16])
 def test_a_gpu_takes_each_batch(batch, monkeypatch):
     """Its products need sides that 16 divides; in the gradient of a weight one side is the batch times the rows."""
@@ -86,9 +99,11 @@ def test_layers_that_do_not_fit_are_left_and_a_network_without_any_other_is_refu
     pytest.importorskip("torchao")
     network = mixer(permutation="random")
     network.blocks[0].mlp_channels.fc1 = nn.Linear(32, 40)
-    network.blocks[0].mlp_channels.fc2 = nn.Linear(40, 32)
+    network.blocks[0].mlp_channels.fc2 = nn.Linear(40, 40)
+    network.blocks[0].mlp_tokens.fc2 = nn.modules.linear.NonDynamicallyQuantizableLinear(32, 16)
     multiply_in_fp8(network, CPU)
-    assert type(network.blocks[0].mlp_channels.fc1) is nn.Linear
+    assert type(network.blocks[0].mlp_channels.fc1) is type(network.blocks[0].mlp_channels.fc2) is nn.Linear
+    assert type(network.blocks[0].mlp_tokens.fc2) is nn.modules.linear.NonDynamicallyQuantizableLinear
     assert type(network.blocks[0].mlp_tokens.fc1).__name__ == "Float8Linear"
     with pytest.raises(InputError, match="no linear layer of a mixing has sides that are multiples of 16"):
         multiply_in_fp8(nn.Linear(32, 32), CPU)
@@ -103,8 +118,13 @@ def test_without_torchao_or_such_a_gpu_one_line_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
     with pytest.raises(InputError, match="V100 has no float8 products"):
         check_fp8(torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    check_fp8(torch.device("cuda"))
+    for capability in ((8, 9), (9, 0), (10, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, capability=capability: capability)
+        check_fp8(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
+    with pytest.raises(InputError, match="V100 has no float8 products"):
+        check_fp8(torch.device("cuda"))
+    check_fp8(CPU)  # which emulates them, beside whatever GPU
 
 
 def test_a_torchao_that_this_torch_is_too_old_for_is_one_line(monkeypatch):

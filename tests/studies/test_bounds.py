@@ -9,6 +9,7 @@ import pytest
 from widemix.cli.parser import make_parser
 from widemix.cli.study_pages import _power
 from widemix.command_line.commands import run_command
+from widemix.errors import InputError
 from widemix.studies.bounds import (
     as_csv,
     bounds,
@@ -40,6 +41,33 @@ def test_transformers_are_above_mixers_where_width_allows_enough_layers():
     assert (dominates_deeper(1.58), dominates_deeper(1.59)) == (True, False)
 
 
+def test_the_theorems_end_where_their_conditions_do():
+    width = 3**15
+    assert [strictly_smaller(13, width, tokens) for tokens in (width**2 - 1, width**2)] == [True, False]
+    assert [strictly_smaller(13, width, 9, heads) for heads in (width // 2, width // 2 + 1)] == [True, False]
+    assert not strictly_smaller(13, 4**12, 9, 4**12 // 2)  # H < m / 2
+    assert strictly_smaller(13, 4**12, 9, 4**12 // 2 - 1)
+    assert [math.isnan(transformer_lower(1, 9, heads)) for heads in (8, 9, 10)] == [False, True, True]
+    assert (dominates_deeper(math.log2(3)), dominates_deeper(1)) == (False, True)
+
+
+@pytest.mark.parametrize("name", ["width", "tokens", "heads"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_sizes_that_no_network_has_are_refused(name, value):
+    sizes = {"width": 9, "tokens": 1, "heads": 1}
+    [row] = bounds([1], **sizes)
+    assert 3**row.mixer_upper == pytest.approx((2 * 9**2) ** 2)
+    with pytest.raises(InputError, match=f"^--{name} {value}: must be at least 1"):
+        bounds([1], **sizes | {name: value})
+
+
+def test_all_bounds_are_those_of_as_many_heads():
+    [row] = bounds([2], 27, 3, 5)
+    base = math.log(2 * 5 * 27**2 * 3**2, 3)
+    assert (row.mixer_upper, row.transformer_upper) == (pytest.approx(4 * base), pytest.approx(9 * base))
+    assert row.transformer_lower == pytest.approx(math.log(27 - 5, 3) - math.log(2, 3))
+
+
 def test_the_table_and_the_figure_show_the_bounds_of_each_depth(monkeypatch):
     rows = bounds(range(1, 36), 3**30, 196, 12)
     assert {row.separated for row in rows} == {False, True}
@@ -60,6 +88,11 @@ def test_the_table_and_the_figure_show_the_bounds_of_each_depth(monkeypatch):
         "5.7": [(row.depth, row.transformer_lower) for row in rows if row.transformer_lower > 0],
         "5.5": [(row.depth, row.mixer_upper) for row in rows],
     }
+    few = bounds([1, 3], 28, 1, 27)
+    assert few[1].transformer_lower < 0  # which a logarithmic axis has not
+    plot(few, "t", [])
+    [lower] = [line for line in figures[1].axes[0].lines if "5.7" in line.get_label()]
+    assert list(lower.get_xdata()) == [1]
 
 
 def test_the_command_says_where_the_bounds_separate(tmp_path, capsys):

@@ -169,8 +169,29 @@ def test_the_same_difference_in_all_seeds_is_as_sure_as_their_signs(tmp_path, se
     (found,) = verdicts(results, study)
     assert found.word == word
     assert found.p == pytest.approx(stats.wilcoxon([1 / 3.6] * seeds, method="exact").pvalue)
+    of_top1 = study.claims[0].model_copy(update={"y": "top1", "expect": "less"})
+    [other] = verdicts(results, study.model_copy(update={"claims": [of_top1]}))
+    assert (other.word, other.p) == (found.word, pytest.approx(found.p))
     page = as_page(results, study, "study.yaml")
     assert ("undecided: all seeds have the same difference" in page) == (word == "undecided")
+
+
+def test_digits_are_those_of_the_numbers_that_are_compared(tmp_path):
+    """Losses of a tenth, whose differences of a thousandth are no rounding, nor are slopes of a millionth."""
+    results, study = study_of(tmp_path, (NORMAL2, NORMAL4, RP2, RP4))
+    steps = (0.0010, 0.0011, 0.0012, 0.0013)
+    losses = {("Normal", 2): [0.1] * 4, ("RP", 2): [0.1 + step for step in steps], ("RP", 4): [0.1] * 4}
+    losses["Normal", 4] = [0.1 - step / 500 for step in steps]
+    changed = []
+    for result in results:
+        run = result.study_run
+        changed.append(replace(result, y={"loss": losses[run.line, run.recipe.model.depth][run.seed]}))
+    claims = [study.claims[at].model_copy(update={"y": "loss"}) for at in (0, 2)]
+    for found, scale in zip(verdicts(changed, study.model_copy(update={"claims": claims})), (1, -1e-3), strict=True):
+        expected = stats.ttest_1samp([scale * step for step in steps], 0)
+        assert found.estimate.mean == pytest.approx(scale * np.mean(steps))
+        assert found.estimate.error == pytest.approx(stats.sem(steps) * abs(scale))
+        assert found.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
 
 
 def test_what_is_computed_has_no_error(tmp_path):
@@ -180,16 +201,18 @@ def test_what_is_computed_has_no_error(tmp_path):
         + """
 - {text: deeper is larger, left: {line: RP, at: {model.depth: 4}}, right: {line: RP, at: {model.depth: 2}},
    expect: greater, y: parameters}
+- {text: by block, slope: {line: RP}, expect: greater, y: parameters}
 """
     )
     results, study = study_of(tmp_path, (NORMAL2, NORMAL4, RP2, RP4), text)
-    (found,) = verdicts(results, study)
+    found, slope = verdicts(results, study)
     assert (found.word, found.p, found.estimate.exact) == ("supported", 0, True)
     sizes = [
         model_cost(results[at].study_run.recipe.model, 8, 10).parameters
         for at in (8, 12)  # RP, of depth 2 and 4
     ]
     assert (found.estimate.mean, found.interval) == (sizes[1] - sizes[0], (sizes[1] - sizes[0],) * 2)
+    assert (slope.estimate.mean, slope.word) == (pytest.approx((sizes[1] - sizes[0]) / 2), "supported")
     assert f"| greater | {found.estimate.mean:+.6g} | exact | |  | **supported** |" in as_page(
         results, study, "s.yaml"
     )
@@ -199,6 +222,8 @@ def test_of_a_number_and_samples_the_difference_is_left_less_right():
     below, above = samples_differ([1.0], [3.0, 5.0, 4.0], False), samples_differ([3.0, 5.0, 4.0], [1.0], False)
     assert (below.mean, above.mean) == (-3, 3)
     assert below.error == above.error == pytest.approx(1 / 3**0.5)
+    same = samples_differ([1.0, 1.0], [2.0, 2.0, 2.0], False)
+    assert (same.mean, same.error, same.freedom, same.count) == (-1, 0, 3, 2)
 
 
 def test_sides_without_shared_seeds_are_welchs(tmp_path):
@@ -231,7 +256,58 @@ def test_missing_and_diverged_runs_decide_nothing(tmp_path):
     results, study = study_of(tmp_path, (NORMAL2, NORMAL4, (57.0, None, 57.0, 57.0), RP4))
     words = [verdict.word for verdict in verdicts(results, study)]
     assert words == ["with missing runs", "with missing runs", "supported"]
+    *_, slope = verdicts(results, study)
+    expected = stats.ttest_1samp(-np.subtract(NORMAL4, NORMAL2) / 2, 0).pvalue
+    assert slope.p == pytest.approx(3 * expected)  # of a family of three, though two are not tested yet
+    quantiles = stats.t.ppf(1 - 0.025 / 3, 3) + stats.t.ppf(0.8, 3)
+    assert slope.detectable == pytest.approx(quantiles * slope.estimate.error)
     assert "**supported**" in as_page(results, study, "study.yaml")
+
+
+def test_points_below_a_linear_baseline_decide_nothing_and_count_among_the_claims(tmp_path):
+    """Where all of a claim's points are; its numbers are left out."""
+    results, study = study_of(tmp_path, (NORMAL2, NORMAL4, RP2, RP4))
+    points = {(r.study_run.line, r.study_run.recipe.model.depth): r.study_run.point for r in results}
+    decided = verdicts(results, study)
+    below = {points["RP", 2], points["Normal", 2]}
+    first, *others = verdicts(results, study, below)
+    assert (first.word, first.estimate) == ("below a linear baseline", None)
+    assert all(map(math.isnan, (*first.interval, first.p, first.detectable)))
+    assert [verdict.word for verdict in others] == [verdict.word for verdict in decided[1:]]
+    assert others[1].p == pytest.approx(decided[2].p)  # three times its own, as before
+    assert [verdict.word for verdict in verdicts(results, study, {points["RP", 2]})] == [
+        verdict.word for verdict in decided
+    ]
+
+
+def test_between_0_and_the_margin_the_likelier_of_two_words_has_its_p():
+    """Neither is significant: a mean that is above 0 with 3 %, and below the margin with 4 %, by chance."""
+    mean, rest = stats.t.isf(0.03, 3), stats.t.isf(0.04, 3)
+    statement = Statement(text="a", expect="greater", margin=mean + rest)
+    [found] = decide([statement], [Estimate(mean, 1.0, 3, 4, paired=True)])
+    assert (found.word, found.p) == ("undecided", pytest.approx(0.06))
+    statement = Statement(text="a", expect="greater", margin=mean + 9)
+    [found] = decide([statement], [Estimate(mean, 1.0, 3, 4, paired=True)])
+    assert (found.word, found.p) == ("contradicted", pytest.approx(2 * stats.t.sf(9, 3)))
+
+
+@pytest.mark.parametrize("count", [0, 8])
+def test_no_difference_at_all_is_neither_greater_nor_less(count):
+    """Whether it is exact or that of eight seeds."""
+    none = Estimate(0.0, 0.0, math.inf if count == 0 else 7, count, paired=True)
+    statements = [Statement(text="a", expect=expect) for expect in ("greater", "less")]
+    assert [(found.word, found.p) for found in decide(statements, [none, none])] == [("undecided", 1.0)] * 2
+
+
+def test_two_seeds_that_both_sides_have_are_a_pair_each(tmp_path):
+    text = STUDY[: STUDY.index("- {text: as good")].replace("seeds: [0, 1, 2, 3]\n", "")
+    text = text.replace("axes: {model.depth: [2, 4]}", "axes: {train.seed: [0, 1, 2], model.depth: [2]}", 1)
+    text = text.replace("axes: {model.depth: [2, 4]}", "axes: {train.seed: [1, 2, 3], model.depth: [2]}")
+    [found] = verdicts(*study_of(tmp_path, [(60.0, 61.0, 62.0), (70.0, 71.5, 99.0)], text))
+    expected = stats.ttest_rel([30.0, 28.5], [39.0, 38.0])
+    interval = expected.confidence_interval(0.95)
+    assert (found.estimate.paired, found.estimate.count, found.estimate.freedom) == (True, 2, 1)
+    assert found.interval == pytest.approx((interval.low, interval.high))
 
 
 def test_a_difference_of_the_detectable_size_is_found_in_four_of_five_cases():
@@ -284,6 +360,9 @@ def test_a_claim_without_a_panel_is_decided_in_each_by_itself(tmp_path):
         ("Two", "contradicted"),
     ]
     assert "| Two: deeper is better |" in as_page(collect(study_runs, table, study), study, "study.yaml")
+    own = study.claims[0].model_copy(update={"panel": "Two"})
+    [alone] = verdicts(collect(study_runs, table, study), study.model_copy(update={"claims": [own]}))
+    assert (alone.claim.panel, alone.word) == ("Two", "contradicted")
 
 
 def test_points_are_told_apart_by_lists_too(tmp_path):
@@ -310,6 +389,7 @@ def test_holm_by_hand():
     [
         ("line: RP, at: {model.depth: 2}", "line: RO, at: {model.depth: 2}", "has line RO model.depth 2"),
         ("line: RP, at: {model.depth: 2}", "line: RP, at: {model.depth: 3}", "has line RP model.depth 3"),
+        ("slope: {line: Normal}", "slope: {line: RO}", "has line RO"),
         ("expect: less}", "expect: less, panel: Digit}", "panel is one of Digits"),
         ("slope: {line: Normal}, expect", "expect", "give left and right, or slope"),
         ("expect: equal, margin: 1.5", "expect: equal", "nothing is equal without one"),

@@ -1,6 +1,8 @@
 """A study file says which runs there are: axes, constraints, seeds, lines; mistakes are one line."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -97,6 +99,23 @@ def test_a_name_has_the_point_then_what_was_chosen_for_it_then_the_seed():
     assert study_run.name == f"digits-s_mixer_channels-8_lr-0.1_seed-3_{experiment_hash(study_run.recipe)}"
     long = StudyRun(ROOT / "recipes/digits/s_mixer.yaml", (("data.path", f"/a b/{'c' * 200}"),))
     assert long.name == f"digits-s_mixer_path-a_b_{'c' * 96}_{experiment_hash(long.recipe)}"  # 120 before the hash
+
+
+def test_a_name_has_signs_of_numbers_and_of_a_value_nothing_at_its_ends(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text("extends: digits/s_mixer\n")
+    for text, shown in (("'1.0e+3'", "1.0e+3"), ("-0.5,2", "-0.5_2"), ("_a._", "a"), ("a  b/c", "a_b_c")):
+        study_run = StudyRun(Path("own.yaml"), (("data.path", text),))
+        assert study_run.name.rpartition("_")[0] == f"{tmp_path.name}-own_path-{shown}"  # of the folder that it is in
+
+
+def test_a_point_is_that_of_the_runs_that_differ_in_seed_and_chosen_values_alone():
+    keys = {"varied": (("model.channels", "8"),), "panel": "a", "line": "b", "group": 1}
+    one = StudyRun(Path("r.yaml"), **keys)
+    same = [replace(one, seed=3, seeded=("train.seed",)), replace(one, chosen=(("optim.lr", "3"),))]
+    others: list[dict] = [{"varied": ()}, {"panel": ""}, {"line": "c"}, {"group": 0}, {"path": Path("s.yaml")}]
+    assert {each.point for each in (one, *same)} == {one.point}
+    assert len({one.point, *(replace(one, **other).point for other in others)}) == 6
 
 
 def test_a_folder_that_cannot_be_read_is_named_and_a_loss_that_was_not_finite_is_an_end_of_its_own_run(tmp_path):
