@@ -1,8 +1,10 @@
 """Which verdicts a page of results begins with, and their words."""
 
+from dataclasses import replace
+
 import pytest
 
-from widemix.studies.claims import Estimate, Verdict
+from widemix.studies.claims import Estimate, Verdict, exact
 from widemix.studies.findings import findings
 from widemix.studies.protocol import Statement
 
@@ -55,4 +57,11 @@ def test_a_finding_has_its_panel_source_numbers_and_figure():
         "1. **supported**: MNIST: c [section 4]: difference +1.5, 95 % interval +1.25 to +1.75, p = 0.011, n = 5 "
         "(figure 2)"
     )
+    ours = verdict("e", "contradicted", source="")
+    numbers = "difference +1.5, 95 % interval +1.25 to +1.75, p = 0.011, n = 5 (figure 3)"
+    assert findings([("figure 3", ours)]) == f"1. **contradicted**: e: {numbers}"
+    alike = replace(ours, estimate=Estimate(1.5, 0.0, 4, 5, True))  # in all seeds
+    assert findings([("figure 3", alike)]) == f"1. **contradicted**: e: {numbers}"
+    computed = replace(ours, estimate=exact(1.5))
+    assert findings([("figure 3", computed)]) == "1. **contradicted**: e: difference +1.5, exact (figure 3)"
     assert findings(FOUND[:2]) == "None yet: no statement is decided."
