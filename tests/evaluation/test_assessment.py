@@ -350,6 +350,9 @@ def test_timms_networks_have_imagenets_names():
     names = _imagenet_names(timm.create_model("resnet10t", num_classes=1000))
     assert (len(names), names[0], names[999]) == (1000, "n01440764", "n15075141")
     assert _imagenet_names(timm.create_model("resnet10t", num_classes=7)) == ()
+    larger = torch.nn.Identity()
+    larger.num_classes = 11_821  # of ImageNet-12k
+    assert len(set(_imagenet_names(larger))) == 11_821
 
 
 def test_outputs_that_are_nan_have_no_details(run):
@@ -449,6 +452,12 @@ def test_size_and_crop_are_those_of_timms_validation(monkeypatch):
     module.pretrained_cfg |= {"label_names": ["no", "yes"], "interpolation": "bilinear"}
     network = networks.load_network("timm:resnet50.a1_in1k")
     assert (network.data.interpolation, network.classes) == ("bilinear", ("no", "yes"))
+    module.num_classes, names = 1000, [f"class {number}" for number in range(1000)]
+    module.pretrained_cfg |= {"label_names": names}  # its own, though it has as many as ImageNet
+    network = networks.load_network("timm:resnet50.a1_in1k")
+    assert network.classes == tuple(names)
+    predictor = Predictor(network)
+    assert [predictor.class_name(label) for label in (0, 999, 1000)] == ["class 0", "class 999", "1000"]
 
 
 def test_a_recipe_is_its_network_at_the_start(digits, tmp_path):
@@ -484,6 +493,10 @@ def test_a_name_is_a_file_before_it_is_a_recipes(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"nowhere.*; give a run, a checkpoint, a folder of `widemix export`"):
         load_network("nowhere")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half/config.json").write_text("{}")  # an export that was not written to its end
+    with pytest.raises(InputError, match=r"half: (?!cannot be read)"):
+        load_network("half")
     (tmp_path / "digits/mixer").mkdir(parents=True)  # no run, and not what the recipe's short name means
     with pytest.raises(InputError) as raised:
         load_network("digits/mixer")

@@ -145,6 +145,14 @@ def test_the_main_rank_alone_names_ten_columns_without_a_value(monkeypatch, caps
         said = capsys.readouterr().err
         assert bool(said) == is_main
     assert said.endswith("over the 1 of 14 targets that vary, without a, b, d, e, 5, 6, 7, 8, 9, 10 and 3 more\n")
+    evaluate(torch.nn.Identity(), nullcontext(), batches, 14)
+    assert capsys.readouterr().err == ""  # once, and not after each epoch
+    eleven = regression(targets[:, 2:13] + 1, targets[:, 2:13])
+    evaluate(torch.nn.Identity(), nullcontext(), eleven, 11)
+    assert capsys.readouterr().err.endswith("1 of 11 targets that vary, without b, c, d, e, 5, 6, 7, 8, 9, 10\n")
+    found = evaluate(torch.nn.Identity(), nullcontext(), regression(targets[:, :2], targets[:, :2]), 2)
+    assert found == {"loss": 0, "mae": 0}  # where none varies there is no r2
+    assert capsys.readouterr().err.endswith("no target varies: it has no R2\n")
 
 
 def test_a_registered_metric_is_that_of_its_kind_of_targets(monkeypatch):

@@ -63,8 +63,21 @@ def test_r2_is_scikit_learns_over_the_targets_that_vary(scale):
 def test_an_output_that_is_nan_leaves_no_target_out():
     """R2 was the mean over the others, which were said to be all that vary."""
     outputs, targets = torch.randn(2, 9, 2, dtype=torch.float64)
-    outputs[3, 1] = torch.nan
-    metric = R2(2)
-    metric.update(outputs, targets)
-    assert metric.compute() == -torch.inf
-    assert metric.undefined == ()
+    for value in (torch.nan, torch.inf, -torch.inf):
+        outputs[3, 1] = value
+        metric = R2(2)
+        metric.update(outputs, targets)
+        assert metric.compute() == -torch.inf
+        assert metric.undefined == ()
+
+
+@pytest.mark.parametrize("constant", [-0.1, 0.0, 7.0])
+def test_targets_of_one_sign_that_do_not_vary_have_no_r2_and_a_class_of_all_samples_has_its_precision(constant):
+    metric, targets = R2(2), torch.full((5, 2), constant, dtype=torch.float64)
+    targets[:, 1] = constant - 1 - torch.arange(5)
+    metric.update(targets + 1, targets)
+    assert metric.compute().item() == pytest.approx(1 - 5 / 10)
+    assert metric.undefined == (0,)
+    every = AveragePrecision()
+    every.update(torch.rand(4, 2, dtype=torch.float64), torch.tensor([[1, 0]] * 4))
+    assert every.compute() == 1

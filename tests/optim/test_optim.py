@@ -156,6 +156,8 @@ def test_counters_of_groups_are_saved_and_restored_as_the_numbers_that_they_were
         assert (group["step"].dtype, group["step"].shape) == (torch.float32, ())
         assert group["other"] == 99
         assert "lr_max" not in group  # which was not saved
+    set_group_scalars(other, ("k",), {"group0/k": 3.0, "group1/k": 3.0, "group0/k_most": 8.0})
+    assert {group["k"] for group in other.param_groups} == {3}  # what two shared, whatever begins with its name
 
 
 def test_embeddings_are_exempt_where_asked():
@@ -169,6 +171,25 @@ def test_a_bias_with_two_axes_does_not_decay():
     model = torch.nn.Sequential(torch.nn.Linear(3, 2))
     model[0].bias = torch.nn.Parameter(torch.zeros(4, 2))
     assert undecayed(model) == {"0.bias"}
+
+
+def test_a_number_alone_does_not_decay_and_a_table_called_bias_does():
+    """As in timm, whose biases are those whose names end in .bias."""
+    model = torch.nn.Module()
+    model.scale, model.table_bias = torch.nn.Parameter(torch.tensor(1.0)), torch.nn.Parameter(torch.zeros(3, 2))
+    assert undecayed(model) == {"scale"}
+
+
+def test_the_rates_of_a_layers_own_parameters_are_those_of_its_depth_times_its_factors():
+    sizes = {"patch_size": 4, "tokens": 4, "channels": 6, "depth": 1, "token_weights": "low_rank", "rank": 2}
+    model = build_model(MixerSection(kind="s_mixer", **sizes), 8, 3)
+    layer = model.blocks[0].mlp_tokens.fc
+    factors = [layer.rate_factors[name] for name in ("left", "right")]
+    assert factors != [1.0, 1.0]
+    groups = parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), model)
+    found = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
+    assert [found[id(p)] for p in (layer.left, layer.right)] == [0.5 * factor for factor in factors]
+    assert found[id(model.blocks[0].mlp_channels.fc.weight)] == 0.5
 
 
 def test_muon_takes_the_matrices_of_the_blocks():
@@ -251,6 +272,10 @@ def test_muon_is_torchs_bit_by_bit(shape):
     before, ours.grad = ours.detach().clone(), None
     muon.step()
     assert torch.equal(ours, before)  # without a gradient it does not decay
+    still, zeros = (torch.nn.Parameter(torch.ones(shape)) for _ in range(2))
+    zeros.grad = torch.zeros(shape)
+    Muon([{"params": [zeros], "weight_decay": 0.0}], 0.1, 0.9).step()
+    assert torch.equal(zeros, still)  # nor does a gradient of zeros make it NaN
     (buffer,) = muon.state[ours].values()
     assert torch.equal(buffer, expected.state[theirs]["momentum_buffer"])
 

@@ -76,8 +76,13 @@ def test_an_unknown_name_is_an_error_that_suggests_the_nearest(rmsprop):
 
 
 def test_a_name_is_registered_once(rmsprop):
-    with pytest.raises(ValueError, match="rmsprop is already registered"):
-        register(rmsprop, RMSPROP)
+    for name, spec in ((rmsprop, RMSPROP), ("adamw", RMSPROP), ("timm:lion", RMSPROP)):
+        before = OPTIMIZERS[name]
+        with pytest.raises(ValueError, match=f"{name} is already registered"):
+            register(name, spec)
+        assert OPTIMIZERS[name] is before
+    with pytest.raises(KeyError):
+        OPTIMIZERS["lion"]  # which is timm's alone
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ def test_what_checkpoints_need_to_know_is_found() -> None:
         "lamb": (2, ("step",)),
     }
     assert [name for name, spec in known.items() if spec.needs_whole] == ["lamb"]
+    assert OPTIMIZERS["timm:cadamw"].needs_whole  # a cautious one scales its steps by how many agree
 
 
 @pytest.mark.parametrize("name", sorted(ELEMENTWISE))

@@ -52,6 +52,14 @@ def test_three_at_most_are_negative_where_there_are_others(found, expected):
     assert "".join(texts(found)) == expected
 
 
+@pytest.mark.parametrize(
+    ("source", "ours"),
+    [("", True), ("ours", True), ("ours, too", True), ("section 4", False), ("see ours", False)],
+)
+def test_a_statement_without_a_source_or_that_is_said_to_be_is_ours(source, ours):
+    assert Statement(text="a", expect="greater", source=source).ours is ours
+
+
 def test_a_finding_has_its_panel_source_numbers_and_figure():
     assert findings(FOUND[2:3]) == (
         "1. **supported**: MNIST: c [section 4]: difference +1.5, 95 % interval +1.25 to +1.75, p = 0.011, n = 5 "

@@ -294,6 +294,8 @@ def test_a_learning_curve_is_of_one_network(study, monkeypatch, capsys):
     single = study.read_text().replace("[8, 16]", "[8]")
     study.write_text(single)
     assert widemix(monkeypatch, capsys, "study", "plan", study)[0] == 0
+    study.write_text(single.replace("{Digits: ", "{Others: digits/mixer, Digits: ", 1))  # each panel has a curve
+    assert widemix(monkeypatch, capsys, "study", "plan", study)[0] == 0
     study.write_text(single.replace("label: RP", "label: Normal"))
     code, output = widemix(monkeypatch, capsys, "study", "plan", study)
     assert code == 2

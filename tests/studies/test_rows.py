@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,38 @@ def test_the_train_loss_is_the_mean_over_steps_whatever_the_length_of_the_last_i
     assert row.metrics["train_loss"] == pytest.approx(sum(losses) / 5)
 
 
+def test_a_curve_is_in_the_order_of_steps_and_counts_those_of_training_alone(study_runs, tmp_path):
+    """After a rollback from step 7 to 2, with an evaluation in the middle of an interval, and none of classes."""
+    train = {"split": "train"}
+    lines = [
+        {**train, "step": 2, "epoch": 0.2, "loss": 7.0},
+        {**train, "step": 7, "epoch": 0.7, "loss": 9.0},
+        {"split": "eval", "step": 7, "epoch": 0.7, "loss": 3.0},
+        {"split": "event", "step": 2, "event": "rollback"},
+        {"split": "eval", "step": 4, "epoch": 0.4, "loss": 5.0},
+        {**train, "step": 5, "epoch": 0.5, "loss": 2.0},
+        {**train, "step": 7, "epoch": 0.7, "loss": 1.0, "images_per_s": 3.0},
+    ]
+    pretend(study_runs[0], tmp_path, {"loss": 1.25}, lines)
+    row = finished_row(study_runs[0], tmp_path)
+    assert row.images_per_s == 3
+    assert row.curve == [
+        {"split": "train", "epoch": 1, "loss": pytest.approx((2 * 7 + 3 * 2 + 2 * 1) / 7, rel=1e-5)},
+        {"split": "eval", "epoch": 0.7, "loss": 3.0},
+    ]
+    assert row.metrics == {"loss": 1.25, "train_loss": row.curve[0]["loss"]}
+
+
+def test_a_recipe_is_named_from_the_folder_of_recipes_on_wherever_the_command_was_started(tmp_path, monkeypatch):
+    (tmp_path / "recipes/a/b").mkdir(parents=True)
+    for name in ("one.yaml", "a/b/two.yaml"):
+        (tmp_path / "recipes" / name).write_text("extends: digits/s_mixer\n")
+        monkeypatch.chdir((tmp_path / "recipes" / name).parent)
+        study_run = StudyRun(Path(Path(name).name), ())
+        pretend(study_run, tmp_path / name, {"top1": 50.0})
+        assert finished_row(study_run, tmp_path / name).recipe == f"recipes/{name}"
+
+
 def test_only_runs_that_ended_have_rows(study_runs, tmp_path):
     pretend(study_runs[0], tmp_path)  # still running, or killed
     pretend(study_runs[1], tmp_path, {"top1": None, "loss": None})
@@ -164,6 +197,20 @@ def test_processes_that_share_a_table_add_each_row_once(study_runs, tmp_path):
     one.add_finished(study_runs, tmp_path)
     assert [json.loads(line)["run"] for line in path.read_text().splitlines()] == [each.name for each in study_runs]
     assert set(one.rows) == set(other.rows)
+
+
+def test_a_row_is_added_though_another_names_its_run_and_nothing_can_be_locked(study_runs, tmp_path, monkeypatch):
+    def refuse(_):
+        raise OSError("no locks")
+
+    monkeypatch.setattr("widemix.studies.rows.wait_for_lock", refuse)
+    first, second, _ = study_runs
+    for study_run in (first, second):
+        pretend(study_run, tmp_path, {"top1": 50.0, "loss": 1.0})
+    one, other = Table(tmp_path / "study.jsonl"), Table(tmp_path / "study.jsonl")
+    one.append(replace(finished_row(first, tmp_path), recipe=f"of {second.name}"))
+    other.append(finished_row(second, tmp_path))
+    assert list(Table(one.path).rows) == [first.name, second.name]
 
 
 def test_two_tables_are_merged_by_their_lines(study_runs, tmp_path):

@@ -322,6 +322,32 @@ def test_of_several_keys_each_is_widened_by_the_distance_of_its_trials_as_far_as
     assert best(equal) is equal[0]
 
 
+def test_few_trials_are_widened_by_the_distance_nearest_to_theirs_below_first_and_when_all_have_ended(tmp_path):
+    """Eight trials of two keys are 2.8 of each, a quarter of their ranges apart; one is in the middle."""
+    rate, decay = Range(low=0.0, high=1.0, log=False), Range(low=0.0, high=0.8, log=False)
+    rates = {"optim.weight_decay": decay, "augment.hflip": rate}
+    arm = arm_of(tmp_path, Search(keys=rates, trials=8, widen=1, set={"data.eval_split": "train"}))
+    found = arm.trials(lambda run: 50 + run.recipe.optim.weight_decay)
+    *tried, (widened, _) = [tuple(trial.values.values()) for trial in found]
+    assert widened == pytest.approx(max(value for value, _ in tried) + 0.8 / 4, abs=1e-3)
+    assert {trial.study_run.recipe.data.eval_split for trial in found} == {"train"}  # which set says
+    first = arm.trials(lambda run: None if run.overrides == found[0].study_run.overrides else 50.0)
+    assert [trial.top1 for trial in first] == [None, *[50.0] * 7]
+    one = arm_of(tmp_path, Search(keys={"optim.weight_decay": decay}, trials=1, widen=1))
+    assert [trial.values["optim.weight_decay"] for trial in one.trials(lambda run: 0.0)] == [0.4, 0.0]
+
+
+def test_a_top1_of_0_is_a_result_and_entries_with_one_label_are_points_of_their_own(plan):
+    arm = plan.searched()[0][0]
+    lost, poor = (replace(plan.searched()[0][1][0], top1=top1) for top1 in (math.nan, 0.0))
+    assert best([lost, poor]) is poor
+    assert [run.chosen for run in chosen_runs(arm, [lost, poor])] == [(("optim.lr", "0.016"),)] * 3
+    twice = [arm.study_runs[0], replace(arm.study_runs[0], group=1)]
+    own = {"optim.lr": Range(low=0.5, high=0.7)}
+    first, second = search_arms(twice, plan.study.search, [{}, own])
+    assert (first.ranges, second.ranges) == (plan.study.search.keys, own)  # its own, where both have one
+
+
 def test_what_was_trained_without_the_table_is_added_as_far_as_it_follows(plan, tmp_path):
     """Trials, those that widen them, and the runs with what they have chosen: all of a job array's."""
     folder = tmp_path / "runs"
@@ -417,6 +443,7 @@ def test_nor_does_it_choose_where_the_command_says_what_is_searched(tmp_path, mo
         ("low: 0.001, high: 0.256", "low: 1.0, high: 0.1", "search.keys.optim.lr: .*the first must be smaller"),
         ("low: 0.001, high: 0.256", "low: 0.1, high: 0.1", "search.keys.optim.lr: .*the first must be smaller"),
         ("keys: {", "keys: {augment.hflip: {low: 0, high: 1.5, log: false}, ", "augment.hflip 1.5"),
+        ("keys: {", "keys: {optim.weight_decay: {low: -0.5, high: 1, log: false}, ", "optim.weight_decay -0.5"),
         ("keys: {", f"keys: {{{SIX}, ", "search: 7 keys for Digits, Normal, model.channels 8; at most 6"),
         ("set: {train.epochs: 3}", "set: {model.channels: 4}", "search: the study varies model.channels"),
         (

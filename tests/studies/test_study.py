@@ -10,6 +10,7 @@ import yaml
 from tests.conftest import ROOT
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
+from widemix.models.families import KINDS
 from widemix.recipe import Recipe, dump_recipe, experiment_hash, load_recipe
 from widemix.studies.quantity import is_number, label_of, value_of
 from widemix.studies.solve import block_weights, solve
@@ -241,6 +242,17 @@ def test_omega_is_solved_for_the_expansion_and_for_no_key_that_it_does_not_depen
         solve(["model.permutation_seed"], "forward_mflops", 1e9, recipe)
     with pytest.raises(InputError, match=r"model\.tokens, model\.channels: omega is solved for one key"):
         solve(["model.tokens", "model.channels"], "omega", 1e5, recipe)
+    with pytest.raises(InputError, match=r"model\.tokens, model\.channels: weights is solved for one key"):
+        solve(["model.tokens", "model.channels"], "weights", 1e5, recipe)
+    with pytest.raises(InputError, match=r"optim\.channels: omega is solved for a key of the model"):
+        solve(["optim.channels"], "omega", 1e5, recipe)
+    masked = {"patch_size": 4, "width": 24, "density": 0.5, "depth": 1}
+    product = {"width": 24, "matrices": "kronecker"}
+    for kind, key, sizes in (("shallow", "width", product), ("sw_mlp", "expansion", masked)):
+        model = KINDS[kind](kind=kind, **sizes)
+        other = recipe.model_copy(update={"model": model})
+        with pytest.raises(InputError, match=f"model.{key}: omega can't be solved for .* of kind {kind}"):
+            solve([f"model.{key}"], "omega", 1e5, other)
 
 
 def test_each_size_of_an_axis_is_that_of_the_network():
@@ -270,6 +282,8 @@ def test_each_size_of_an_axis_is_that_of_the_network():
     assert {name: value_of(name, recipe) for name in expected} == {
         name: pytest.approx(value) if isinstance(value, float) else value for name, value in expected.items()
     }
+    commuted = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("model.permutation", "commutation")])
+    assert value_of("permuted_block", commuted) == "none"
     permuted = ("model.permutation", "random"), ("model.permuted_blocks", "[0, 3]")
     for overrides, text in ((permuted[:1], "all"), (permuted, "1, 4")):
         recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)
