@@ -40,7 +40,7 @@ class Scaled(nn.Module):
 
     def __init__(self, table: torch.dtype | None = None):
         super().__init__()
-        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.scale, self.one = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.ones(1))
         self.linear = nn.Linear(3, 4)
         self.linear.weight = nn.Parameter(torch.arange(12.0).view(3, 4).T)
         self.norms = nn.ModuleList([nn.BatchNorm1d(4), nn.LayerNorm(4), nn.GroupNorm(2, 4)])
@@ -50,7 +50,7 @@ class Scaled(nn.Module):
     def forward(self, x):
         self.seen = [norm.weight.dtype for norm in self.norms]
         self.casts = torch.is_autocast_enabled("cpu")
-        assert self.scale.shape == ()
+        assert (self.scale.shape, self.one.shape) == ((), (1,))
         return self.linear(x.to(self.linear.weight.dtype)) * self.scale
 
 
@@ -110,6 +110,9 @@ def test_blocks_that_share_no_parameter_are_separable_each_within_its_stage():
         return kind(*(nn.Linear(2, 2) for _ in range(count)))
 
     assert blocks_of(blocks=None) == []
+    other = nn.Module()
+    other.blocks = [nn.Linear(2, 2)]  # a list of its own
+    assert separable_blocks(other) == []
     assert blocks_of(blocks=linears(nn.Sequential, 3)) == ["blocks.0", "blocks.1", "blocks.2"]
     assert blocks_of("blocks.1", blocks=linears(nn.Sequential, 3)) == ["blocks.0", "blocks.2"]
     stages = nn.Sequential(linears(nn.Sequential), nn.ModuleList([nn.Linear(2, 2)]), nn.ReLU(), nn.Linear(2, 2))

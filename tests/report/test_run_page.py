@@ -16,9 +16,11 @@ from PIL import Image
 from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
-from widemix.plots.chart import Series, line_chart, thinned, tick_labels, ticks
+from widemix.metrics import metric_heading
+from widemix.plots.chart import STYLES, Series, line_chart, thinned, tick_labels, ticks
 from widemix.recipe import dump_recipe, load_recipe
-from widemix.report.run import read_runs
+from widemix.report.parts import chip, formatted
+from widemix.report.run import is_number, read_runs, short_paths
 from widemix.run.listing import metrics
 
 EVIL = "<script>alert('x')</script>\"'&"
@@ -464,6 +466,62 @@ def test_the_summary_has_the_numbers_of_each_run_below_their_headings(tmp_path):
     assert "<h1>2 runs compared</h1>" in text
     recipes = html.unescape("".join(re.findall(r"<summary>[\w/]+</summary><pre>(.*?)</pre>", text, re.S)))
     assert recipes.count("channels: 64") == recipes.count('"ranks": ') == 2
+
+
+def test_of_several_runs_each_has_its_own_metric_and_what_only_one_of_them_has_is_shown(tmp_path):
+    """The second is of numbers, went back to an earlier step, and began without times; the first has one line."""
+    one, two = tmp_path / "runs/old/one", tmp_path / "runs/two"
+    trained = {"split": "train", "images_per_s": 1.0}
+    plain_run(one, [{**trained, "step": 1, "epoch": 0.5, "loss": 4.0, "time": 3.0}])
+    steps = ((1, 0.5, None), (601, 3.5, 20.0), (602, 4.0, 900.0), (301, 2.0, 1000.0))
+    lines = [{**trained, "step": step, "epoch": epoch, "loss": float(step)} for step, epoch, _ in steps]
+    for line, (_, _, at) in zip(lines, steps, strict=True):
+        line |= {"time": at} if at else {}
+    long = [{**trained, "step": step, "loss": 1.0} for step in range(700, 1300)]
+    counts = {"step": 3, "classes": ["<i>"], "counts": [[0, 0], [1, 3]]}
+    plain_run(two, [*lines, *long, {"split": "eval", "step": 5, "loss": 2.0}], confusion=counts)
+    keys = {"data.targets": "regression", "train.loss": "mse", "augment.smoothing": "0", "augment.cutmix": "0"}
+    recipe = load_recipe("digits/mixer", [*keys.items(), ("optim.clip_grad", "null")])
+    (two / "recipe.yaml").write_text(dump_recipe(recipe))
+    (two / "images").mkdir()
+    (two / "images/mistakes.png").write_bytes(b"png")
+    text = written(tmp_path, one, two)
+    assert [run.name for run in read_runs([one, two])] == ["old/one", "two"]
+    head, first, second = rows_of(text)
+    assert head[2:4] == [metric_heading(run.summary.metric) for run in read_runs([one, two])]
+    assert [first[5], second[5]] == [f"{epoch} of {recipe.train.epochs}" for epoch in ("0.5", "4")]
+    cells = {row[0]: row[1:] for row in rows_of(text.partition("<h2>What differs</h2>")[2])}
+    assert cells["optim.clip_grad"] == ["1.0", "None"]
+    charts = charts_of(text)["Training loss"]
+    assert [(name, x) for name, x, _ in charts["epoch"][1]] == [("old/one", [0.5]), ("two", [0.5, 2, 3.5, 4])]
+    assert charts["time"][0] == "minutes since the first line"
+    assert charts["time"][1][1][1] == pytest.approx([0, 880 / 60, 980 / 60], rel=1e-4)
+    assert "Of curves with more than 600 points" in text
+    assert "two: 1 evaluation; the last" in html.unescape(re.sub("<.*?>", "", text))
+    assert "<p>None.</p>" in text.partition("<h2>Events</h2>")[2]
+    _, confused, other = rows_of(text.partition('<table class="confusion">')[2])
+    assert (confused, other) == (["<i>", "", ""], ["1", "1", "3"])
+    assert "two: Misclassified at the last evaluation" in re.sub("<.*?>", "", text)
+    legend = text.partition('<div class="bar">')[2].partition("</div>")[0]
+    assert [name in legend for name in ("old/one", "two")] == [True, True]
+    summary = recipe.model.summary()
+    assert (html.escape(summary) in written(tmp_path, two), html.escape(summary) in text) == (True, False)
+
+
+def test_runs_of_one_recipe_do_not_differ_and_a_name_begins_where_paths_part(tmp_path):
+    runs = [plain_run(tmp_path / name, []) for name in ("a/b/one", "a/two")]
+    assert "<p>All runs have the same recipe.</p>" in written(tmp_path, *runs)
+    assert short_paths(runs) == ["b/one", "two"]
+    assert short_paths(runs[:1]) == ["one"]
+    assert [is_number(value) for value in (0, 0.5, True, None, math.inf, "1")] == [True, True, *[False] * 4]
+
+
+def test_marks_repeat_their_colours_dashed_and_then_plain_again():
+    marks = [chip(number) for number in (0, 1, STYLES, STYLES + 1, 2 * STYLES)]
+    colours = [re.findall(r"\bs(\d+)", mark) for mark in marks]
+    assert colours == [["0"], ["1"], ["0"], ["1"], ["0"]]
+    assert ["dashed" in mark for mark in marks] == [False, False, True, True, False]
+    assert [formatted(value, ".1f") for value in (None, 0.0, 2.25)] == ["–", "0.0", "2.2"]
 
 
 def test_evaluations_events_and_confusions_are_in_their_columns(tmp_path):
