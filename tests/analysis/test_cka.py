@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.conftest import ROOT
 from tests.studies.test_figure import bars
-from widemix.analysis.cka import LEAST, cka, diagonal_mean, random_samples
+from widemix.analysis.cka import LEAST, MinibatchCka, centered_kernel, cka, diagonal_mean, random_samples
 from widemix.analysis.features import layer_features, layers_before_skips, layers_by_pattern
 from widemix.analysis.similarity import (
     Samples,
@@ -117,6 +117,31 @@ def test_a_constant_layer_and_too_few_samples():
     assert diagonal_mean(np.ones((2, 3))) is None
 
 
+def test_whole_numbers_are_features_too_and_all_are_of_the_same_samples(features):
+    x, y = features
+    whole = np.round(10 * x).astype(int)
+    assert cka({"x": whole}, {"y": y}).item() == cka({"x": whole.astype(np.float32)}, {"y": y}).item()
+    for rows, columns in (({"x": x, "z": x[:5]}, {"y": y}), ({"x": x}, {"y": y, "z": y[:5]})):
+        with pytest.raises(ValueError, match=r"features of \[5, 48\] samples"):
+            cka(rows, columns)
+    total = MinibatchCka()
+    for part in (slice(0, 20), slice(20, 48)):
+        total.update(*([centered_kernel(torch.from_numpy(each[part]))] for each in features))
+    assert total.samples == 48
+    assert total.values() == pytest.approx(cka({"x": x[:40]}, {"y": y[:40]}, batch=20), abs=0.2)
+
+
+def test_each_usual_name_before_a_skip_is_found_but_for_those_within_another():
+    names = ["attn", "mlp", "mlp1", "mlp2", "mlp_tokens", "mlp_channels", "linear_tokens", "outer_act", "mix"]
+    names += ["gated", "ffn", "self_attn", "linear2"]
+    module = torch.nn.ModuleDict({name: torch.nn.Sequential(torch.nn.Linear(2, 2)) for name in (*names, "norm1")})
+    module["mlp"].add_module("attn", torch.nn.Identity())
+    assert layers_before_skips(module) == names
+    found = layer_features(module["mlp"], torch.ones(1, 2), ["0"], torch.clone)
+    assert not found["0"].requires_grad
+    assert layers_by_pattern(module, ["*"])[0] == "attn"  # and not the network itself
+
+
 def test_samples_are_taken_in_random_order_and_whole_batches():
     order = random_samples(1000, 100, 33, seed=1)
     assert len(order) == len(set(order)) == 99  # a single sample is no batch
@@ -173,6 +198,18 @@ def test_streaming_over_a_split_is_the_formula_over_stored_features(digits, tmp_
     own = _section(second, of_first, Samples())
     assert (own.path, own.eval_split, own.mean) == (str(digits), "train", (0.1, 0.2, 0.6))
     assert _section(second, of_first, Samples(split="test")).eval_split == "test"
+    for number, expected in ((3, 10), (20, 20)):  # labels are not used, but those of the data are to fit
+        few = replace(second, data=second.data.model_copy(update={"num_classes": number}))
+        assert _section(few, of_first, Samples()).num_classes == expected
+    of_text = load_recipe("mnli/mixer").data
+    reads = "reads {}, the other network {}"
+    with pytest.raises(InputError, match=reads.format("images", "text")):
+        _section(second, of_text.model_copy(update={"path": str(digits)}), Samples())
+    with pytest.raises(InputError, match=reads.format("text", "images")):
+        _section(replace(second, data=of_text), of_first, Samples())
+    for samples in (Samples(digits, batch=3), Samples(digits, most=3), Samples(digits, most=0)):
+        with pytest.raises(InputError, match="a mini-batch needs at least 4 samples"):
+            compare(first, second, samples)
     nowhere = of_first.model_copy(update={"path": ""})
     with pytest.raises(InputError, match="has no data of its own: give a prepared folder with --data"):
         _section(second, nowhere, Samples())
@@ -282,6 +319,20 @@ def test_pairs_without_a_mean_enter_no_curve():
     assert mean_diagonals([pair(np.nan)]) == []
 
 
+def test_the_curve_is_in_the_order_of_sparsity_and_pairs_that_share_no_network_are_matched():
+    def pair(row: str, column: str, value: float, sparsity: float, own: float | None = 1.0) -> Similarity:
+        return Similarity(row, column, ["1"], ["1"], np.full((1, 1), value), 48, 16, sparsity, own)
+
+    pairs = [pair("a", "z", 0.5, 8.0, None)]
+    pairs += [pair(row, column, n / 8, 2.0) for n, (row, column) in enumerate(("ab", "bb", "ac", "bc"))]
+    first, last = mean_diagonals(pairs)
+    assert (first["inverse_density"], first["pairs"], first["mean"]) == (2.0, 4, 1.5 / 8)
+    assert first["matched"] == [0, 3 / 8]  # a with b, and b with c
+    assert last == {"inverse_density": 8.0, "mean": 0.5, "std": None, "pairs": 1, "matched": [0.5]}
+    of_one = [pair("a", str(n), 0.5, 2.0) for n in range(5)]
+    assert list(similarity_figures(of_one)) == [*(f"cka_{n}.png" for n in range(1, 6)), "cka_diagonal.png"]
+
+
 def test_one_pair_is_written_by_itself_and_a_constant_layer_as_null():
     values = np.array([[0.5, np.nan], [0.25, 0.75]])
     one = Similarity("a", "b", ["1", "2"], ["3", "4"], values, 48, 16, 2.0, 8.0)
@@ -313,6 +364,8 @@ def test_the_density_of_a_mask_is_its_key_and_of_timms_networks_none_is_known():
     network = of_recipe("sw", recipe, build_model(recipe.model, 32, 10))
     assert _inverse_density(network) == 4
     assert _inverse_density(replace(network, section=None)) is None
+    other = load_recipe("cifar10/vit")
+    assert _inverse_density(replace(network, section=other.model, data=other.data)) is None  # which no formula gives
 
 
 def test_of_several_outputs_the_first_counts_and_layers_are_in_the_order_asked_for_without_a_trace():

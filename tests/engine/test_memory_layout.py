@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from subprocess import CalledProcessError
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -82,6 +83,87 @@ def test_products_in_tf32_are_timed_by_themselves(timed, monkeypatch):
     monkeypatch.setattr(memory_layout, "version", lambda _: "77.0")
     assert chosen() == chosen() == "batch_last"
     assert len(timed) == 4
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", '{"memory_layout": []}', "plain", '"plain"', "[" * 100_000, '{"memory_layout": "other"}']
+)
+def test_an_answer_that_cannot_be_read_is_timed_again(timed, cache, text):
+    chosen()
+    (path,) = cache.iterdir()
+    path.write_text(text)
+    assert chosen() == "batch_last"
+    assert len(timed) == 2
+    assert json.loads(path.read_text()) == {"memory_layout": "batch_last", "time_ratio": 0.5}
+
+
+def test_whatever_times_depend_on_has_an_answer_of_its_own(monkeypatch):
+    def key(shape=(4, 16, 64), precision="fp32", *overrides):
+        block = network(recipe(*overrides)).blocks[0]
+        return memory_layout._key(block, shape, precision, CPU)
+
+    monkeypatch.setattr(memory_layout.by_c, "takes", lambda block, x: True)
+    monkeypatch.setattr(memory_layout, "compiled", lambda: Path("/a/one.so"))
+    monkeypatch.setattr(memory_layout, "_cpu", lambda: "one")
+    other = ("model.activation", "gelu_tanh")
+    keys = [key(), key((5, 16, 64)), key((4, 16, 64), "bf16"), key((4, 16, 64), "fp32", other)]
+    for owner, name, value in (
+        (torch, "__version__", "2.77.0"),
+        (memory_layout, "compiled", lambda: Path("/a/two.so")),
+        (memory_layout, "_cpu", lambda: "two"),
+    ):
+        monkeypatch.setattr(owner, name, value)
+        keys.append(key())
+    monkeypatch.setattr(memory_layout.by_c, "takes", lambda block, x: False)
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
+    assert key() == keys[-1]
+
+
+def test_the_batch_that_is_timed_is_a_micro_batch_of_the_last_block(timed, alone):
+    setting = recipe(("train.grad_accum_steps", "2"), ("model.tokens", "9"), ("model.project_tokens", "true"))
+    assert set_memory_layout(network(setting), setting.engine, setting.train, read_topology()) == "batch_last"
+    assert timed == [(32, 9, 64)]
+
+
+@pytest.mark.parametrize(("seconds", "images"), [(1.0, 16), (0.1, 16), (0.04, 32), (0.001, 40)])
+def test_of_a_large_batch_as_many_images_are_timed_as_take_a_moment(monkeypatch, seconds, images):
+    """In multiples of 16, at least one; a first pass does not count."""
+    clock, sizes = [0.0], []
+
+    def step(block, x, precision):
+        sizes.append(len(x))
+        clock[0] += 9.0 if len(sizes) == 1 else seconds
+
+    monkeypatch.setattr(memory_layout, "_step", step)
+    monkeypatch.setattr(memory_layout, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    assert memory_layout._images(None, torch.zeros(40, 2, 3), "fp32") == images
+    assert sizes == [16, 16]
+
+
+def test_the_ratio_is_the_median_of_rounds_and_a_pass_begins_without_gradients(monkeypatch):
+    block = network(recipe(("model.drop_path", "0.9"))).train().blocks[1]
+    x = torch.randn(3, 16, 64)
+    plain = memory_layout.copy.deepcopy(block)
+    plain.drop_path1 = plain.drop_path2 = torch.nn.Identity()
+    one, other = (memory_layout._step(plain, x, "fp32") for _ in range(2))
+    assert all(map(torch.equal, one, other))
+    assert len(one) == 2 + len(list(plain.parameters()))
+    # Of nine rounds one is disturbed: 4 s and 2 s, and once 4 s and 4,000 s.
+    times = iter([time for base in range(9) for time in (0, 4, 4 + (4000 if base == 5 else 2))])
+    monkeypatch.setattr(memory_layout, "_now", lambda device: next(times))
+    monkeypatch.setattr(memory_layout, "_images", lambda block, x, precision: 3)
+    assert memory_layout._time_ratio(block, (3, 16, 64), "fp32", CPU) == 0.5
+    assert memory_layout._apart(torch.zeros(3), torch.zeros(3)) == 0
+
+
+def test_one_block_that_does_not_fit_is_enough_and_stages_are_deepspeeds_alone(timed):
+    setting = recipe()
+    module = network(setting)
+    stage = setting.engine.model_copy(update={"zero_stage": 3})
+    assert choose_memory_layout(module, stage, setting.train, 4, CPU) == "batch_last"
+    module.blocks[1].fits_batch_last = lambda: False
+    assert choose_memory_layout(module, setting.engine, setting.train, 4, CPU) == "plain"
 
 
 @pytest.mark.parametrize(("ratio", "taken"), [(0.99, "plain"), (0.98, "plain"), (0.97, "batch_last"), (1.5, "plain")])

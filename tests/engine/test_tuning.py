@@ -1,6 +1,7 @@
 """Keys that change how an engine works and not what it computes; DeepSpeed's own JSON; reproducible bits."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tests.conftest import ROOT
 from tests.engine.ranks import FIXED, Setting, overrides_for
 from widemix.distributed.topology import Topology, read_topology
 from widemix.engine import check_engine
+from widemix.engine.deepspeed_config import _merged, deepspeed_config
 from widemix.errors import InputError
 from widemix.recipe import load_recipe
 
@@ -114,6 +116,52 @@ def test_deterministic_runs_resume_bit_by_bit_on_three_ranks(ranks, engine):
     (losses, weights), (other_losses, other_weights) = ranks(3, "resumed")[engine]
     assert losses == other_losses
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision"), [*((stage, "fp32") for stage in range(4)), *((stage, "bf16") for stage in (1, 2, 3))]
+)
+def test_what_deepspeed_is_told_follows_from_the_recipe(stage, precision):
+    """On four ranks of two nodes, in two micro-batches; without a file of its own."""
+    keys = [*overrides_for(f"deepspeed {stage}"), ("train.precision", precision), ("train.grad_accum_steps", "2")]
+    keys += [("engine.bucket_cap_mb", "3"), ("optim.clip_grad", "null")]
+    keys += [("engine.reduce_dtype", "bf16")] if precision == "bf16" else []
+    keys += [("engine.cpu_offload", "true"), ("engine.overlap_comm", "false")] if stage else []
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", keys)
+    topology = Topology(2, 4, 0, 2, torch.device("cpu"))
+    found = deepspeed_config(recipe.engine, recipe.optim, recipe.train, topology)
+    zero = {"stage": stage, "overlap_comm": False, "offload_optimizer": {"device": "cpu"}}
+    zero |= dict.fromkeys(("reduce_bucket_size", "allgather_bucket_size"), 3 * 2**20 // 4)
+    reduced = "bf16" if precision == "bf16" else "fp32"
+    assert found == {
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": 64 // 4 // 2,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.0,
+        "zero_optimization": zero if stage else {"stage": 0},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": precision == "bf16"},
+        "fp16": {"enabled": False},
+        "communication_data_type": reduced,
+        "data_types": {"grad_accum_dtype": reduced},
+        "steps_per_print": 1 << 62,
+        "timers": {"throughput": {"enabled": stage == 3}},
+    }
+
+
+def test_a_file_may_repeat_the_recipe_or_leave_values_to_it_at_any_depth():
+    ours = {"a": {"b": {"c": 1}, "d": 2}, "e": 3}
+    theirs = {"a": {"b": {"c": "auto", "f": 4}, "d": 2}, "e": "auto", "g": {"h": 5}}
+    merged = {"a": {"b": {"c": 1, "f": 4}, "d": 2}, "e": 3, "g": {"h": 5}}
+    assert _merged(ours, theirs, Path("ds.json")) == merged
+    for theirs, words in (
+        ({"a": {"b": {"c": 2}}}, r"ds\.json: a\.b\.c 2, but the recipe says 1"),
+        ({"e": {"c": 2}}, r'ds\.json: e {"c": 2}, but the recipe says 3'),
+        ({"a": 7}, r"ds\.json: a 7, but the recipe says "),
+    ):
+        with pytest.raises(InputError, match=words):
+            _merged(ours, theirs, Path("ds.json"))
 
 
 class TestDeepSpeedsOwnJson:

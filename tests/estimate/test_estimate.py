@@ -69,6 +69,9 @@ def test_counts_hours_and_memory_of_mixer_b16():
 def test_a_node_has_at_most_four_gpus_unless_nodes_are_given(gpus, hosts):
     assert Cluster(gpus).hosts == hosts
     assert Cluster(gpus, nodes=1).hosts == 1
+    assert (Cluster(gpus).local, Cluster(gpus, nodes=1).local) == (gpus // hosts, gpus)
+    shared = [Cluster(gpus).sharers(kind, "hybrid") for kind in ("fsdp", "ddp", "deepspeed")]
+    assert shared == [gpus // hosts, gpus, gpus]
 
 
 def test_nothing_is_rehearsed_or_measured_unless_it_is_asked_for(monkeypatch):
@@ -120,6 +123,9 @@ def test_wrong_numbers_are_refused():
             values(**one)
     with pytest.raises(InputError, match="both must be above 0"):
         pairs_table(-1, 1)
+    with pytest.raises(InputError, match="--network hd: should be"):
+        Cluster(1, network="hd").check()  # though one GPU sends nothing
+    Cluster(6, nodes=2).check()
 
 
 def test_a_link_within_a_node_may_be_slower_than_the_network():
@@ -325,6 +331,12 @@ def test_a_rehearsal_says_how_far_the_estimate_is_off(monkeypatch):
     assert memory.note.endswith("estimated activations; the estimate is -40.0% off")
     check.rehearsed(load_recipe(B16), network, Cluster(8), memory=1.0)
     assert ranks == [(4, 4), (4, 4), (8, 4)]
+    zero = load_recipe(B16, [("engine.kind", "deepspeed"), ("engine.zero_stage", "1")])
+    names = [row.name for row in check.rehearsed(zero, network, Cluster(4), memory=1.0)]
+    assert names == ["rehearsed all-reduce", "rehearsed memory", "rehearsal"]  # it gathered nothing
+    counts = Rehearsal({}, {}, kept=5, peak=2**21, seconds=1.0)  # as on one GPU
+    memory, _ = check.rehearsed(load_recipe(B16), network, Cluster(1), memory=2**21)
+    assert memory[1:] == (2**21, "2.00 MiB", "peak on a GPU, counted; the estimate is +0.0% off")
     for peak in (80 * 10**9, 80 * 10**9 + 1):  # of an A100
         counts = counts._replace(peak=peak)
         with nullcontext() if peak == 80 * 10**9 else pytest.raises(InputError, match=r"needs 80\.0 GB on each GPU"):
@@ -390,7 +402,7 @@ def test_the_table_of_a_folder_has_each_recipe_or_why_it_cannot_run_there(tmp_pa
         next(rehearsal_rows(tmp_path, Cluster(0)))
 
 
-@pytest.mark.parametrize(("nodes", "given"), [(None, []), (2, ["--nodes", "2"])])
+@pytest.mark.parametrize(("nodes", "given"), [(None, []), (1, ["--nodes", "1"]), (2, ["--nodes", "2"])])
 def test_each_recipe_of_a_folder_gets_the_nodes_that_were_given(nodes, given, tmp_path, monkeypatch):
     """Of ten GPUs the default is three nodes, which as --nodes would be refused."""
     (tmp_path / "one.yaml").touch()
@@ -531,6 +543,7 @@ def test_a_peak_is_measured_by_matrices_whose_product_takes_a_moment(monkeypatch
     assert measure.product_side(torch.bfloat16, torch.device("cpu")) == side
     monkeypatch.setattr(measure, "_product_seconds", lambda *_: 0.0)
     assert measure.product_side(torch.bfloat16, torch.device("cpu")) == 2048
+    assert measure.product_side(torch.bfloat16, torch.device("cuda")) == 8192
 
 
 def test_the_shortest_of_the_repetitions_counts(monkeypatch):
@@ -888,6 +901,11 @@ def test_a_pass_is_measured_in_the_memory_layout_of_the_engine_if_one_is_given(m
     assert layouts == []
     assert measure.measured_pass(recipe, 4, cpu, recipe.engine) == (1.5, None)
     assert layouts == [("fsdp", 64, 4, "cpu")]
+    prepared = []
+    monkeypatch.setattr(measure, "prepare_to_train", lambda module, *given: prepared.append(given))
+    monkeypatch.setattr(measure, "unused_of", lambda recipe, module: {"of this network"})
+    measure.measured_pass(recipe, 4, cpu)
+    assert prepared == [(recipe.train, cpu, {"of this network"})]
 
 
 def test_a_roofline_is_compared_with_the_pass_of_as_many_samples(monkeypatch):

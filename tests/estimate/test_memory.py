@@ -21,6 +21,13 @@ def test_plain_training_keeps_what_the_formula_says(name):
     assert cost.optimizer == sum(tensor.nbytes for tensor in states)
 
 
+@pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed"])
+def test_a_network_that_is_frozen_as_a_whole_has_weights_alone(engine):
+    given = {"engine": engine, "zero_stage": 3, "world": 4, "trained": 0}
+    found = state_bytes(1000, **given)
+    assert (found.weights, found.gradients, found.optimizer) == (4000 if engine == "ddp" else 1000, 0, 0)
+
+
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_zero_stages_are_those_of_its_paper(stage, gigabytes):
     """Figure 1 of Rajbhandari et al. 2020: 7.5 B weights, Adam, half precision, 64 ranks."""

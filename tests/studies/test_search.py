@@ -331,8 +331,9 @@ def test_few_trials_are_widened_by_the_distance_nearest_to_theirs_below_first_an
     *tried, (widened, _) = [tuple(trial.values.values()) for trial in found]
     assert widened == pytest.approx(max(value for value, _ in tried) + 0.8 / 4, abs=1e-3)
     assert {trial.study_run.recipe.data.eval_split for trial in found} == {"train"}  # which set says
-    first = arm.trials(lambda run: None if run.overrides == found[0].study_run.overrides else 50.0)
-    assert [trial.top1 for trial in first] == [None, *[50.0] * 7]
+    begun = found[0].study_run.overrides
+    first = arm.trials(lambda run: None if run.overrides == begun else 50 + run.recipe.optim.weight_decay)
+    assert [trial.top1 is None for trial in first] == [True, *[False] * 7]  # none after the one that is missing
     one = arm_of(tmp_path, Search(keys={"optim.weight_decay": decay}, trials=1, widen=1))
     assert [trial.values["optim.weight_decay"] for trial in one.trials(lambda run: 0.0)] == [0.4, 0.0]
 
