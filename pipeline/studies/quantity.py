@@ -33,7 +33,7 @@ def _permuted_block(recipe: Recipe, _: None) -> str:
     if values.get("permutation") != "random":
         return "none"
     blocks = values.get("permuted_blocks")
-    return "all" if blocks is None else ", ".join(str(block + 1) for block in blocks)
+    return "all" if blocks is None else ", ".join(str(block + 1) for block in blocks) or "none"
 
 
 # Sizes of a network: label of the axis, and how it is computed, from the recipe and the network's cost.

@@ -57,6 +57,18 @@ def test_images_that_are_not_mixed_are_as_many_as_were_asked_for(digits):
             first_batch(recipe, most + 1, seed=3)
 
 
+def test_the_images_are_fp32_and_a_sheet_says_what_the_recipe_sets(digits):
+    recipe = load_recipe("recipes/digits/rp_mixer.yaml", [("data.path", str(digits)), ("train.precision", "bf16")])
+    assert first_batch(recipe, 1, seed=3).inputs.dtype == torch.float32
+    augment_section = type(recipe.augment)
+    for section, said in (
+        (augment_section(), "augmentation: all defaults"),
+        (augment_section(mixup=0.25, hflip=0.0), {"mixup 0.25", "hflip 0.0"}),
+    ):
+        text = augment._settings(recipe.model_copy(update={"augment": section}))
+        assert (text if isinstance(said, str) else set(text.split(", "))) == said
+
+
 def test_each_operation_is_shown_on_the_first_image_with_the_colour_of_the_data_and_its_policy_is_named(
     digits, monkeypatch
 ):
@@ -168,7 +180,11 @@ def test_a_difference_is_amplified_and_stated():
     assert all(tile.shape == (100, 50, 3) for tile in tiles)
     assert tuple(zip(*np.nonzero(tiles[5]), strict=True)) == ((7 // 3, 9 // 3, 1),)
     alone = replace(comparison, theirs=None)
-    assert comparison_tiles(alone, image)[1] == ["ours 0", "ours 1"]
+    tiles, captions = comparison_tiles(alone, image)
+    assert (len(tiles), captions) == (2, ["ours 0", "ours 1"])
+    for apart in (2.0, 100.0):  # twice as much is no more than white
+        tiles, _ = comparison_tiles(replace(comparison, arguments=(apart,)), image)
+        assert [tile.max() for tile in tiles] == [100, 100, 255]
     assert comparison_tiles(replace(comparison, arguments=(1.0,)), image)[1][:2] == ["ours", "its peer"]
 
 
@@ -184,7 +200,10 @@ def test_operations_that_move_pixels_are_compared_with_both_interpolations():
 
 def test_every_operation_of_the_sheet_is_its_peers_but_for_the_true_gaussian():
     image = np.random.RandomState(0).randint(0, 256, (8, 8, 3)).astype(np.uint8)
-    comparisons = all_comparisons((124, 116, 104))
+    comparisons, before = all_comparisons((124, 116, 104)), image.copy()
+    for comparison in comparisons:
+        comparison.ours(image, comparison.arguments[-1])
+        assert np.array_equal(image, before), comparison.name
     assert sum(comparison.peer == "Pillow" for comparison in comparisons) > 15
     for comparison in comparisons:
         _, captions = comparison_tiles(comparison, image)

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from tests.models.dense import matrix, transposition
+from widemix.analysis import effective_weights as module_of_weights
 from widemix.analysis.effective_weights import (
+    TooLargeError,
     block_weights,
     effective_weights,
     input_features,
@@ -21,6 +23,7 @@ from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model
+from widemix.plots.style import COLORS
 
 
 def build(kind: str, **keys):
@@ -126,6 +129,35 @@ def test_an_rp_mixer_begins_with_the_inverse_root_of_its_width():
     first, second = receptive_fields(model, input_features(model, 8), units=20)[:2]
     assert first["mean"] == first["most"] == 256**-0.5
     assert 0.5 < second["mean"] < 0.75  # 1 - 1/e
+
+
+def test_a_matrix_at_the_limit_is_made_and_what_is_looked_at_stays_as_it_was(monkeypatch):
+    model = build("s_mixer", **MIXER)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    monkeypatch.setattr(module_of_weights, "LARGEST", 128)
+    assert effective_weights(model.blocks[0], (16, 8))["mlp_tokens"].shape == (128, 128)
+    monkeypatch.setattr(module_of_weights, "LARGEST", 127)
+    with pytest.raises(TooLargeError, match="effective weights of 128 columns: at most 127 are made"):
+        effective_weights(model.blocks[0], (16, 8))
+    assert module_of_weights._layers("none", torch.nn.Identity(), (3,)) == []
+    masked = build("sw_mlp", patch_size=4, width=92, depth=1, density=0.05)
+    fields = [receptive_fields(masked, (92,), 3, seed=seed) for seed in (0, 0, 1)]
+    assert fields[0] == fields[1] != fields[2]
+    receptive_fields(model, input_features(model, 8), 3)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    with pytest.raises(AssertionError, match="height"):
+        input_features(model, 9)
+    assert not any(part._forward_pre_hooks for part in model.modules())
+
+
+def test_values_are_shown_between_their_extremes_and_more_networks_than_colours_are_drawn():
+    matrix = np.array([[1.0, 0.0], [0.0, -2.0]])
+    [place] = plot_weights({"a": {"x": matrix}}, values=True).axes
+    assert place.images[0].get_clim() == (-2, 2)
+    fields = {"fields": [{"mean": 0.5}], "fields_with_skips": [{"mean": 0.75}], "features": 16}
+    [axes] = plot_fields([{"network": str(n), **fields} for n in range(len(COLORS) + 2)]).axes
+    assert len(axes.get_legend().get_texts()) == len(COLORS) + 2
 
 
 def test_networks_without_effective_weights_and_shrinking():

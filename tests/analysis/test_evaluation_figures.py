@@ -32,6 +32,15 @@ def test_confusions_are_fractions_of_the_true_class_which_goes_down():
     assert bar.get_ylabel() == "fraction of the true class, %"
 
 
+def test_names_are_as_they_are_but_for_the_middle_of_long_ones():
+    names = ["$a_b$", 30 * "a", 12 * "a" + 2 * "b" + 17 * "c"]
+    details = Details(np.eye(3, dtype=int).tolist(), [], [], 0.0)
+    axes = plot_confusion(assessed(names), details).axes[0]
+    shown = [text.get_text().replace("\\$", "$") for text in axes.get_xticklabels()]
+    assert shown == ["$a_b$", 30 * "a", 12 * "a" + "…" + 17 * "c"]
+    axes.figure.draw_without_rendering()
+
+
 @pytest.mark.parametrize("count", [12, 13, NAMED, NAMED + 1])
 def test_up_to_twelve_classes_have_numbers_and_up_to_forty_names(count):
     details = Details(np.eye(count, dtype=int).tolist(), [], [], 0.0)

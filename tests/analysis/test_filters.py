@@ -124,6 +124,53 @@ def test_tokens_without_a_grid_are_refused():
     assert [each.layer for each in layer_filters(permuted)] == ["stem.proj"]
 
 
+def test_patch_filters_are_those_of_the_first_convolution_of_whole_images():
+    layers = [torch.nn.Conv2d(3, 3, 3, groups=3), torch.nn.Conv2d(6, 4, 1), torch.nn.Conv2d(3, 5, 2)]
+    name, found = patch_filters(torch.nn.Sequential(*layers))
+    assert (name, found.shape) == ("2", (5, 2, 2, 3))
+    with pytest.raises(InputError, match="the network has no convolution of images"):
+        patch_filters(torch.nn.Sequential(*layers[:2]))
+
+
+@pytest.mark.parametrize("name", ["mlp_tokens.fc1", "mlp_tokens.fc", "linear_tokens"])
+@pytest.mark.parametrize("tokens", [9, 12, 15])
+def test_each_usual_name_of_a_token_mixing_is_known_where_tokens_are_a_square(name, tokens):
+    model, block = torch.nn.Module(), torch.nn.Module()
+    outer, _, inner = name.partition(".")
+    layer = torch.nn.Linear(tokens, 4)
+    block.add_module(outer, torch.nn.ModuleDict({inner: layer}) if inner else layer)
+    model.blocks = torch.nn.ModuleList([block])
+    if tokens == 9:
+        found, values = token_filters(model, 0)
+        assert (found, values.shape) == (f"blocks.0.{name}", (4, 3, 3))
+        assert values.reshape(4, 9) == pytest.approx(layer.weight.detach().numpy())
+        return
+    with pytest.raises(InputError, match=f"--blocks 0: {tokens} tokens are no square grid"):
+        token_filters(model, 0)
+
+
+def test_of_no_blocks_there_are_the_patch_filters_alone_and_a_block_that_is_asked_for_must_be_there():
+    shape = {"channels": 6, "depth": 1, "token_hidden": 7, "channel_hidden": 8}
+    model = Mixer(img_size=12, patch_size=4, num_classes=2, **shape)
+    assert [each.layer for each in layer_filters(model, [])] == ["stem.proj"]
+    assert [each.layer for each in layer_filters(model)] == ["stem.proj", "blocks.0.mlp_tokens.fc1"]
+    for block in (-1, 1):
+        with pytest.raises(InputError, match=f"--blocks {block}: the network has 1 blocks"):
+            layer_filters(model, [block])
+
+
+def test_pairs_with_a_filter_of_zeros_have_no_cosine_on_either_side_and_two_filters_are_a_pair():
+    filters = np.zeros((2, 2, 2))
+    for full in (0, 1):
+        own = filters.copy()
+        own[full] = 1
+        assert np.isnan(sort_filters(own)[2]).tolist() == [True]
+    found = Filters("a", np.ones((6, 2, 2)), np.arange(6), np.zeros(6), np.array([-1.0, np.nan, -0.5]))
+    assert found.median_opposition == -0.75
+    pair = Filters("a", np.stack([np.eye(2), -np.eye(2)]), np.arange(2), np.zeros(2), np.array([-1.0]))
+    assert plot_filters("x", pair).axes[0].get_title(loc="left").endswith("median cosine of pairs -1.00")
+
+
 def test_the_command(tmp_path, capsys):
     words = ["analyse", "filters", "recipes/digits/mixer.yaml", "--to", str(tmp_path), "--json"]
     assert run_command(make_parser(), argv=[*words, str(tmp_path / "filters.json")]) == 0

@@ -256,6 +256,9 @@ def test_published_points_are_in_their_panel_and_titles_above_the_first_of_sever
     shown = [[label for _, label in bars(axes) if "figure 1" in label] for axes in (*above, *below)]
     assert shown == [[], [" Normal (figure 1)"], [], []]
     assert [axes.get_title() for axes in (*above, *below)] == [" One", " Two", "", ""]
+    everywhere = parsed.model_copy(update={"published": [parsed.published[0].model_copy(update={"panel": ""})]})
+    shown = [[label for _, label in bars(axes) if "figure 1" in label] for axes in plotted(results, everywhere)[0]]
+    assert shown == [[" Normal (figure 1)"]] * 2
     places = [axes.get_subplotspec() for axes in (*above, *below)]
     assert [(place.rowspan.start, place.colspan.start) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [axes.get_ylabel() for axes in (*above, *below)] == ["test error (%)"] * 2 + ["test loss"] * 2

@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from matplotlib.image import imread
@@ -20,8 +21,8 @@ from widemix.run.lease import Holder, Leases
 from widemix.studies.page import as_page, write_report
 from widemix.studies.plan import state
 from widemix.studies.requirements import requirements
-from widemix.studies.results import as_csv, collect, lines_of
-from widemix.studies.rows import Table, add_core_seconds
+from widemix.studies.results import _number, as_csv, collect, lines_of, measured
+from widemix.studies.rows import Row, Table, add_core_seconds
 from widemix.studies.study import read_study, study_runs_of
 
 STUDY = """
@@ -92,6 +93,7 @@ def test_points_are_means_over_seeds_at_their_widths_and_missing_cells_are_missi
     rows = list(csv.DictReader(as_csv(results, parsed).splitlines()))
     assert [row["state"] for row in rows] == 5 * ["done"] + 7 * ["missing"]
     assert [row["error"] for row in rows[:6]] == ["40", "39", "35", "30", "28", ""]
+    assert [row["seed"] for row in rows[:3]] == ["0", "1", "2"]
     own = {"panel": "Digits", "line": "Normal", "model.channels": "16", "model.permutation_seed": "", "seed": "1"}
     own |= {"width": "256", "error": "28", "top1": "72", "loss": "1", "train_loss": "", "epoch_seconds": "0.666667"}
     own |= {"epochs": f"{study_runs[4].recipe.train.epochs}", "seconds": "2", "core_seconds": "5.5", "state": "done"}
@@ -417,6 +419,26 @@ figure: {{x: parameters, y: [parameters, width]}}
     assert len(head) == len(set(head))
     cost = model_cost(results[0].study_run.recipe.model, 224, 1000)
     assert row["parameters"] == str(cost.parameters) == "59880472"
+
+
+def test_a_key_that_is_plotted_too_is_one_column_and_numbers_beyond_whole_ones_have_six_digits(study, tmp_path):
+    for y in (("model.channels",), ("model.channels", "error")):
+        results, parsed = results_of(study, tmp_path, y=y)
+        head, first, *_ = csv.reader(as_csv(results, parsed).splitlines())
+        assert head.count("model.channels") == 1
+        assert first[head.index("model.channels")] == "8"
+    shown = [_number(value) for value in (1e15, float(2**53), 1e300, 0.1234567, -3.0, 7, None, math.nan)]
+    assert shown == ["1000000000000000", "9.0072e+15", "1e+300", "0.123457", "-3", 7, "", ""]
+
+
+def test_epochs_that_were_evaluated_divide_the_seconds_or_else_those_of_the_recipe():
+    numbers = {"metrics": {}, "core_seconds": None, "images_per_s": None, "commit": "c", "machine": "m", "host": "h"}
+    row = Row(run="r", recipe="", state="done", seed=0, split="test", epochs=8, seconds=24.0, date="d", **numbers)
+    curve = [{"split": "train", "epoch": 6, "loss": 1.0}, {"split": "eval", "epoch": 4.0, "loss": 1.0}]
+    found = [measured(replace(row, curve=own), "epoch_seconds") for own in ([], curve[:1], curve)]
+    assert found == [3, 3, 6]
+    assert math.isnan(measured(replace(row, seconds=None), "epoch_seconds"))
+    assert math.isnan(measured(replace(row, state="diverged", metrics={"loss": 2.0}), "loss"))
 
 
 def test_a_seed_that_diverged_is_told_from_one_that_is_missing(study, tmp_path):

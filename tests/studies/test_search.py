@@ -334,6 +334,10 @@ def test_few_trials_are_widened_by_the_distance_nearest_to_theirs_below_first_an
     begun = found[0].study_run.overrides
     first = arm.trials(lambda run: None if run.overrides == begun else 50 + run.recipe.optim.weight_decay)
     assert [trial.top1 is None for trial in first] == [True, *[False] * 7]  # none after the one that is missing
+    alone = arm_of(tmp_path, Search(keys=rates, trials=1, widen=5))
+    found = alone.trials(lambda run: 50.0 - abs(run.recipe.optim.weight_decay - 0.4) - run.recipe.augment.hflip)
+    values = [tuple(trial.values.values()) for trial in found]
+    assert values == [(0.4, 0.333), (0.0, 0.333), (0.8, 0.333), (0.4, 0.833)]  # each way once, within what is valid
     one = arm_of(tmp_path, Search(keys={"optim.weight_decay": decay}, trials=1, widen=1))
     assert [trial.values["optim.weight_decay"] for trial in one.trials(lambda run: 0.0)] == [0.4, 0.0]
 

@@ -12,7 +12,7 @@ from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.models.families import KINDS
 from widemix.recipe import Recipe, dump_recipe, experiment_hash, load_recipe
-from widemix.studies.quantity import is_number, label_of, value_of
+from widemix.studies.quantity import as_quantity, is_number, label_of, value_of
 from widemix.studies.solve import block_weights, solve
 from widemix.studies.study import is_study, read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
@@ -288,6 +288,13 @@ def test_each_size_of_an_axis_is_that_of_the_network():
     for overrides, text in ((permuted[:1], "all"), (permuted, "1, 4")):
         recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)
         assert value_of("permuted_block", recipe) == text
+
+
+def test_values_are_numbers_or_the_texts_of_their_parts():
+    values = [3, 0.5, True, None, "a", [0, 3], (0.5, "b"), ()]
+    assert [as_quantity(value) for value in values] == [3, 0.5, "True", "None", "a", "0, 3", "0.5, b", ""]
+    keys = [("model.permutation", "random"), ("model.permuted_blocks", "[]")]
+    assert value_of("permuted_block", load_recipe(ROOT / "recipes/digits/mixer.yaml", keys)) == "none"
 
 
 def test_an_axis_is_labelled_by_its_quantity():
