@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from widemix.analysis import pixels as module_of_pixels
 from widemix.analysis.pixels import (
     ORDERS,
     ROW,
@@ -92,6 +93,25 @@ def test_the_side_of_the_patches_is_that_of_training_or_the_networks_own():
     numbers = replace(network, data=network.data.model_copy(update={"targets": "regression"}))
     with pytest.raises(InputError, match=r"predicts no classes \(data\.targets is regression\)"):
         pixel_scores(numbers)
+
+
+def test_the_side_that_is_asked_for_is_that_of_all_orders(monkeypatch):
+    network, asked = load_network("recipes/digits/s_mixer.yaml"), []
+
+    def assessed(network, *given):
+        asked.append((network.data.pixel_order, network.data.pixel_patch, *given))
+        return argparse.Namespace(samples=9, metrics={"top1": 1.0 + len(asked), "loss": 10.0 * len(asked)})
+
+    monkeypatch.setattr(module_of_pixels, "assess_network", assessed)
+    found = pixel_scores(network, "data", "split", 7, 4)
+    assert asked == [(order, 4, "data", "split", 7) for order in ("original", "patches", "all")]
+    expected = {"original": 2.0, "patches": 3.0, "all": 4.0}, {"original": 10.0, "patches": 20.0, "all": 30.0}
+    assert found == PixelScores(network.name, "original", 4, 9, *expected)
+    stem = argparse.Namespace(patch_size=(4, 8))  # rows and columns
+    assert patch_side(replace(network, module=argparse.Namespace(stem=stem))) == 4
+    for side in (0, -2):
+        with pytest.raises(InputError, match=f"patches of {side} pixels do not divide its 8 pixels"):
+            shuffled_inputs(network, "patches", side)
 
 
 def test_the_bars_are_those_of_each_order_next_to_chance():

@@ -31,6 +31,15 @@ def test_the_teacher_is_a_product_of_sparse_matrices_and_the_noise_a_fraction_of
     assert (noisy.tokens, noisy.channels) == (3, 2)
 
 
+def test_the_smallest_teacher_has_a_weight_and_starts_are_those_of_the_seed(monkeypatch):
+    assert regression(1, 1, 4, 0.0, seed=0).y.all()
+    seeds = []
+    matrix = np.ones((2, 2))
+    monkeypatch.setattr(regularisation, "minimise_kronecker", lambda *given: seeds.append(given[2]) or (1.0, matrix))
+    sweep(regression(2, 1, 5, 0.1, seed=0), np.array([0.1, 0.2]), seed=7)
+    assert seeds == [7, 7]
+
+
 def test_the_kronecker_side_is_that_of_a_general_minimiser(problem):
     def value(weights):
         v, w = weights[:4].reshape(2, 2), weights[4:].reshape(3, 3)

@@ -6,8 +6,10 @@ import json
 import numpy as np
 import pytest
 import sympy
+import torch
 from sympy.polys.matrices import DomainMatrix
 
+from widemix.analysis import separation_rank as module_of_ranks
 from widemix.analysis.separation_rank import (
     SeparationRank,
     attention_layers,
@@ -75,6 +77,34 @@ def test_attention_of_two_tokens_has_3_15_and_105():
 def test_halves_of_the_channels_meet_in_the_second_layer():
     layers, size = mixer()
     assert greatest(separation_ranks(layers, size, 2, "channels")) == [1, 3, 9, 25]
+
+
+def test_of_odd_sizes_the_second_half_is_the_larger():
+    assert module_of_ranks._split((3, 5), "tokens") == (1 * 5, 2 * 5)
+    assert module_of_ranks._split((3, 5), "channels") == (3 * 2, 3 * 3)
+
+
+def test_points_are_doubled_up_to_the_most_and_computed_in_parts(monkeypatch):
+    layers, size = mixer()
+    asked, values = [], module_of_ranks._values
+
+    def watched(layers, size, partition, points, seed):
+        asked.append((points, seed))
+        return values(layers, size, partition, points, seed)
+
+    monkeypatch.setattr(module_of_ranks, "_values", watched)
+    assert greatest(separation_ranks(layers, size, 2, most=25, seed=3)) == [3, 9, None]
+    assert asked == [(16, 3), (25, 3)]
+    whole = values(layers, size, "tokens", 7, 0)
+    assert not np.array_equal(whole[0], values(layers, size, "tokens", 7, 1)[0])
+    for rows in (1, 3):
+        monkeypatch.setattr(module_of_ranks, "_CHUNK", rows * 7 * 4)
+        for one, other in zip(whole, values(layers, size, "tokens", 7, 0), strict=True):
+            assert np.array_equal(one, other)
+    x = torch.arange(8).view(2, 2, 2)
+    results = [mixer(seed=seed)[0](x) for seed in (0, 0, 1)]
+    assert torch.equal(results[0][-1], results[1][-1])
+    assert not torch.equal(results[0][-1], results[2][-1])
 
 
 def test_random_permutations_and_two_layers_a_mixing_are_measured_too():

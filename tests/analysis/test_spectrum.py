@@ -129,6 +129,31 @@ def test_large_matrices_by_lanczos_are_the_dense_ones(monkeypatch):
     assert [(each.complete, len(each.values)) for each in (large, small)] == [(False, spectrum.LANCZOS), (True, 10)]
 
 
+def test_a_matrix_with_a_short_side_is_decomposed_whole_and_zeros_have_no_spread(monkeypatch):
+    monkeypatch.setattr(spectrum, "DENSE", 10)
+    matrix = np.random.default_rng(0).normal(size=(8, 40))
+    for each in (matrix, matrix.T):
+        np.testing.assert_allclose(singular_values(each), np.linalg.svd(matrix, compute_uv=False))
+    assert np.isnan(spectrum.spread(np.zeros((2, 3))))
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    with pytest.raises(RuntimeError):
+        spectra(module, torch.zeros(1, 5))
+    assert not any(layer._forward_hooks for layer in module)
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind"),
+    [
+        ("blocks.3.mlp_tokens.fc1", "mlp_tokens.fc1"),
+        ("stages.1.blocks.0.mlp.fc1", "mlp.fc1"),
+        ("stem.proj", "others"),
+        ("stem.0", "others"),
+    ],
+)
+def test_layers_of_one_kind_have_one_line_style(layer, kind):
+    assert training_spectrum._kind(layer) == kind
+
+
 def test_convolutions_of_patches_are_linear_layers_and_others_are_none():
     """A window of each pixel, or of one channel, is no matrix of the whole image."""
     convolutions = [torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.Conv2d(4, 4, 2, 2, groups=2)]
@@ -220,6 +245,8 @@ def test_figure_4_shows_the_mean_and_deviation_of_the_trials_and_every_edge():
     [ax] = plot_widening(entries, 100, 2.0).axes
     assert [*bars(ax).values()] == [[(20, 2, 1), (40, 2.25, 0.25)]]
     assert sorted(curves(ax).values()) == [[(20, 4), (40, 7)], [(20, 5), (40, 8)], [(20, 6), (40, 9)]]
+    [narrow] = plot_widening(entries, 100, 0.5).axes
+    assert sorted(curves(narrow).values()) == [[(5, 4), (10, 7)], [(5, 5), (10, 8)], [(5, 6), (10, 9)]]
     [square] = plot_widening(entries, 100, 1.0).axes
     assert sorted(curves(square).values()) == [[(10, 4), (20, 7)], [(10, 5), (20, 8)]]  # both readings are the same
 

@@ -5,8 +5,10 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, r2_score
 
+from widemix.evaluation.assessment import Calibration
 from widemix.evaluation.evaluate import _update
 from widemix.evaluation.macro_means import R2, AveragePrecision
+from widemix.evaluation.real_labels import RealAccuracy
 
 
 def test_a_perfect_predictor_has_the_best_map_whatever_classes_occur():
@@ -81,3 +83,30 @@ def test_targets_of_one_sign_that_do_not_vary_have_no_r2_and_a_class_of_all_samp
     every = AveragePrecision()
     every.update(torch.rand(4, 2, dtype=torch.float64), torch.tensor([[1, 0]] * 4))
     assert every.compute() == 1
+
+
+def of_two_ranks(one, other):
+    """What a metric computes where another rank has the other's states."""
+    states = iter([getattr(other, name) for name in other._defaults])
+    one.distributed_available_fn = lambda: True
+    one.dist_sync_fn = lambda own, group=None: [own, torch.cat(s) if isinstance(s := next(states), list) else s]
+    return one.compute()
+
+
+def test_ranks_together_have_the_metric_of_all_samples():
+    numbers = torch.Generator().manual_seed(0)
+    scores = torch.randn(13, 3, dtype=torch.float64, generator=numbers)
+    numbers_wanted = scores + torch.randn(13, 3, dtype=torch.float64, generator=numbers)
+    labels = torch.randint(3, (13,), generator=numbers)
+    real = [[0], [1, 2], [], [2], [0, 1], [], [1], [0, 2], [2], [1], [0], [0, 1], [2]]
+    for make, targets in (
+        (lambda: R2(3), numbers_wanted),
+        (AveragePrecision, (numbers_wanted > 0).long()),
+        (Calibration, labels),
+        (lambda: RealAccuracy(real), np.arange(13)),
+    ):
+        one, other, whole = make(), make(), make()
+        one.update(scores[:5], targets[:5])
+        other.update(scores[5:], targets[5:])
+        whole.update(scores, targets)
+        torch.testing.assert_close(of_two_ranks(one, other), whole.compute())
