@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 from tests.engine.plain import plain_loop
 from tests.engine.ranks import ENGINES, overrides_for
 from widemix.data.batches import Batch
-from widemix.distributed.topology import read_topology
+from widemix.distributed.topology import Topology, read_topology
 from widemix.engine import build_engine, check_engine, prepare, set_head_bias
 from widemix.errors import InputError
 from widemix.evaluation.networks import initial_module
@@ -168,9 +168,14 @@ def test_lamb_is_timms(name):
 @pytest.mark.parametrize("given", [{}, {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "NCCL_ALGO": "Ring"}])
 def test_cublas_and_nccl_are_deterministic_too_where_the_environment_says_nothing_else(given, monkeypatch):
     monkeypatch.setattr(os, "environ", dict(given))
-    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda mode: None)
+    asked = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", asked.append)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     train = TrainSection(epochs=1, global_batch=1, deterministic=True)
-    prepare(torch.nn.Linear(1, 1), train, torch.device("cpu"))
+    prepare(torch.nn.Linear(1, 1), train.model_copy(update={"deterministic": False}), torch.device("cpu"))
+    assert (asked, torch.backends.cudnn.benchmark, os.environ) == ([], True, given)
+    prepare(torch.nn.Linear(1, 1), train, torch.device("cpu"))  # whose head is none, which has no bias to set
+    assert (asked, torch.backends.cudnn.benchmark) == ([True], False)
     assert os.environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"} | given
 
 
@@ -279,6 +284,21 @@ def test_fp16_on_a_cpu_is_refused_where_deepspeed_has_none():
     recipe = case(*overrides_for("deepspeed 1"), ("train.precision", "fp16")).recipe
     with pytest.raises(InputError, match="take bf16, engine"):
         check_engine(recipe.engine, recipe.optim, recipe.train, read_topology())
+    check_engine(recipe.engine, recipe.optim, recipe.train, Topology(0, 1, 0, 1, torch.device("cuda")))
+    for keys in (overrides_for("ddp"), overrides_for("fsdp")):
+        other = case(*keys, ("train.precision", "fp16")).recipe
+        check_engine(other.engine, other.optim, other.train, read_topology())
+    half = case(*overrides_for("deepspeed 1"), ("train.precision", "bf16")).recipe
+    check_engine(half.engine, half.optim, half.train, read_topology())
+
+
+def test_deepspeed_that_is_not_installed_is_told_in_one_line(monkeypatch):
+    recipe = case(*overrides_for("deepspeed 1")).recipe
+    monkeypatch.setattr("widemix.engine.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"engine\.kind deepspeed: deepspeed is not installed; pip install"):
+        check_engine(recipe.engine, recipe.optim, recipe.train, read_topology())
+    plain = case().recipe
+    check_engine(plain.engine, plain.optim, plain.train, read_topology())
 
 
 def test_lamb_resumes_exactly():

@@ -9,8 +9,9 @@ import torch
 from tests.conftest import ROOT
 from tests.engine.ranks import FIXED, Setting, overrides_for
 from widemix.distributed.topology import Topology, read_topology
-from widemix.engine import check_engine
+from widemix.engine import check_engine, torch_versions
 from widemix.engine.deepspeed_config import _merged, deepspeed_config
+from widemix.engine.torch_versions import set_timeout, without_buffer_sync
 from widemix.errors import InputError
 from widemix.recipe import load_recipe
 
@@ -116,6 +117,31 @@ def test_deterministic_runs_resume_bit_by_bit_on_three_ranks(ranks, engine):
     (losses, weights), (other_losses, other_weights) = ranks(3, "resumed")[engine]
     assert losses == other_losses
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+
+
+def test_timeouts_and_the_sync_of_buffers_have_the_names_that_this_torch_knows(monkeypatch):
+    given = []
+
+    def note(timeout, group):
+        given.append((timeout.total_seconds(), group))
+
+    class Newer:
+        def __init__(self, module, broadcast_buffers=True, forward_sync_buffers=True):
+            pass
+
+    class Older:
+        def __init__(self, module, broadcast_buffers=True):
+            pass
+
+    monkeypatch.setattr(torch.distributed, "set_timeout", note, raising=False)
+    set_timeout(90, "group")
+    monkeypatch.delattr(torch.distributed, "set_timeout")
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_set_pg_timeout", note)
+    set_timeout(3456, "other")
+    assert given == [(90, "group"), (3456, "other")]
+    for kind, name in ((Newer, "forward_sync_buffers"), (Older, "broadcast_buffers")):
+        monkeypatch.setattr(torch_versions, "DistributedDataParallel", kind)
+        assert without_buffer_sync() == {name: False}
 
 
 @pytest.mark.parametrize(

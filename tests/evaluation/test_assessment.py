@@ -486,16 +486,19 @@ def test_a_recipe_is_its_network_at_the_start(digits, tmp_path):
     assert of_recipe("net", recipe, module, known).prepared is known
 
 
-def test_a_name_is_a_file_before_it_is_a_recipes(run, tmp_path, monkeypatch):
+def test_a_name_is_a_file_before_it_is_a_recipes(run, digits, tmp_path, monkeypatch):
     for suffix in ("yml", "yaml"):
         (tmp_path / f"own.{suffix}").write_text(f"extends: {ROOT / 'recipes/digits/s_mixer.yaml'}\n")
         assert load_network(str(tmp_path / f"own.{suffix}")).section.kind == "s_mixer"
+    counted = f"extends: {ROOT / 'recipes/digits/s_mixer.yaml'}\ndata: {{path: {digits}, num_classes: 0}}\n"
+    (tmp_path / "counted.yaml").write_text(counted)
+    assert load_network(str(tmp_path / "counted.yaml")).data.num_classes == 10  # of the prepared data
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"nowhere.*; give a run, a checkpoint, a folder of `widemix export`"):
         load_network("nowhere")
     (tmp_path / "half").mkdir()
     (tmp_path / "half/config.json").write_text("{}")  # an export that was not written to its end
-    with pytest.raises(InputError, match=r"half: (?!cannot be read)"):
+    with pytest.raises(InputError, match="half: holds no complete checkpoint"):
         load_network("half")
     (tmp_path / "digits/mixer").mkdir(parents=True)  # no run, and not what the recipe's short name means
     with pytest.raises(InputError) as raised:

@@ -165,6 +165,11 @@ def test_what_differs_has_a_row_for_each_key_or_where_there_are_more_runs_for_ea
     ]
     keys = ["model.depth", "optim.lr", "train.seed"]
     assert rows(*two) == [["", "2 0", "2 1"], [keys[0], "2", "3"], [keys[1], "0.5", "0.25"], [keys[2], "1", "2"]]
+    square = [{key: value for key, value in run.items() if key != "optim.lr"} for run in (two[0], two[1])]
+    folder = tmp_path / "square"
+    folder.mkdir()
+    tmp_path = folder
+    assert rows(*square) == [["", "2 0", "2 1"], ["model.depth", "2", "3"], ["train.seed", "1", "2"]]
     four = [{"train.seed": seed, "model.depth": 2 + seed // 2} for seed in range(4)]
     assert rows(*four) == [
         ["", "model.depth", "train.seed"],
