@@ -477,14 +477,15 @@ def test_of_several_runs_each_has_its_own_metric_and_what_only_one_of_them_has_i
     """The second is of numbers, went back to an earlier step, and began without times; the first has one line."""
     one, two = tmp_path / "runs/old/one", tmp_path / "runs/two"
     trained = {"split": "train", "images_per_s": 1.0}
-    plain_run(one, [{**trained, "step": 1, "epoch": 0.5, "loss": 4.0, "time": 3.0}])
+    evaluated = {"split": "eval", "step": 5, "loss": 2.0}
+    plain_run(one, [{**trained, "step": 1, "epoch": 0.5, "loss": 4.0, "time": 3.0}, evaluated])
     steps = ((1, 0.5, None), (601, 3.5, 20.0), (602, 4.0, 900.0), (301, 2.0, 1000.0))
     lines = [{**trained, "step": step, "epoch": epoch, "loss": float(step)} for step, epoch, _ in steps]
     for line, (_, _, at) in zip(lines, steps, strict=True):
         line |= {"time": at} if at else {}
     long = [{**trained, "step": step, "loss": 1.0} for step in range(700, 1300)]
     counts = {"step": 3, "classes": ["<i>"], "counts": [[0, 0], [1, 3]]}
-    plain_run(two, [*lines, *long, {"split": "eval", "step": 5, "loss": 2.0}], confusion=counts)
+    plain_run(two, [*lines, *long, evaluated, evaluated | {"step": 6}], confusion=counts)
     keys = {"data.targets": "regression", "train.loss": "mse", "augment.smoothing": "0", "augment.cutmix": "0"}
     recipe = load_recipe("digits/mixer", [*keys.items(), ("optim.clip_grad", "null")])
     (two / "recipe.yaml").write_text(dump_recipe(recipe))
@@ -502,7 +503,9 @@ def test_of_several_runs_each_has_its_own_metric_and_what_only_one_of_them_has_i
     assert charts["time"][0] == "minutes since the first line"
     assert charts["time"][1][1][1] == pytest.approx([0, 880 / 60, 980 / 60], rel=1e-4)
     assert "Of curves with more than 600 points" in text
-    assert "two: 1 evaluation; the last" in html.unescape(re.sub("<.*?>", "", text))
+    said = html.unescape(re.sub("<.*?>", "", text))
+    assert "old/one: 1 evaluation; the last" in said
+    assert "two: 2 evaluations; the last" in said
     assert "<p>None.</p>" in text.partition("<h2>Events</h2>")[2]
     _, confused, other = rows_of(text.partition('<table class="confusion">')[2])
     assert (confused, other) == (["<i>", "", ""], ["1", "1", "3"])

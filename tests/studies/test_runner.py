@@ -14,11 +14,14 @@ import pytest
 from tests.conftest import ROOT, SMALL, Fork
 from tests.terminal import Terminal
 from widemix.errors import Exit, RunError
+from widemix.processes import stop_signals
 from widemix.recipe import dump_recipe
 from widemix.run.lease import Leases
+from widemix.studies import runner as module_of_runner
 from widemix.studies.rows import Table
 from widemix.studies.runner import Runner
 from widemix.studies.study import read_study, study_runs_of
+from widemix.studies.study_run import StudyRun
 
 STUDY = """
 title: t
@@ -308,6 +311,48 @@ def test_a_run_whose_lease_another_process_has_taken_is_ended_and_no_result_of_t
     with pytest.raises(RunError, match=r"1 of 1 runs failed, first .*: another process has taken it"):
         runner.run(study.study_runs[:1])
     assert ended == []
+
+
+def test_a_run_that_another_has_ended_meanwhile_is_not_started_and_no_longer_held(tmp_path, monkeypatch):
+    study, looked = Study(tmp_path, seeds=1), []
+    monkeypatch.setattr(StudyRun, "has_ended", lambda run, folder: bool(looked.append(run.name)) or len(looked) > 1)
+    handlers = [signal.getsignal(number) for number in stop_signals()]
+    runner = Runner(study.folder, program=("/no/such/program",))
+    assert runner.run(study.study_runs[:1]) == Exit.DONE
+    assert not list(study.folder.glob("leases/*"))
+    assert not (study.folder / "logs").exists()
+    assert [signal.getsignal(number) for number in stop_signals()] == handlers
+
+
+def test_of_a_run_that_fails_the_last_line_is_told_once(tmp_path, capsys):
+    study = Study(tmp_path, seeds=1)
+    words = f"print('first'); sys.exit('error: {300 * 'x'}y')"
+    runner = Runner(study.folder, program=(sys.executable, "-S", "-c", f"import sys; {words}"))
+    with pytest.raises(RunError, match=rf"1 of 1 runs failed, first {study.study_runs[0].name}: x{{300}} \(see "):
+        runner.run(study.study_runs[:1])
+    said = capsys.readouterr().out
+    assert "is open again" not in said
+    assert not list(study.folder.glob("leases/*"))
+    log = tmp_path / "log"
+    for text, code, told in (("a\nb\n", 1, "b"), ("\n", 3, "exit code 3"), ("a\n", -9, "killed by SIGKILL")):
+        log.write_text(text)
+        assert module_of_runner._last_line(log, code) == told
+
+
+def test_more_runs_at_once_than_cpus_have_one_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6})
+    for at_once, shares in ((1, [[3, 5, 6]]), (2, [[3], [5]]), (4, [[3], [5], [6], [3]])):
+        runner = Runner(tmp_path, at_once)
+        assert [runner._cpus(slot) for slot in range(at_once)] == shares
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert Runner(tmp_path)._cpus(0) == []
+    runner._waiting = Study(tmp_path, seeds=1).study_runs
+    runner._took = [8.0]
+    assert runner._left() == "; 2 runs left, about 0:00:04"
+    runner._waiting = runner._waiting[:1]
+    assert runner._left() == "; 1 run left, about 0:00:02"
+    runner._waiting = []
+    assert runner._left() == ""
 
 
 def test_the_time_that_is_left_is_that_of_the_runs_so_far_for_so_many_at_once(tmp_path):
