@@ -1,5 +1,6 @@
 """The names under which a network's tensors are saved, against its state_dict; networks as engines take them."""
 
+import math
 from collections import defaultdict
 from types import SimpleNamespace
 
@@ -8,9 +9,13 @@ import timm
 import torch
 from torch import nn
 
+from widemix.engine import deepspeed
+from widemix.engine.ddp import DDPEngine
+from widemix.engine.fsdp import FSDPEngine
 from widemix.engine.layout import adapt_network, all_names, separable_blocks
 from widemix.engine.sharded_model import ShardedModel
 from widemix.engine.state import State, by_parameter
+from widemix.engine.torch_engine import TorchEngine
 
 
 class Tied(nn.Module):
@@ -146,3 +151,66 @@ def test_a_name_may_have_a_slash():
     state = State.of({"model/a/b": one, "optimizer/exp_avg/a/b": two, "ema/a/b": three}, {})
     assert (state.model, state.optimizer, state.ema) == ({"a/b": one}, {"exp_avg/a/b": two}, {"a/b": three})
     assert by_parameter(state.optimizer) == {"a/b": {"exp_avg": two}}
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (7, 2, 2), (2, 5), (1,)])
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_fsdps_slices_are_torchs_chunks_of_rows(shape, ranks):
+    whole = torch.arange(math.prod(shape)).view(shape)
+    chunks = whole.chunk(ranks)
+    for rank in range(ranks):
+        own = chunks[rank] if rank < len(chunks) else whole[:0]
+        mesh = SimpleNamespace(size=lambda dim: ranks, get_local_rank=lambda dim, rank=rank: rank)
+        like = SimpleNamespace(shape=shape, numel=whole.numel, device_mesh=mesh)
+        engine = SimpleNamespace(_parameter=lambda name, like=like: like)
+        start, values = FSDPEngine.local_slice(engine, "weight", own)  # type: ignore[arg-type]
+        assert torch.equal(values, whole.view(-1)[start : start + own.numel()])
+        assert start == (own.view(-1)[0].item() if own.numel() else whole.numel())
+
+
+@pytest.mark.parametrize(("numbers", "ranks", "size"), [(10, 4, 3), (9, 3, 3), (2, 4, 1), (5, 4, 2)])
+def test_slices_of_the_last_stage_of_zero_are_padded_at_their_end(monkeypatch, numbers, ranks, size):
+    found = []
+    zero = SimpleNamespace(grad_position={7: (2, 100, size)}, get_param_id=lambda parameter: 7)
+    keys = {"stage": 3, "zero": zero, "parameters": {"w": None}, "shapes": {"w": torch.Size([numbers])}}
+    for rank in range(ranks):
+        monkeypatch.setattr(deepspeed.dist, "get_rank", lambda rank=rank: rank)
+        own = deepspeed.DeepSpeedEngine._slice(SimpleNamespace(**keys), "w")  # type: ignore[arg-type]
+        assert (own.index, own.place.start) == (2, 100)
+        assert own.place.stop - own.place.start == own.values.stop - own.values.start <= size
+        found += range(own.values.start, own.values.stop)
+    assert found == list(range(numbers))
+
+
+def test_slices_of_the_other_stages_lie_where_deepspeed_says_or_are_empty():
+    lies = SimpleNamespace(
+        param_group_index=1,
+        lp_fragment_address=SimpleNamespace(start=4, numel=6),
+        hp_fragment_address=SimpleNamespace(start=20, numel=6),
+    )
+    keys = {"stage": 2, "groups": {"w": 3}}
+    for mapping, expected in (
+        (lies, deepspeed.Slice(1, slice(20, 26), slice(4, 10))),
+        (None, deepspeed.Slice(3, slice(0, 0), slice(0, 0))),
+    ):
+        engine = SimpleNamespace(**keys, parameters={"w": SimpleNamespace(_hp_mapping=mapping)})
+        assert deepspeed.DeepSpeedEngine._slice(engine, "w") == expected  # type: ignore[arg-type]
+
+
+def test_ddps_weights_with_channels_last_are_saved_and_loaded_in_their_order():
+    whole = torch.arange(48.0).view(2, 3, 2, 4)
+    local = torch.zeros(2, 3, 2, 4).contiguous(memory_format=torch.channels_last)
+    DDPEngine.load_shard(None, "w", whole.view(-1), local)  # type: ignore[arg-type]
+    assert torch.equal(local, whole)
+    start, values = DDPEngine.local_slice(None, "w", local)  # type: ignore[arg-type]
+    assert start == 0
+    assert torch.equal(values, whole.view(-1))
+
+
+def test_an_optimizer_that_cannot_skip_by_itself_steps_on_finite_norms_alone():
+    stepped = []
+    engine = SimpleNamespace(scaler=SimpleNamespace(is_enabled=lambda: False), skips_on_device=False)
+    for norm in (1.0, math.inf, -math.inf, math.nan, 0.0):
+        engine.optimizer = SimpleNamespace(step=lambda norm=norm: stepped.append(norm))
+        TorchEngine.update(engine, torch.tensor(norm))  # type: ignore[arg-type]
+    assert stepped == [1.0, 0.0]

@@ -537,6 +537,7 @@ def test_evaluations_events_and_confusions_are_in_their_columns(tmp_path):
         {"split": "eval", "step": 1000, "epoch": 0.5, "time": 3.0, "loss": 2.5, "top1": 10.0},
         {"split": "event", "step": 1500, "event": "save_failed", "reason": "no space", "time": 1.0},
         {"split": "event", "step": 1600, "event": "save_failed", "reason": "none at all"},
+        {"split": "event", "step": 1700, "event": "evaluation_failed", "epoch": 3.0, "time": 2.0, "loss": math.inf},
         {"split": "eval", "step": 2000, "epoch": 12.25, "time": 4.0, "loss": 1.25, "top1": 20.125, "ema_map": 0.5},
         {"split": "eval", "step": 3000, "loss": None, "top1": 30.0, "own": 0.33333},
     ]
@@ -554,7 +555,8 @@ def test_evaluations_events_and_confusions_are_in_their_columns(tmp_path):
         ["3,000", "0", "–", "30.00", "–", "0.3333"],
     ]
     assert "run: 3 evaluations; the last: loss –, top-1 30.00 %, ema_map –, own 0.3333</summary>" in text
-    _, first, second = rows_of(text.partition("<h2>Events</h2>")[2])
+    _, first, second, third = rows_of(text.partition("<h2>Events</h2>")[2])
+    assert third[3] == "the evaluation at step 1700 failed: loss inf"
     assert (first[0], first[1], second[1], second[2]) == ("run", "1,500", "1,600", "–")
     assert time.mktime(time.strptime(first[2], "%Y-%m-%d %H:%M:%S")) == 1
     assert "no space" in first[3]
