@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -16,6 +17,7 @@ from widemix.estimate.hardware import Cluster
 from widemix.estimate.report import estimate
 from widemix.recipe import dump_recipe, load_recipe
 from widemix.studies import papers
+from widemix.studies import results_page as module_of_page
 from widemix.studies.claims import decide
 from widemix.studies.papers import Check, Entry, Paper, check_estimate, read_papers
 from widemix.studies.results_page import full_size_csv, results_page
@@ -79,6 +81,64 @@ def test_full_studies_take_the_hours_of_all_their_runs_or_unknown_ones(tmp_path)
     once = sum(row.value for row in found[0] if row.name == "hours")
     assert rows[:3] == ["study,runs,hours,gpu", f"known,4,{total:.3g},v100", "unknown,2,nan,v100"]
     assert rows[3:] == [f"once,1,{once:.3g},v100"]
+
+
+def test_what_is_open_has_its_hours_where_they_are_known(tmp_path):
+    assert module_of_page._full_size(tmp_path) == {}
+    (tmp_path / "full_size.csv").write_text("study,runs,hours,gpu\na,3,1234.6,h100\nb,2,nan,h100\nc,1,0.4,h100\n")
+    hours = module_of_page._full_size(tmp_path)
+    assert hours == {"a": 1234.6, "c": 0.4}
+    for entry, said in (
+        (Entry(figure="1"), ""),
+        (Entry(figure="1", open="the data."), "Open: the data."),
+        (
+            Entry(figure="1", open="the data.", full=["a", "b"]),
+            "Open: the data; the paper's size, `widemix study run a` (1,235 GPU hours); the paper's size, `widemix "
+            "study run b`.",
+        ),
+    ):
+        assert module_of_page._open(entry, hours) == said
+    paper = Paper(paper="A, B & C: a title", entries=[Entry(figure="1")])
+    rows = [
+        module_of_page._row(paper, Entry(figure="1", **keys), [], [], hours)
+        for keys in ({"full": ["a", "b", "c"]}, {"command": "widemix analyse cka runs/a"})
+    ]
+    assert rows == [
+        "| A: 1 | nothing | open |  | 1,235 |",
+        "| A: 1 | `widemix analyse cka` | no statement to decide |  |  |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("measured", "by_protocol", "rows", "ended", "state"),
+    [
+        (False, False, [None], False, "computed, no training"),
+        (True, False, [None, "row"], True, "not under the protocol"),
+        (True, False, [None, None], False, "withdrawn, to be run"),
+        (True, True, ["row"], True, "ended"),
+        (True, True, ["row", None], False, "its runs have not ended"),
+    ],
+)
+def test_a_study_without_verdicts_says_why(measured, by_protocol, rows, ended, state):
+    study = SimpleNamespace(measured=measured, by_protocol=by_protocol)
+    results = [SimpleNamespace(row=row) for row in rows]
+    held = SimpleNamespace(plan=SimpleNamespace(study=study), results=results, ended=ended)
+    assert module_of_page._state(held) == state
+
+
+def test_core_hours_are_of_wall_clock_where_cores_were_not_counted_and_a_search_must_have_ended_too():
+    seconds = [(3600.0, 7200.0), (None, 1800.0), (None, None)]
+    rows = {str(n): SimpleNamespace(core_seconds=core, seconds=own) for n, (core, own) in enumerate(seconds)}
+    done, open_one = (SimpleNamespace(top1=top1, study_run="r") for top1 in (50.0, None))
+    arm = SimpleNamespace(name="a point", at_edge=lambda trials: True)
+    for trials, row, ended in (([done], 1, True), ([done, open_one], 1, False), ([done], None, False)):
+        plan = SimpleNamespace(
+            table=SimpleNamespace(rows=rows),
+            searched=lambda trials=trials: [(arm, trials)],
+            results=lambda row=row: [SimpleNamespace(row=1), SimpleNamespace(row=row)],
+        )
+        held = module_of_page.Held(plan, TABLES)
+        assert (held.core_hours, held.ended, held.at_edge) == (1.5, ended, ["a point"])
 
 
 def check(**keys):
