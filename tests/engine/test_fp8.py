@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from widemix.distributed.topology import Topology
+from widemix.engine import check_engine
 from widemix.engine.fp8 import check_fp8, multiply_in_fp8
 from widemix.errors import InputError
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
+from widemix.recipe import load_recipe
 
 CPU = torch.device("cpu")
 
@@ -113,6 +116,9 @@ def test_without_torchao_or_such_a_gpu_one_line_says_so(monkeypatch):
     monkeypatch.setattr("widemix.engine.fp8.find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"torchao is not installed; pip install 'widemix\[fp8\]'"):
         check_fp8(CPU)
+    recipe = load_recipe("digits/mixer", [("train.fp8", "true"), ("train.precision", "bf16")])
+    with pytest.raises(InputError, match="torchao is not installed"):
+        check_engine(recipe.engine, recipe.optim, recipe.train, Topology(0, 1, 0, 1, CPU))
     monkeypatch.setattr("widemix.engine.fp8.find_spec", lambda _: "there")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "V100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))

@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import ROOT
 from tests.engine.ranks import Setting, overrides_for
-from widemix.distributed.topology import read_topology
+from widemix.distributed.topology import Topology, read_topology
 from widemix.engine import memory_layout
 from widemix.engine.memory_layout import choose_memory_layout, set_memory_layout, use_memory_layout
 from widemix.errors import InputError
@@ -120,10 +120,13 @@ def test_whatever_times_depend_on_has_an_answer_of_its_own(monkeypatch):
     assert key() == keys[-1]
 
 
-def test_the_batch_that_is_timed_is_a_micro_batch_of_the_last_block(timed, alone):
+def test_the_batch_that_is_timed_is_a_micro_batch_of_the_last_block(timed, alone, monkeypatch):
     setting = recipe(("train.grad_accum_steps", "2"), ("model.tokens", "9"), ("model.project_tokens", "true"))
     assert set_memory_layout(network(setting), setting.engine, setting.train, read_topology()) == "batch_last"
     assert timed == [(32, 9, 64)]
+    monkeypatch.setattr(memory_layout, "on_main", lambda topology, choose: choose())
+    set_memory_layout(network(setting), setting.engine, setting.train, Topology(0, 4, 0, 2, CPU))  # two nodes of two
+    assert timed[1:] == [(8, 9, 64)]
 
 
 @pytest.mark.parametrize(("seconds", "images"), [(1.0, 16), (0.1, 16), (0.04, 32), (0.001, 40)])

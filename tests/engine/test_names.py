@@ -178,6 +178,7 @@ def test_slices_of_the_last_stage_of_zero_are_padded_at_their_end(monkeypatch, n
         own = deepspeed.DeepSpeedEngine._slice(SimpleNamespace(**keys), "w")  # type: ignore[arg-type]
         assert (own.index, own.place.start) == (2, 100)
         assert own.place.stop - own.place.start == own.values.stop - own.values.start <= size
+        assert 0 <= own.values.start <= own.values.stop <= numbers
         found += range(own.values.start, own.values.stop)
     assert found == list(range(numbers))
 

@@ -151,14 +151,13 @@ def test_what_deepspeed_is_told_follows_from_the_recipe(stage, precision):
     """On four ranks of two nodes, in two micro-batches; without a file of its own."""
     keys = [*overrides_for(f"deepspeed {stage}"), ("train.precision", precision), ("train.grad_accum_steps", "2")]
     keys += [("engine.bucket_cap_mb", "3"), ("optim.clip_grad", "null")]
-    keys += [("engine.reduce_dtype", "bf16")] if precision == "bf16" else []
+    keys += [("engine.reduce_dtype", "bf16")]
     keys += [("engine.cpu_offload", "true"), ("engine.overlap_comm", "false")] if stage else []
     recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", keys)
     topology = Topology(2, 4, 0, 2, torch.device("cpu"))
     found = deepspeed_config(recipe.engine, recipe.optim, recipe.train, topology)
     zero = {"stage": stage, "overlap_comm": False, "offload_optimizer": {"device": "cpu"}}
     zero |= dict.fromkeys(("reduce_bucket_size", "allgather_bucket_size"), 3 * 2**20 // 4)
-    reduced = "bf16" if precision == "bf16" else "fp32"
     assert found == {
         "train_batch_size": 64,
         "train_micro_batch_size_per_gpu": 64 // 4 // 2,
@@ -169,8 +168,8 @@ def test_what_deepspeed_is_told_follows_from_the_recipe(stage, precision):
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": precision == "bf16"},
         "fp16": {"enabled": False},
-        "communication_data_type": reduced,
-        "data_types": {"grad_accum_dtype": reduced},
+        "communication_data_type": "bf16",
+        "data_types": {"grad_accum_dtype": precision},
         "steps_per_print": 1 << 62,
         "timers": {"throughput": {"enabled": stage == 3}},
     }
