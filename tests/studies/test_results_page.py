@@ -85,9 +85,9 @@ def test_full_studies_take_the_hours_of_all_their_runs_or_unknown_ones(tmp_path)
 
 def test_what_is_open_has_its_hours_where_they_are_known(tmp_path):
     assert module_of_page._full_size(tmp_path) == {}
-    (tmp_path / "full_size.csv").write_text("study,runs,hours,gpu\na,3,1234.6,h100\nb,2,nan,h100\nc,1,0.4,h100\n")
+    (tmp_path / "full_size.csv").write_text("study,runs,hours,gpu\na,3,1234.6,h100\nb,2,nan,h100\nc,1,65.4,h100\n")
     hours = module_of_page._full_size(tmp_path)
-    assert hours == {"a": 1234.6, "c": 0.4}
+    assert hours == {"a": 1234.6, "c": 65.4}
     for entry, said in (
         (Entry(figure="1"), ""),
         (Entry(figure="1", open="the data."), "Open: the data."),
@@ -98,13 +98,13 @@ def test_what_is_open_has_its_hours_where_they_are_known(tmp_path):
         ),
     ):
         assert module_of_page._open(entry, hours) == said
-    paper = Paper(paper="A, B & C: a title", entries=[Entry(figure="1")])
+    paper = Paper(paper="A, B & C, 2024: a title", entries=[Entry(figure="1")])
     rows = [
         module_of_page._row(paper, Entry(figure="1", **keys), [], [], hours)
         for keys in ({"full": ["a", "b", "c"]}, {"command": "widemix analyse cka runs/a"})
     ]
     assert rows == [
-        "| A: 1 | nothing | open |  | 1,235 |",
+        "| A: 1 | nothing | open |  | 1,300 |",
         "| A: 1 | `widemix analyse cka` | no statement to decide |  |  |",
     ]
 
