@@ -108,6 +108,24 @@ def test_a_learning_curve_shows_the_mean_and_a_band_of_one_standard_deviation(st
     assert edges == {(x, round(y + sign * std, 6)) for x, y in expected for sign in (-1, 1)}
 
 
+def test_a_page_names_all_commits_and_machines_data_and_epochs_of_its_runs(study, tmp_path):
+    for study_run in study_runs_of(study, read_study(study))[:3]:
+        pretend(study_run, tmp_path, 60.0)
+    results, parsed = results_of(study, tmp_path)
+    for number, result in enumerate(results[:3]):
+        machine = ("one", "other")[number % 2]
+        row = replace(result.row, commit=f"c{2 - number}", machine=machine, images_per_s=7.0 * number)
+        results[number] = replace(result, row=row)
+    page = as_page(results, parsed, study.name)
+    assert "hours of training (wall clock) on one, other" in page
+    assert "; commit c0, c1, c2. Every run" in page
+    assert ", 0 to 14 images/s" in page
+    run = results[3].study_run
+    elsewhere = replace(run, shared=(("train.epochs", "7"), ("data.path", "far/other")))
+    page = as_page([*results[:3], replace(results[3], study_run=elsewhere)], parsed, study.name)
+    assert f"of 7, {run.recipe.train.epochs} epochs on `digits`, `other`; " in page
+
+
 def test_a_page_adds_up_each_run_once_though_two_lines_share_it(study, tmp_path):
     again = STUDY[STUDY.index("- label: Normal") : STUDY.index("- label: RP")].replace("Normal", "Again")
     study.write_text(study.read_text().replace("- label: RP", f"{again.replace('ROOT', str(ROOT))}- label: RP"))
