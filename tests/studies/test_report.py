@@ -18,7 +18,7 @@ from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.recipe import dump_recipe, load_recipe, recipe_hash
 from widemix.run.lease import Holder, Leases
-from widemix.studies.page import as_page, write_report
+from widemix.studies.page import as_page, escaped, write_report
 from widemix.studies.plan import state
 from widemix.studies.requirements import requirements
 from widemix.studies.results import _number, as_csv, collect, lines_of, measured
@@ -533,3 +533,6 @@ def test_texts_of_a_report_are_shown_as_they_are(study, tmp_path):
     assert title == r"# \# \[a\](b) &#36;x&#36; &#126;c&#126; &lt;b> \&amp;"
     assert source.startswith(r"1\. paper\_of\_\*me\*, figure 1.")
     assert "](my%20study.png)" in as_page(results, parsed, "my study.yaml")
+    assert [escaped(text) for text in ("A & B &c", "&#36; &lt;", "12. a", "a 1. b", "- a")] == [
+        *("A & B &c", r"\&#36; \&lt;", r"12\. a", "a 1. b", r"\- a")
+    ]

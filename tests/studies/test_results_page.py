@@ -213,6 +213,8 @@ def test_samples_against_a_number_and_exact_numbers(tmp_path):
         [verdict] = decide([one], [check_estimate(one, tmp_path)])
         assert verdict.p == pytest.approx(stats.ttest_1samp(values, 1.5).pvalue)
         assert verdict.estimate.mean == pytest.approx(-0.5 * sign)
+    nothing = check(left="one", right=0.0)
+    assert check_estimate(nothing, tmp_path).mean == 1.5
     exact = check(left="one", right=1.5, expect="equal", margin=0.1)
     [verdict] = decide([exact], [check_estimate(exact, tmp_path)])
     assert (verdict.word, verdict.interval, verdict.estimate.exact) == ("supported", (0.0, 0.0), True)

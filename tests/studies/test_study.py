@@ -14,7 +14,7 @@ from widemix.models.families import KINDS
 from widemix.recipe import Recipe, dump_recipe, experiment_hash, load_recipe
 from widemix.studies.quantity import as_quantity, is_number, label_of, value_of
 from widemix.studies.solve import block_weights, solve
-from widemix.studies.study import is_study, read_study, study_runs_of
+from widemix.studies.study import Group, _label, is_study, read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
 
 STUDIES = sorted((ROOT / "recipes/studies").glob("*.yaml"))
@@ -66,6 +66,7 @@ def test_a_cell_is_its_recipe_with_the_values_of_study_entry_command_line_and_ax
         (tmp_path / "study.yaml").write_bytes(content)
         assert not is_study(tmp_path / "study.yaml")
     assert not is_study(tmp_path / "none.yaml")
+    assert is_study(write(tmp_path, TWO.replace("runs:", "cells:")))  # as they were called
 
 
 def test_a_run_folder_has_the_hash_of_all_that_the_result_depends_on(tmp_path):
@@ -91,6 +92,9 @@ def test_seeds_set_the_training_seed_and_the_keys_that_follow_it(tmp_path):
     sampled = [(c.recipe.model.channels, c.recipe.train.seed, c.recipe.model.permutation_seed) for c in study_runs]
     assert sampled == [(8, 3, 3), (8, 4, 4), (16, 3, 3), (16, 4, 4)]
     assert len({study_run.name for study_run in study_runs}) == 4
+    zero = text.replace("seeds: [3, 4]", "seeds: [0]\nset: {train.seed: 8, model.permutation_seed: 9}")
+    study_runs = planned(write(tmp_path, zero.replace("  axes", "  seeded: [model.permutation_seed]\n  axes")))
+    assert {(c.recipe.train.seed, c.recipe.model.permutation_seed) for c in study_runs} == {(0, 0)}
 
 
 def test_a_name_has_the_point_then_what_was_chosen_for_it_then_the_seed():
@@ -389,6 +393,7 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
     [
         ("", "", [("model.channels", "8")], "*", "--model.channels: .* varies it"),
         ("", "", [], "x*", "no run is called x.; the first is digits-s_mixer_channels-8"),
+        ("", "", [], "*S_MIXER*", "no run is called .S_MIXER.; the first is digits-s_mixer_channels-8"),
         ("[8, 16]", "[8, 8]", [], "*", r"runs.0 \(Normal\): the run digits-s_mixer_channels-8_.* is duplicated"),
         ("[8, 16]", "[]", [], "*", "runs.0: axes: model.channels: has no values"),
         ("axes", "axis", [], "*", "runs.0: unknown key axis; did you mean axes"),
@@ -422,6 +427,7 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
         ("model.channels: [8, 16]", "'model.depth, model.channels': [8, 16]", [], "*", "8 should be a list of 2"),
         ("model.channels: [8, 16]", "model.channels: {omega: 9, weights: 9}", [], "*", "give one of omega, weights"),
         ("  axes", "  lines: [model.depth]\n  axes", [], "*", "lines: model.depth is not one of the axes"),
+        ("axes: {model.channels: [8, 16]}", "lines: [model.depth]", [], "*", "model.depth is not one of the axes"),
         (
             "  axes",
             "  seeded: [data.pixel_seed]\n  axes",
@@ -445,6 +451,29 @@ def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, old, new, ov
     with pytest.raises(InputError, match=error_message) as found:
         planned(path, overrides, only)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("text", ["extends: a\n", "model: {kind: mixer}\n", "train: {epochs: 3}\n"])
+def test_a_recipe_is_no_study_and_a_name_like_a_hidden_files_is_not_suggested(tmp_path, text):
+    with pytest.raises(InputError, match=r"study\.yaml: is a recipe, not a study"):
+        read_study(write(tmp_path, text))
+    (tmp_path / "study.yaml").rename(tmp_path / ".studi.yaml")
+    with pytest.raises(InputError, match=r"study\.yaml: no such study$"):
+        read_study(tmp_path / "study.yaml")
+    (tmp_path / "studio.yaml").touch()
+    with pytest.raises(InputError, match=r"study\.yaml: no such study; did you mean \S+/studio\.yaml\?"):
+        read_study(tmp_path / "study.yaml")
+
+
+def test_a_figure_needs_runs_where_any_of_its_quantities_is_a_result_and_large_targets_are_whole(tmp_path):
+    for y, measured in (("[width]", False), ("[width, error]", True), ("[loss]", True)):
+        assert read_study(write(tmp_path, TWO.replace("x: width", f"x: width, y: {y}"))).measured is measured
+    read_study(write(tmp_path, TWO.replace("x: width", "x: eval.every")))  # a key's name of before
+    axes = {"model.channels": {"weights": 9}, "model.depth": [1]}
+    group = Group(label="a", recipes={"b": "c"}, axes=axes, lines=["model.channels"])
+    shown = [_label("model.channels", value, group) for value in (99.5, 100, 123.4, 1e6)]
+    assert shown == ["99.5 weights", "100 weights", "123 weights", "1,000,000 weights"]
+    assert _label("model.depth", 1, group) == ""
 
 
 def test_a_recipe_lies_beside_the_study_or_is_a_shipped_one(tmp_path):
