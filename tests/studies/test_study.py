@@ -403,6 +403,8 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
         ("[8, 16]", "[8, 0]", [], "*", r"study.yaml: runs.0 \(Normal\): model.channels 0: input should be"),
         ("x: width", "x: wdith", [], "*", "wdith: no such quantity; did you mean width"),
         ("x: width", "x: error", [], "*", "error is a result"),
+        ("x: width", "x: epoch_seconds", [], "*", "epoch_seconds is a result"),
+        ("x: width", "x: epoch, max_std: 0", [], "*", "max_std leaves out points"),
         ("model.channels: [8, 16]", "optim.lr: {omega: 4}", [], "*", "omega is solved for a key of the model"),
         ("model.channels: [8, 16]", "model.depth: {omega: 4}", [], "*", "model.depth: omega can't be solved"),
         (
@@ -483,6 +485,9 @@ def test_a_recipe_lies_beside_the_study_or_is_a_shipped_one(tmp_path):
     shipped = [study_run.name for study_run in planned(write(tmp_path))]
     assert [study_run.name for study_run in study_runs[:2]] == shipped
     assert [study_run.path for study_run in study_runs[2:]] == [tmp_path / "own.yaml"] * 2
+    (tmp_path / "own.yaml").rename(tmp_path / "Own.yaml")
+    capital = write(tmp_path, named.replace("own.yaml", "Own.yaml"))
+    assert [len(planned(capital, only=only)) for only in ("*-Own_*", "*-[A-Z]wn_*8_*")] == [2, 1]
 
 
 @pytest.mark.one_in(5)
