@@ -243,6 +243,8 @@ def test_a_ring_of_all_gpus_is_as_slow_as_what_is_between_its_nodes(kind):
     traffic = step_traffic(hybrid.engine, hybrid.train, network, Cluster(8, nodes=2, network="edr"))
     within, between = Ring(4, 300e9), Ring(2, 12.5e9 / 4)
     assert [each.ring for each in traffic] == [within, within, between]
+    alone = step_traffic(hybrid.engine, hybrid.train, network, Cluster(4))  # whose node has no other
+    assert [(each.kind, each.ring) for each in alone] == [("all-gather", within), ("reduce-scatter", within)]
 
 
 @pytest.mark.parametrize(
@@ -957,7 +959,7 @@ def test_a_header_has_all_fields_but_a_measurement(tmp_path):
     path = tmp_path / "one.yaml"
     names = ("prepare", "command", "expected", "source", "cost")
     lines = [f"#   {name}   of {name}" for name in names]
-    lines.insert(3, "#      and more")
+    lines.insert(3, "#    and more")
     path.write_text("# A recipe\n" + "\n".join(lines) + "\ndata: {}\n#   measured   too late\n")
     fields = recipe_tables.header(path)
     assert fields == {name: f"of {name}" for name in names} | {"expected": "of expected and more"}
