@@ -319,14 +319,15 @@ def test_each_checkpoint_that_was_being_replaced_is_put_back_or_removed(tmp_path
 
 @pytest.mark.usefixtures("quick")
 def test_a_checkpoint_is_as_readable_as_other_files(tmp_path):
+    averaged = State(**vars(state()) | {"ema": state(5.0).model})
     before = os.umask(0o027)
     try:
-        path = checkpoint.save(tmp_path, state(), position(7), RetentionPolicy(1))
+        path = checkpoint.save(tmp_path, averaged, position(7), RetentionPolicy(1))
     finally:
         os.umask(before)
-    assert {file.name: file.stat().st_mode & 0o777 for file in path.iterdir()} == dict.fromkeys(
-        ("model.safetensors", "optimizer.safetensors", "state.json", "COMPLETE"), 0o640
-    )
+    names = ("model.safetensors", "optimizer.safetensors", "ema/model.safetensors", "state.json", "COMPLETE")
+    modes = {file.relative_to(path).as_posix(): file.stat().st_mode & 0o777 for file in path.rglob("*")}
+    assert modes == dict.fromkeys(names, 0o640) | {"ema": 0o750}
 
 
 @pytest.mark.usefixtures("quick")
