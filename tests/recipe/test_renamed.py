@@ -45,6 +45,12 @@ def test_how_many_skips_and_rollbacks_were_allowed_is_still_allowed():
     assert (faults.max_skipped_steps, faults.max_rollbacks) == (17, 5)
 
 
+def test_checkpoints_are_written_and_kept_as_often():
+    """Three keys whose old names are alike."""
+    recipe = load_recipe(DIGITS, [("train.save_every", "5"), ("train.keep", "3"), ("train.keep_every", "10")])
+    assert (recipe.train.save_every_steps, recipe.train.keep_last, recipe.train.keep_every_steps) == (5, 3, 10)
+
+
 def test_a_file_and_those_that_extend_it_may_differ_in_spelling(tmp_path, capsys):
     base, path = tmp_path / "base.yaml", tmp_path / "recipe.yaml"
     base.write_text(f"extends: {DIGITS}\nengine: {{kernels: plain, kind: fsdp}}\n")
