@@ -146,6 +146,7 @@ def test_a_rank_of_one_has_its_point():
     places = np.array(axes.lines[0].get_data()).T
     assert places.tolist() == [[1, 0], [2, pytest.approx(1)]]
     assert axes.viewLim.y0 <= 0
+    assert axes.get_xticks().tolist() == [1, 2]  # whole layers
     assert np.isfinite(axes.transData.transform(places)).all()
 
 

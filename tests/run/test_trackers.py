@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -282,6 +283,17 @@ def test_a_new_run_of_mlflow_is_one_of_the_experiment_that_its_variable_names(ml
     params = ("run 1", len(flat_recipe(recipe)))
     assert server.calls == [("experiment", "mine"), ("run", number, "name"), params, ("run 1", "FAILED")]
     assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
+
+
+def test_a_server_that_does_not_answer_is_told_to_be_slow(mlflow_at, tmp_path, monkeypatch):
+    monkeypatch.setattr(trackers, "_CLOSE_S", 0.0)
+    answers = Event()
+    server = mlflow_at(Server("7"))
+    server.set_terminated = lambda *_: answers.wait(60)
+    tracker = trackers._MLflow(tmp_path, "name", recipe_with("mlflow"), None)
+    assert tracker.close(failed=False) == "log.mlflow: the last lines were not sent (the server is slow)"
+    answers.set()
+    tracker._thread.join(60)
 
 
 def test_mlflow_is_sent_what_a_start_before_could_not_send_in_parts_and_until_the_server_takes_it(
