@@ -27,6 +27,7 @@ class Muon(torch.optim.Optimizer):
     @override
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step on the gradients that are there."""
         assert closure is None
         for group in self.param_groups:
             momentum, lr = group["momentum"], float(group["lr"])
@@ -84,6 +85,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     @override
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step on the gradients that are there."""
         assert closure is None
         for optimizer in self._optimizers:
             optimizer.step()

@@ -149,11 +149,7 @@ def save(run_dir: Path, state: "State", position: Position, retention: Retention
     written = writing
     try:
         folder.mkdir(exist_ok=True)
-        for stale in folder.glob(".writing-*"):
-            shutil.rmtree(stale)
-        for unread in folder.iterdir():  # whose removal was interrupted, or failed
-            if unread.name.isdecimal() and not any((unread / mark).exists() for mark in (COMPLETE, DAMAGED)):
-                shutil.rmtree(unread, ignore_errors=True)
+        _remove_unread(folder)
         writing.mkdir()
         names = _write_files(writing, state, position)
         hashes = {name: _hash(writing / name) for name in names}
@@ -187,12 +183,14 @@ def save(run_dir: Path, state: "State", position: Position, retention: Retention
 
 def keep(origin: Checkpoint, run_dir: Path) -> None:
     """Add a checkpoint of another run to a run folder, by links to its files where the file system has them."""
-    final = run_dir / "checkpoints" / f"{origin.position.step:08d}"
-    writing = final.with_name(f".writing-{final.name}")
+    folder = run_dir / "checkpoints"
+    writing, final = folder / f".writing-{origin.position.step}", folder / f"{origin.position.step:08d}"
     if final.exists() and final.samefile(origin.path):  # by another path to this folder
         return
-    for unread in (writing, final):  # of a start that was killed meanwhile; a copy that is damaged
-        shutil.rmtree(unread, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    _remove_unread(folder)
+    if final.exists():  # a damaged copy
+        _remove(final)
     shutil.copytree(origin.path, writing, copy_function=_link)
     writing.rename(final)
 
@@ -216,6 +214,15 @@ def put_back(run_dir: Path) -> None:
         if final.exists():
             shutil.rmtree(final)
         replaced.rename(final)
+
+
+def _remove_unread(folder: Path) -> None:
+    """Remove what a kill left of checkpoints being written, and those whose removal was interrupted, or failed."""
+    for stale in folder.glob(".writing-*"):
+        shutil.rmtree(stale)
+    for unread in folder.iterdir():
+        if unread.name.isdecimal() and not any((unread / mark).exists() for mark in (COMPLETE, DAMAGED)):
+            shutil.rmtree(unread, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:

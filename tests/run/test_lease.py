@@ -24,6 +24,17 @@ def holder(folder, **changes):
     os.utime(path, (time.time() - 100,) * 2)
 
 
+def slow_to_take(folder):
+    """A process that has seen an expired lease of `c`, which has been released since."""
+    first, slow = (Leases(folder, expiry_s=60) for _ in range(2))
+    assert first.take("c")
+    holder(folder, machine="another")
+    seen = slow.holder("c")
+    first.release("c")
+    slow.holder = lambda _: seen
+    return slow
+
+
 def test_one_of_many_takes_a_cell(tmp_path):
     everyone = [Leases(tmp_path) for _ in range(16)]
     with ThreadPoolExecutor(16) as pool:
@@ -99,14 +110,8 @@ def test_without_hard_links_one_of_many_takes_a_cell(tmp_path, monkeypatch):
 
 
 def test_a_cell_that_is_released_and_taken_anew_is_not_taken_over(tmp_path):
-    """The slow process has seen an expired lease, which is then released and taken by another."""
-    first, slow, quick = (Leases(tmp_path, expiry_s=60) for _ in range(3))
-    assert first.take("c")
-    holder(tmp_path, machine="another")
-    seen = slow.holder("c")
-    first.release("c")
+    slow, quick = slow_to_take(tmp_path), Leases(tmp_path, expiry_s=60)
     assert quick.take("c")
-    slow.holder = lambda _: seen
     assert not slow.take("c")
     assert quick.renew("c")
 
@@ -188,12 +193,7 @@ def test_who_has_a_run_does_not_get_it_twice(tmp_path):
 
 
 def test_a_lease_that_is_released_while_another_takes_it_over_is_left_to_the_next(tmp_path):
-    first, slow, next_one = (Leases(tmp_path, expiry_s=60) for _ in range(3))
-    assert first.take("c")
-    holder(tmp_path, machine="another")
-    seen = slow.holder("c")
-    first.release("c")
-    slow.holder = lambda _: seen
+    slow, next_one = slow_to_take(tmp_path), Leases(tmp_path, expiry_s=60)
     assert not slow.take("c")
     assert next_one.holder("c") is None
     assert next_one.take("c")

@@ -109,7 +109,8 @@ def tests_of(site: Site, text: str, covered: Coverage, budget: float) -> list[li
     found = covered.covering(site.file, [site.line])
     for lines in _around(site.line, text):
         found = found or covered.covering(site.file, lines)
-    found += (test for test in covered.unmeasured() if any(test in part for part in split([test])[:2]))
+    named, own, _ = split(covered.unmeasured())
+    found += named + own
     found.sort(key=covered.seconds)
     named, own, others = split(found)
     later = split([test for test in covered.may_run(site.file) if test not in found])
