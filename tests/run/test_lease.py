@@ -24,11 +24,15 @@ def holder(folder, **changes):
     os.utime(path, (time.time() - 100,) * 2)
 
 
-def slow_to_take(folder):
-    """A process that has seen an expired lease of `c`, which has been released since."""
+def slow_to_take(folder, readable=True):
+    """A process that has seen an expired lease of `c`, with a record or none, which has been released since."""
     first, slow = (Leases(folder, expiry_s=60) for _ in range(2))
     assert first.take("c")
     holder(folder, machine="another")
+    if not readable:
+        (path,) = folder.glob("leases/c.*")
+        path.write_text("")
+        os.utime(path, (time.time() - 100,) * 2)
     seen = slow.holder("c")
     first.release("c")
     slow.holder = lambda _: seen
@@ -192,8 +196,9 @@ def test_who_has_a_run_does_not_get_it_twice(tmp_path):
     assert leases.take("c")
 
 
-def test_a_lease_that_is_released_while_another_takes_it_over_is_left_to_the_next(tmp_path):
-    slow, next_one = slow_to_take(tmp_path), Leases(tmp_path, expiry_s=60)
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_lease_that_is_released_while_another_takes_it_over_is_left_to_the_next(tmp_path, readable):
+    slow, next_one = slow_to_take(tmp_path, readable), Leases(tmp_path, expiry_s=60)
     assert not slow.take("c")
     assert next_one.holder("c") is None
     assert next_one.take("c")
