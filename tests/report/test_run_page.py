@@ -561,6 +561,7 @@ def test_evaluations_events_and_confusions_are_in_their_columns(tmp_path):
     assert time.mktime(time.strptime(first[2], "%Y-%m-%d %H:%M:%S")) == 1
     assert "no space" in first[3]
     assert "none at all" in second[3]
+    assert "<h3>run at step 3,000</h3>" in text
     part = text.partition('<table class="confusion">')[2]
     assert rows_of(part) == [["", "a", "b", "2"], ["a", "5", "1", ""], ["b", "2", "7", "4"], ["2", "", "", ""]]
     shades = [float(shade) for shade in re.findall(r"var\(--heat\),([\d.]+)", part)]

@@ -11,10 +11,11 @@ import pytest
 from tests.conftest import ROOT
 from tests.studies.test_report import STUDY, pretend, results_of, study
 from widemix.errors import InputError
-from widemix.studies.figure import plot
+from widemix.plots.style import new_figure
+from widemix.studies.figure import _whole_ticks, plot
 from widemix.studies.page import as_page, write_report
 from widemix.studies.plan import make_plan
-from widemix.studies.results import Result
+from widemix.studies.results import Point, Result
 from widemix.studies.rows import Table, add_core_seconds
 from widemix.studies.study import read_study, study_runs_of
 
@@ -262,6 +263,27 @@ def test_an_axis_is_logarithmic_where_the_study_says_so_and_ticks_are_at_few_who
     [hull] = [line for line in axes.lines if line.get_label() == "Pareto hull"]
     assert [*map(tuple, hull.get_xydata())] == [(128, 40)]
     assert [*axes.get_xticks()] != [128, 256]
+
+
+@pytest.mark.parametrize(
+    ("values", "at_values"),
+    [
+        ([1, 99, 4], True),
+        ([1, 100, 4], False),
+        ([1, 2.5, 4], False),
+        ([3], False),
+        ([3, 4], True),
+        (range(8), True),
+        (range(9), False),
+    ],
+)
+def test_ticks_are_at_two_to_eight_whole_numbers_below_100(values, at_values):
+    [ax] = new_figure(4, 3, 1, 1, squeeze=False)[1].flat
+    ax.plot([-0.5, 100.5], [0, 1])
+    before = [*ax.get_xticks()]
+    points = [Point(float(value), 0.0, 0.0, 1, 1) for value in values]
+    _whole_ticks(ax, {"a": points[::2], "b": points[1::2], "names": [Point("relu", 0.0, 0.0, 1, 1)]})
+    assert [*ax.get_xticks()] == (sorted(values) if at_values else before)
 
 
 def test_published_points_are_in_their_panel_and_titles_above_the_first_of_several_quantities(
