@@ -139,7 +139,6 @@ static const char *pack(struct scratch *scratch, const uint8_t *data, size_t siz
     const char *reason = refused(jpeg);
     if (reason)
         return reason;
-    jpeg->out_color_space = JCS_EXT_RGBX;
     jpeg_start_decompress(jpeg);
     if (!planes_take(jpeg))
         return "of a sampling or colours that the decoder leaves to libjpeg";

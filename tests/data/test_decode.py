@@ -1,5 +1,6 @@
 """Decoding: Pillow's pixels for every kind of JPEG and box, by the C library and without it; damage is reported."""
 
+import base64
 import ctypes
 import io
 import re
@@ -174,6 +175,18 @@ def assert_pillows(decoder: Decoder, epochs: int, side: int) -> None:
 def test_pixels_are_pillows(tmp_path, kind, way):
     jpegs = [KINDS[kind](scene(i, *size)) for i, size in enumerate(SIZES)]
     assert_pillows(written(tmp_path / "a.beton", jpegs), 12 if way == "compiled" else 2, 32)
+
+
+# An image of 16 x 16, written by `jpegtran -arithmetic`.
+ARITHMETIC = base64.b64decode(
+    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABALDA4MChAODQ4SERATGCgaGBYWGDEjJR0oOjM9PDkzODdASFxOQERXRTc4UG1RV19iZ2hnPk"
+    "1xeXBkeFxlZ2P/2wBDARESEhgVGC8aGi9jQjhCY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2NjY2P/"
+    "yQARCAAQABADAREAAhEBAxEB/8wACgAQEAUBEBEF/9oADAMBAAIRAxEAPwD/AAlD09/het29lOLo1uHVW/Rw/9k="
+)
+
+
+def test_arithmetic_codes_are_read_as_pillow_does(tmp_path):
+    assert_pillows(written(tmp_path / "a.beton", [ARITHMETIC]), 4, 16)
 
 
 def test_jpegs_of_another_version_are_taken(tmp_path):

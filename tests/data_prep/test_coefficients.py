@@ -140,6 +140,12 @@ def test_others_are_not_taken(kind):
         assert reason == "progressive" if kind == "progressive" else "libjpeg" in reason
 
 
+def test_colours_of_ink_are_not_taken():
+    packed, reason = pack(by_pillow(scene(0, 60, 40).convert("CMYK")))
+    assert not packed
+    assert "colours" in reason
+
+
 @pytest.mark.parametrize("table", range(4))
 def test_those_that_lack_a_table_are_not_taken(table):
     """It would be the standard's, which Python, reading containers where there is no compiled code, does not have."""
