@@ -135,15 +135,19 @@ def test_killed_at_random_moments(tmp_path, images):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_repaired_source_resumes_without_redoing_shards(tmp_path, images, uninterrupted, small_shards, encoded):
+def test_a_repaired_source_resumes_without_redoing_shards(
+    tmp_path, images, uninterrupted, small_shards, encoded, capsys
+):
     out = tmp_path / "out"
     repair = damage(images / "train/b/101.bmp")
     with pytest.raises(InputError, match=r"train/b/101\.bmp"):
         prepare("image-folder", images, out, RAW, processes=1)
+    assert f"{out}: finished parts are kept; the same command resumes" in capsys.readouterr().err
     before = list(encoded)
     repair()
     encoded.clear()
     prepare("image-folder", images, out, RAW, processes=1)
+    assert f"{out}: resuming" in capsys.readouterr().err
     assert contents(out) == uninterrupted
     again = set(before) & set(encoded)
     assert len(before) > 70

@@ -28,6 +28,7 @@ def test_throughput_is_next_to_the_ideal_one_and_the_parts_of_a_step_add_up(monk
     assert [text.get_text() for text in speed.get_yticklabels()] == ["300", "450"]
     for axes in figure.axes:
         assert [text.get_text() for text in axes.get_xticklabels()] == ["2", "4"]
+    assert not [*speed.get_xticks(minor=True), *speed.get_yticks(minor=True)]
     bars = [[(bar.get_y(), bar.get_height()) for bar in container] for container in steps.containers]
     expected = [[(0, 30), (0, 20)], [(30, 10), (20, 30)], [(40, 0), (50, 10)]]
     assert [pytest.approx(each) for part in bars for each in part] == [each for part in expected for each in part]

@@ -199,6 +199,16 @@ def test_processes_that_share_a_table_add_each_row_once(study_runs, tmp_path):
     assert set(one.rows) == set(other.rows)
 
 
+def test_a_row_that_is_added_while_the_lock_is_waited_for_is_seen(study_runs, tmp_path, monkeypatch):
+    pretend(study_runs[0], tmp_path, {"top1": 50.0, "loss": 1.0})
+    row = finished_row(study_runs[0], tmp_path)
+    one, other = Table(tmp_path / "one.jsonl"), Table(tmp_path / "other.jsonl")
+    other.append(row)
+    monkeypatch.setattr("widemix.studies.rows.wait_for_lock", lambda _: one.path.write_bytes(other.path.read_bytes()))
+    one.append(row)
+    assert one.path.read_bytes() == other.path.read_bytes()
+
+
 def test_a_row_is_added_though_another_names_its_run_and_nothing_can_be_locked(study_runs, tmp_path, monkeypatch):
     def refuse(_):
         raise OSError("no locks")
