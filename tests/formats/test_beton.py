@@ -1,6 +1,7 @@
 """What is damaged opens nowhere."""
 
 import tracemalloc
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -335,6 +336,13 @@ def test_sizes_that_reach_beyond_or_overlap_are_refused(tmp_path, size, write_be
     table.flush()
     with pytest.raises(InputError, match=r"sample 1 does not lie|samples 1 and 2 overlap"):
         open_beton(path)
+
+
+@pytest.mark.parametrize(("offset", "size", "fits"), [(64, 1, True), (64, 0, False), (64, 2, False), (63, 1, False)])
+def test_the_smallest_part_is_of_one_byte(tmp_path, offset, size, fits):
+    places = np.array([[offset]], np.int64), np.array([[size]], np.int64)
+    with nullcontext() if fits else pytest.raises(InputError, match="sample 0 does not lie inside the file"):
+        tables.check_places(tmp_path, *places, 64, 65, PAGE)
 
 
 def test_bytes_after_the_end_are_refused(whole):
