@@ -227,7 +227,7 @@ def test_timms_networks_are_counted_as_the_formulas_say(size):
     name = {"s32": "mixer_s32_224", "b16": "mixer_b16_224", "ss8": "mixer_ss8_32"}[size]
     formula = model_cost(*named_networks()[name], 10)
     counted = model_cost(TimmSection(kind="timm", name=name), named_networks()[name][1], 10)
-    for quantity in ("parameters", "forward_flops", "training_flops", "activation_bytes"):
+    for quantity in ("parameters", "forward_flops", "training_flops", "activation_bytes", "dense_bytes"):
         assert getattr(counted, quantity) == getattr(formula, quantity), quantity
     assert math.isnan(counted.omega)
 
