@@ -458,6 +458,7 @@ def test_nor_does_it_choose_where_the_command_says_what_is_searched(tmp_path, mo
         ),
         ("{model.channels: [8, 16]}", "{optim.lr: [0.1]}", "search: the study varies optim.lr"),
         ("trials: 3", "trials: 0", "search.trials: "),
+        (", trials: 3", "", "search.trials: "),
         ("high: 0.256", "hihg: 0.256", "unknown key hihg; did you mean high"),
         ("widen: 3", "widen: -1", "search.widen: "),
         ("keys: {optim.lr: {low: 0.001, high: 0.256}}", "keys: {}", "search.keys: "),
