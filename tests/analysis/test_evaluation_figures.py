@@ -41,11 +41,12 @@ def test_names_are_as_they_are_but_for_the_middle_of_long_ones():
     axes.figure.draw_without_rendering()
 
 
-@pytest.mark.parametrize("count", [12, 13, NAMED, NAMED + 1])
-def test_up_to_twelve_classes_have_numbers_and_up_to_forty_names(count):
+@pytest.mark.parametrize(("count", "side"), [(12, 6.44), (13, 6.76), (NAMED, 9), (NAMED + 1, 9)])
+def test_up_to_twelve_classes_have_numbers_and_up_to_forty_names(count, side):
     details = Details(np.eye(count, dtype=int).tolist(), [], [], 0.0)
     axes = plot_confusion(assessed([f"c{number}" for number in range(count)]), details).axes[0]
     assert len(axes.texts) == (12 if count == 12 else 0)
+    assert axes.figure.get_size_inches() == pytest.approx([side + 1, side])
     assert ("c11" in [text.get_text() for text in axes.get_xticklabels()]) is (count <= 40)
 
 

@@ -265,4 +265,5 @@ def test_what_a_line_does_is_not_printed_and_a_bug_is(error, capsys):
         raise error
     except error:
         module._Server.handle_error(object.__new__(module._Server), None, ("10.0.0.1", 1))
-    assert (error.__name__ in capsys.readouterr().err) is (error is ValueError)
+    said = capsys.readouterr().err
+    assert (error.__name__ in said) is ("from ('10.0.0.1', 1)" in said) is (error is ValueError)
