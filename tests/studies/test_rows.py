@@ -203,7 +203,7 @@ def test_a_row_that_is_added_while_the_lock_is_waited_for_is_seen(study_runs, tm
     pretend(study_runs[0], tmp_path, {"top1": 50.0, "loss": 1.0})
     row = finished_row(study_runs[0], tmp_path)
     one, other = Table(tmp_path / "one.jsonl"), Table(tmp_path / "other.jsonl")
-    other.append(row)
+    other.append(replace(row, recipe="of another process"))
     monkeypatch.setattr("widemix.studies.rows.wait_for_lock", lambda _: one.path.write_bytes(other.path.read_bytes()))
     one.append(row)
     assert one.path.read_bytes() == other.path.read_bytes()
