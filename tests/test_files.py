@@ -100,7 +100,8 @@ def test_file_and_folder_are_flushed(tmp_path, monkeypatch):
 
 def test_what_a_command_replaces_is_said(tmp_path, capsys):
     path = tmp_path / "predictions.csv"
-    for content, said in (("a", False), ("a", False), ("b", True), (b"b", False)):
+    name = os.fsdecode(b"\xff")  # of a file
+    for content, said in (("a", False), ("a", False), (name, True), (b"\xff", False), ("b", True), (b"b", False)):
         write_output(path, content)
         output = capsys.readouterr()
         assert (f"{path}: replaces the one of 20" in output.err) == said

@@ -1,5 +1,6 @@
 """What takes long says how far it is."""
 
+import io
 import itertools
 import re
 import subprocess
@@ -29,6 +30,9 @@ def test_what_takes_long_says_how_far_it_is(capsys, monkeypatch):
         "letters: 2 of 4, 0.67 letters/s, 0:00:03 left",
         "letters: 4 of 4, 0.4 letters/s",
     ]
+    now = iter(range(0, 1000, 3))
+    assert list(track("cd", "letters", 4, "letters", done=2)) == list("cd")
+    assert capsys.readouterr().err == "letters: 4 of 4, 0.67 letters/s\n"
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
     assert list(track("abcd", "letters", 4)) == list("abcd")
     assert capsys.readouterr().err == ""
@@ -137,6 +141,30 @@ def test_a_full_disk_stops_no_work_and_a_terminal_has_its_bar_without_a_stdout(m
     assert (log.has_bar, bar.has_bar, drawn) == (False, True, [0.0, 0.2])
 
 
+def test_a_line_of_a_log_is_the_text_as_it_is(capsys):
+    """Of any length, and whatever rich makes of some words on a terminal."""
+    display, line = Display(2), "class :ant: of [bold]train[/bold] " + "long " * 60 + "line"
+    display.show(1, line, at_once=True)
+    display.print("https://host/a 1,000")
+    assert capsys.readouterr().err == f"{line}\nhttps://host/a 1,000\n"
+
+
+def test_a_log_that_nobody_reads_any_more_stops_no_work(monkeypatch):
+    """As after Ctrl-C at `2>&1 | tee log`, which ends tee first."""
+    asked = []
+
+    class Closed(io.StringIO):
+        def write(self, text):
+            asked.append(text)
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    display = Display(2)
+    display.print("one")
+    display.print("two")
+    assert [text.strip() for text in asked] == ["one"]
+
+
 def test_a_rate_has_two_digits_or_all_before_the_point():
     shown = {0.0123: "0.012", 0.5: "0.5", 1.25: "1.2", 9.6: "9.6", 10.0: "10", 10.6: "11", 12345.6: "12,346"}
     assert {rate: tally.show_rate(rate) for rate in shown} == shown
@@ -171,6 +199,9 @@ def test_the_import_is_announced_on_a_terminal_by_one_rank(monkeypatch):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
         with tally.announce_import():
             assert len(said) == (terminal and rank == "0")
+    monkeypatch.delenv("RANK")
+    with tally.announce_import():
+        assert len(said) == 2
 
 
 def test_an_evaluation_says_how_far_it_is(digits, tmp_path, monkeypatch, capsys):

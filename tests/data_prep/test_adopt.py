@@ -59,7 +59,7 @@ def test_a_folder_of_links(tmp_path, beton, capsys, monkeypatch, hard):
         adopt({"train": beton}, out)
 
 
-def test_a_damaged_image_is_refused_and_named(tmp_path, beton, capsys):
+def test_a_damaged_image_is_refused_and_named(tmp_path, beton, monkeypatch, capsys):
     opened = open_beton(beton)
     data = bytearray(beton.read_bytes())
     data[int(opened.offset[2]) : int(opened.offset[2]) + 2] = b"??"
@@ -71,6 +71,10 @@ def test_a_damaged_image_is_refused_and_named(tmp_path, beton, capsys):
     assert "train_256.beton[2]: is no image" in listed
     assert "train_256.beton[4]: " in listed
     assert not (tmp_path / "out").exists()
+    monkeypatch.setattr("widemix.data_prep.adopt.LISTED", 1)
+    with pytest.raises(RunError, match="2 of 5 images are damaged"):
+        adopt({"train": beton}, tmp_path / "out")
+    assert capsys.readouterr().err.count("train_256.beton[") == 1
 
 
 def test_an_image_that_libjpeg_reads_with_a_warning_is_damaged_too(tmp_path, image, write_beton, capsys):
@@ -140,7 +144,9 @@ def test_labels_and_unusual_images_of_several_files(tmp_path, image, write_beton
     assert not (tmp_path / "third").exists()
 
 
-def test_coefficients_are_refused(tmp_path, folder):
+def test_coefficients_are_refused(tmp_path, folder, image):
+    """Beside JPEGs too, of those that were kept as they are."""
+    image(0).save(folder / "train/ant/0.JPEG", progressive=True)
     prepare("image-folder", folder, tmp_path / "prepared", PrepSettings(encoding="coefficients"), processes=1)
     with pytest.raises(InputError, match=r"train\.beton: holds coefficients, not FFCV's images"):
         adopt({"train": tmp_path / "prepared/train.beton"}, tmp_path / "out")

@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100 from files in their official layouts."""
 
 import pickle
+import struct
 import tarfile
 
 import numpy as np
@@ -111,6 +112,24 @@ def test_cifar100_reads_fine_labels(tmp_path, form):
         assert np.array_equal(found, images)
         assert labels == fine
     assert dataset.classes == tuple(names)
+
+
+def by_python_2(images, labels):
+    """A batch as Python 2 and NumPy 1 wrote the official ones: texts and pixels are strings of bytes."""
+    kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    shape, data = struct.pack("<cHcH", b"M", len(images), b"M", 3072) + b"\x86", rows(images).tobytes()
+    array += b"(K\x01" + shape + kind + b"\x89T" + struct.pack("<i", len(data)) + data + b"tb"
+    numbers = b"](" + b"".join(b"K%c" % label for label in labels) + b"e"
+    return b"\x80\x02}(U\x04data" + array + b"U\x06labels" + numbers + b"u."
+
+
+def test_the_official_pickles_are_of_python_2(tmp_path, cifar_data):
+    for name, (images, labels) in cifar_data.items():
+        (tmp_path / name).write_bytes(by_python_2(images, labels))
+    names = b"".join(b"U\x06class%d" % number for number in range(10))
+    (tmp_path / "batches.meta").write_bytes(b"\x80\x02}U\x0blabel_names](" + names + b"es.")
+    assert_is_cifar10(cifar.cifar10(tmp_path), cifar_data)
 
 
 class Attack:

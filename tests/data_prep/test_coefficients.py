@@ -146,6 +146,14 @@ def test_colours_of_ink_are_not_taken():
     assert "colours" in reason
 
 
+def test_a_grey_one_that_is_not_taken_becomes_one_in_rgb(tmp_path):
+    """As it does where JPEGs are stored."""
+    (tmp_path / "a.jpg").write_bytes(by_pillow(scene(0, 90, 60).convert("L"), progressive=True))
+    encoded = encode(Sample("a.jpg", 0, FileSlice(str(tmp_path / "a.jpg"))), SETTINGS)
+    assert (encoded.mode, encoded.rule) == (COEFFICIENTS, "grey to RGB")
+    assert Image.open(io.BytesIO(unpack(encoded.data))).mode == "RGB"
+
+
 @pytest.mark.parametrize("table", range(4))
 def test_those_that_lack_a_table_are_not_taken(table):
     """It would be the standard's, which Python, reading containers where there is no compiled code, does not have."""
@@ -230,7 +238,7 @@ def test_damaged_coefficients_are_an_error_or_other_pixels():
             except ValueError:
                 damaged += 1
     assert damaged > 20
-    for size in range(0, len(packed), 97):
+    for size in (*range(coefficients.HEAD.size + 1), *range(97, len(packed), 97)):
         with pytest.raises(ValueError, match="damaged"):
             unpack(packed[:size])
         with pytest.raises(ValueError, match="damaged"):

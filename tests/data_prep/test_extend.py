@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import layouts
-from widemix.data_prep import encode
+from widemix.data_prep import encode, write
 from widemix.data_prep.changes import name_some
 from widemix.data_prep.dry_run import dry_run
 from widemix.data_prep.encoding import encoding_for
@@ -93,6 +93,28 @@ def test_an_extension_that_was_killed_goes_on(tmp_path, folder, image):
     prepare("image-folder", folder, tmp_path / "killed", PrepSettings(), processes=1, extend=True)
     prepare("image-folder", folder, tmp_path / "fresh", PrepSettings(), processes=1)
     assert contents(tmp_path / "killed") == contents(tmp_path / "fresh")
+
+
+def test_an_extension_that_was_interrupted_goes_on_from_its_journal(tmp_path, folder, image, monkeypatch):
+    monkeypatch.setattr(write, "SHARD", 1_000)
+    out, fresh = tmp_path / "out", tmp_path / "fresh"
+    prepare("image-folder", folder, out, PrepSettings(), processes=1)
+    grow(folder, image)
+    with monkeypatch.context() as patch:
+        patch.setattr(write.BetonWriter, "finish", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare("image-folder", folder, out, PrepSettings(), processes=1, extend=True)
+    assert list(out.glob("*.journal.unfinished"))
+    prepare("image-folder", folder, out, PrepSettings(), processes=1, extend=True)
+    prepare("image-folder", folder, fresh, PrepSettings(), processes=1)
+    assert contents(out) == contents(fresh)
+
+
+def test_an_image_that_was_left_out_is_not_new(tmp_path, folder):
+    (folder / "train/bee/8.JPEG").write_bytes(b"no image")
+    manifest = prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1, max_bad=0.1)
+    assert prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1) == manifest
+    assert dry_run("image-folder", folder, tmp_path / "out", PrepSettings())[0] == []
 
 
 @pytest.mark.parametrize(("names", "text"), [("a", "a"), ("abc", "a, b, c"), ("abcd", "a, b, c, ... (4 in all)")])

@@ -267,6 +267,20 @@ def test_as_many_processes_as_the_work_justifies(monkeypatch, count, processes, 
     assert started == ([others] if others else [])
 
 
+def test_signals_are_heeded_again_where_a_process_could_not_be_started(monkeypatch):
+    def masked():
+        return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    def fail(*_, **__):
+        assert masked()
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(encode.subprocess, "Popen", fail)
+    with pytest.raises(BlockingIOError), encode._workers(2, RAW):
+        pass
+    assert not masked()
+
+
 @pytest.mark.parametrize(
     ("codes", "words"),
     [

@@ -60,6 +60,11 @@ def test_a_class_name_that_no_file_can_hold_is_refused(tmp_path, name):
         prepare([(jpeg(0), "a"), (jpeg(1), name)], tmp_path / "data")
 
 
+def test_class_names_that_only_their_characters_tell_apart_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"python: names the class .* twice, in two Unicode forms"):
+        prepare([(jpeg(0), "caf\u00e9"), (jpeg(1), "cafe\u0301")], tmp_path / "data")
+
+
 def test_of_a_label_that_is_none_its_value_and_type_are_named(tmp_path):
     """Beside the bytes of an image it was not seen."""
     with pytest.raises(InputError, match=r"train: pair 0 has the label None \(NoneType\), no number"):

@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
-from widemix.data_prep.image import encode
+from widemix.data_prep.image import Encoded, _check_page, encode
 from widemix.data_prep.jpeg import plain_frame
+from widemix.data_prep.opening import CorruptImage
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
@@ -265,7 +266,7 @@ def test_an_animation_gives_its_first_frame(tmp_path, image):
     assert encoded.rule == "first of 3 frames"
 
 
-@pytest.mark.parametrize("end", [b"\0" * 9, b"\r\n", b""])
+@pytest.mark.parametrize("end", [b"\0" * 62, b"\r\n", b""])
 def test_bytes_are_kept_with_padding_after_their_end(tmp_path, end, image):
     image(0).save(tmp_path / "a.jpg")
     data = (tmp_path / "a.jpg").read_bytes() + end
@@ -350,13 +351,15 @@ def test_bad_images_are_named_or_left_out(tmp_path, image):
         assert encoded.rule.startswith("left out: ")
 
 
-def test_an_image_that_cannot_be_encoded_is_left_out(tmp_path, image, monkeypatch):
+def test_an_image_that_memory_does_not_suffice_for_is_left_out(tmp_path, image, monkeypatch):
     def fail(*_):
         raise MemoryError
 
     image(0).save(tmp_path / "a.png")
     monkeypatch.setattr("widemix.data_prep.image._jpeg", fail)
     assert encode_file(tmp_path / "a.png", PrepSettings()).rule == "left out: cannot be encoded (MemoryError())"
+    monkeypatch.setattr("widemix.data_prep.image.load_image", fail)
+    assert encode_file(tmp_path / "a.png", PrepSettings()).rule == "left out: cannot be decoded (MemoryError)"
 
 
 def test_a_missing_file_is_never_left_out(tmp_path):
@@ -506,9 +509,16 @@ def test_the_largest_sample_of_a_page_has_room_for_its_tables(tmp_path, image, m
         assert bool(encode(sample, PrepSettings(**settings)).data) is taken
 
 
+def test_an_image_may_be_as_large_as_such_a_page():
+    large = Encoded("a", 0, RAW, 1700, 1700, bytes(9 << 20), "")
+    _check_page(large, 0, PrepSettings(raw=True, max_size=1700))
+    with pytest.raises(CorruptImage, match=r"takes 9\.0 MiB, more than 8 MiB"):
+        _check_page(large, 0, PrepSettings(raw=True))
+
+
 def test_pages_are_as_large_as_the_settings_let_images_be():
-    pages = {size: PrepSettings(raw=True, max_size=size).page >> 20 for size in (512, 1600, 1700, 4000, 65_535, 0)}
-    assert pages == {512: 0, 1600: 0, 1700: 16, 4000: 64, 65_535: 64, 0: 64}
+    pages = {size: PrepSettings(raw=True, max_size=size).page >> 20 for size in (512, 1600, 1670, 4000, 65_535, 0)}
+    assert pages == {512: 0, 1600: 0, 1670: 16, 4000: 64, 65_535: 64, 0: 64}
     assert PrepSettings(side="shortest").page == 64 << 20
 
 

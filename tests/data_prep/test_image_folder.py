@@ -88,6 +88,11 @@ def test_a_class_may_be_called_as_a_split_beside_others(tmp_path, fill):
         image_folder.read(tmp_path)
 
 
+def test_all_classes_may_be_called_as_splits_are_where_they_hold_images(tmp_path, fill):
+    fill("train/test/1.jpg", "train/valid/1.jpg")
+    assert image_folder.read(tmp_path).classes == ("test", "valid")
+
+
 def test_images_beside_the_class_folders_are_told(tmp_path, fill, capsys):
     """By their suffix, whatever its case; a split of one class with images and folders is one."""
     fill("val/x/1.jpg", "val/x/deep/2.jpg", "val/1.JPG", "val/2.png")

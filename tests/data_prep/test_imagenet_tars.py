@@ -111,6 +111,9 @@ def test_other_members_of_the_train_tar_are_no_classes(tars):
         with tarfile.open(fileobj=inner, mode="w") as packed:
             add(packed, "./n01484850/a.JPEG", b"x")
         add(tar, "./more/n01484850.tar", inner.getvalue())
+        folder = tarfile.TarInfo("old.tar")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
     before |= {"train/n01484850/a.JPEG"}
     assert {sample.name for sample in imagenet.read(tars).splits["train"]} == before
 
@@ -175,6 +178,11 @@ def test_val_and_devkit_must_agree(tars):
     with tarfile.open(tars / VAL, "a") as tar:
         add(tar, "ILSVRC2012_val_00000006.JPEG", b"x")
     with pytest.raises(InputError, match=f"holds 6 images, and {DEVKIT} labels 5"):
+        imagenet.read(tars)
+    with tarfile.open(tars / VAL, "w") as tar:
+        for number in (1, 2, 3, 5):
+            add(tar, f"ILSVRC2012_val_0000000{number}.JPEG", b"x")
+    with pytest.raises(InputError, match=f"holds 4 images, and {DEVKIT} labels 5"):
         imagenet.read(tars)
     for wrong in (6, 0, "x"):
         with tarfile.open(tars / VAL, "w") as tar:

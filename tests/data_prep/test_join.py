@@ -8,7 +8,7 @@ import pytest
 
 from tests import layouts
 from tests.data_prep.test_adopt import main
-from widemix.data_prep import digits
+from widemix.data_prep import digits, write
 from widemix.data_prep.join import join
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
@@ -55,6 +55,21 @@ def test_the_joined_parts_have_the_bytes_of_one_preparation(tmp_path, folder, im
         path.write_bytes(b"")
     join(parts[::-1], tmp_path / "joined", max_bad=0.5)
     assert contents(tmp_path / "joined") == contents(tmp_path / "one")
+
+
+def test_a_join_that_was_interrupted_goes_on(tmp_path, folder, monkeypatch):
+    """Of parts without an image that was left out."""
+    monkeypatch.setattr(write, "SHARD", 1_000)
+    (folder / "train/bee/bad.JPEG").write_bytes(b"no image")
+    parts = prepare_parts("image-folder", folder, tmp_path, {}, max_bad=0.5)
+    join(parts, tmp_path / "whole", max_bad=0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(write.BetonWriter, "finish", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            join(parts, tmp_path / "joined", max_bad=0.5)
+    assert list((tmp_path / "joined").glob("*.journal.unfinished"))
+    join(parts, tmp_path / "joined", max_bad=0.5)
+    assert contents(tmp_path / "joined") == contents(tmp_path / "whole")
 
 
 def test_arrays_are_joined_too(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import re
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -60,6 +62,7 @@ def test_whole_numbers_are_the_labels(tmp_path, labels, numbers, capsys):
         (["1.5.2", "v2", "none"], ["1.5.2", "none", "v2"]),
         (["True", "False"], ["False", "True"]),
         (["3D", "2D", "10D"], ["10D", "2D", "3D"]),
+        (["5%", "more"], ["5%", "more"]),
         (["1_a", "2,b"], ["1_a", "2,b"]),
         (["²", "½"], ["²", "½"]),
     ],
@@ -93,6 +96,7 @@ def test_other_texts_are_names(tmp_path, labels, order, capsys):
         ),
         (["'10'", "'2'"], "line 2: label \"'10'\" is a number in a notation"),
         (["0", "\u22121"], "line 3: label \u22121 is negative"),
+        (["0", "\uff0d1"], "line 3: label \uff0d1 is negative"),
         (["0", "1", "NA"], "line 4: label 'NA' is no number, as 0 is"),
         (["0.0", "inf"], "line 3: label 'inf' is no number"),
         (["0", "-inf"], "line 3: label '-inf' is no number"),
@@ -110,6 +114,29 @@ def test_labels_that_are_neither_are_refused_with_their_line(tmp_path, labels, w
     for column in ("label", "labels")[: 1 if "" in labels or " " in labels else 2]:
         with pytest.raises(InputError, match=rf"list\.csv: {words}"):
             read_table(tmp_path, labels, column)
+
+
+def test_every_sign_of_a_missing_value_is_none_among_numbers(capsys):
+    """Among names those of not-a-number are none; of the others a line tells."""
+    nan = ["nan", "NaN", "+nan", "-nan", "1.#IND", "-1.#IND", "1.#QNAN", "-1.#QNAN"]
+    others = ["inf", "+inf", "-inf", "infinity", "+Infinity", "-infinity", "na", "n/a", "#N/A", "#NA", "<NA>", "NaT"]
+    others += ["null", "NULL", "nil", "none", "?", "-", "--", "."]
+    for text in (*nan, *others):
+        with pytest.raises(InputError, match=rf"line 3: label {re.escape(repr(text))} is no number, as 0 is"):
+            number_classes("x", {"0": "line 2", text: "line 3"})
+        if text in nan:
+            with pytest.raises(InputError, match=rf"line 3: label {re.escape(repr(text))} is no class name"):
+                number_classes("x", {"cat": "line 2", text: "line 3"})
+    assert capsys.readouterr().err == ""
+    for text in others:
+        assert set(number_classes("x", {"cat": "line 2", text: "line 3"})[0]) == {"cat", text}
+        assert capsys.readouterr().err == f"warning: x: the class {text!r} is named as tables write a missing value\n"
+
+
+@pytest.mark.parametrize("text", ['"10"', "(10)", "'10'"])
+def test_numbers_in_quotes_or_parentheses_are_no_names(text):
+    with pytest.raises(InputError, match=r"x: line 2: label .* is a number in a notation that is not read"):
+        number_classes("x", {text: "x: line 2"})
 
 
 def test_numbers_of_which_a_sample_may_have_several_are_in_numeric_order(tmp_path):
@@ -177,7 +204,7 @@ def test_numbers_of_a_jsonl_are_numbers_or_their_texts(tmp_path):
         wanted = np.array([[1, 2.5], [-3.25, 4], [3.4e38, 1e-3]], np.float32)[:, columns]
         found = [np.frombuffer(sample.targets, np.float32) for sample in dataset.splits["val"]]
         assert np.array_equal(found, wanted)
-    for wrong in (True, None, [1], 1e39, float("nan"), 10**400):
+    for wrong in (True, None, [1], 1e39, -1e39, float("nan"), 10**400):
         table.write_text(json.dumps({"path": "a.jpg", "age": wrong}))
         with pytest.raises(InputError, match=r"line 1: age is .*, not a finite number"):
             csv_list.read(table, "age")
@@ -205,6 +232,12 @@ def test_a_path_keeps_its_line_breaks_and_a_jsonl_may_have_blank_lines(tmp_path)
     assert csv_list.read(tmp_path / "list.csv").splits["train"][0].name == "a\r\nb.jpg"
     (tmp_path / "list.jsonl").write_text('{"path": "a", "label": 1}\n \t\n{"label": 0, "path": "b"}\n  ')
     assert [sample.label for sample in csv_list.read(tmp_path / "list.jsonl").splits["train"]] == [1, 0]
+
+
+def test_a_line_of_a_jsonl_with_more_keys_is_refused(tmp_path):
+    (tmp_path / "list.jsonl").write_text('{"path": "a", "label": 1}\n{"path": "b", "label": 0, "split": "val"}\n')
+    with pytest.raises(InputError, match="line 2 has other keys than line 1"):
+        csv_list.read(tmp_path / "list.jsonl")
 
 
 def collect(tmp_path, labels):
@@ -274,6 +307,7 @@ def test_targets_from_python_are_each_samples_own(tmp_path):
         ([[1, 2.5], np.array([3, 4], np.int8)], [[1, 2.5], [3, 4]]),
         ([[True, False], (False, True)], [[1, 0], [0, 1]]),
         ([np.float64(3.4e38), 0.0], [[np.float32(3.4e38)], [0]]),
+        ([[Fraction(1, 2), 1], [0, Decimal("0.25")]], [[0.5, 1], [0, 0.25]]),
     ):
         with from_python.collect({"val": [(b"", label) for label in labels]}, tmp_path / "out") as dataset:
             assert dataset.classes == tuple(map(str, range(len(rows[0]))))
@@ -377,6 +411,7 @@ def test_every_source_is_checked_for_them(tmp_path, jpeg):
     [
         (b"crane\nduck\ncrane\n", r"names the class 'crane' twice \(classes 0 and 2\)"),
         (b"cat\n\nowl\n", "line 2 is empty, and each line names a class"),
+        (b"\ncat\nowl\n", "line 1 is empty, and each line names a class"),
         (b"caf\xe9\n", "cannot be read as UTF-8"),
     ],
 )

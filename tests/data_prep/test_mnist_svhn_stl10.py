@@ -78,6 +78,10 @@ def test_cut_mnist_files_are_named(tmp_path, mnist_data):
         path.write_bytes(whole[:cut])
         with pytest.raises(InputError, match="t10k-images-idx3-ubyte: is not an idx file"):
             mnist.read(tmp_path / "m")
+    for other in (whole + b"\0", whole[:2] + b"\x09" + whole[3:]):  # a byte too many; bytes with a sign
+        path.write_bytes(other)
+        with pytest.raises(InputError, match="t10k-images-idx3-ubyte: is not an idx file"):
+            mnist.read(tmp_path / "m")
     write_mnist(tmp_path / "gz", *mnist_data)
     path = tmp_path / "gz/train-labels-idx1-ubyte.gz"
     whole = path.read_bytes()
@@ -232,6 +236,11 @@ def test_damaged_svhn_files_are_refused(tmp_path):
     savemat(path, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.full((2, 1), 11)})
     with pytest.raises(InputError, match="not whole numbers of 1 to 10"):
         svhn.read(tmp_path)
+    images = {kind: np.zeros((32, 32, 3, 2), kind) for kind in (np.int16, np.uint8)}
+    for arrays in ({"X": images[np.int16], "y": np.ones((2, 1))}, {"X": images[np.uint8]}, {"y": np.ones((2, 1))}):
+        savemat(path, arrays)
+        with pytest.raises(InputError, match=r"train_32x32\.mat: has no uint8 X"):
+            svhn.read(tmp_path)
 
 
 def test_real_svhn_labels_match_its_images(tmp_path):
@@ -293,6 +302,7 @@ def test_stl10_folds_and_unlabelled(tmp_path, stl_data):
         ("test_y.bin", b"\1", r"test_y\.bin: must hold a label"),
         ("test_y.bin", b"\0\1", r"test_y\.bin: has labels that are not whole numbers of 1 to 10"),
         ("fold_indices.txt", b"6\n", "line 1 must hold indices of 0 to 5"),
+        ("fold_indices.txt", b"0\n\n1\n", "line 2 must hold indices of 0 to 5"),
         ("fold_indices.txt", b"0 1\n0 \xff\n", "line 2 must hold indices of 0 to 5"),
     ],
 )

@@ -5,6 +5,7 @@ import json
 import os
 import tarfile
 
+import numpy as np
 import pytest
 
 from widemix.cli.parser import make_parser
@@ -256,10 +257,32 @@ def test_a_kept_list_is_of_the_same_file_and_kind_only(tmp_path):
     assert path.stat().st_size == status.st_size
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     assert tar_listing.list_tar(path, nested=True).name(0) == "x/y.tar/c.jpg"
+    status = path.stat()
+    for name, more in (("d.jpg", 0), ("e.jpg", 512)):  # in its place by a rename, and written over; of its time
+        inner = shard(tmp_path / "inner.tar", {name: b"123"}).read_bytes()
+        data = shard(tmp_path / "new.tar", {"x/y.tar": inner, "x/README.md": b""}).read_bytes()
+        (path if more else tmp_path / "new.tar").write_bytes(data.ljust(status.st_size + more, b"\0"))
+        if not more:
+            (tmp_path / "new.tar").rename(path)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        assert tar_listing.list_tar(path, nested=True).name(0) == f"x/y.tar/{name}"
+
+
+def names_alone(_):
+    content = io.BytesIO()
+    np.savez(content, names=np.zeros(1, np.bytes_))
+    return content.getvalue()
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"PK" + data[2:9]]
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: b"",
+        lambda data: b"PK" + data[2:9],
+        lambda data: b"x" * 99,
+        names_alone,
+    ],
 )
 def test_a_kept_list_of_a_tar_that_is_damaged_is_made_again(tmp_path, damage):
     path = tmp_path / "a.tar"

@@ -43,6 +43,7 @@ def test_a_side_that_no_file_can_hold_is_left_out(stored, settings):
     assert encode_file(path, **settings).data == b""
     with pytest.raises(InputError, match=rf"a\.png: {words}"):
         encode_file(path, on_corrupt="error", **settings)
+    assert encode_file(stored("b.png", 3, 70_000), **settings).rule.startswith("left out: is 3 x 70000 pixels")
     shrunk = encode_file(path, raw=True)
     with Image.open(path) as image:
         assert shrunk.data == image.resize((512, 1), Image.Resampling.LANCZOS).tobytes()
@@ -141,6 +142,11 @@ def test_pillows_limit_of_the_process_neither_counts_nor_changes(stored, name, m
         pixels = list(threads.map(decode_file, [str(path)] * 40, [PrepSettings(raw=True)] * 40))
     assert all(np.array_equal(found, pixels[0]) for found in pixels)
     assert Image.MAX_IMAGE_PIXELS == 1000
+    path.with_name("no image").touch()
+    assert encode_file(path.with_name("no image")).rule == "left out: is empty"
+    assert Image.MAX_IMAGE_PIXELS == 1000
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    assert np.array_equal(decode_file(str(path), PrepSettings(raw=True)), pixels[0])
 
 
 def test_how_much_of_a_jpeg_is_held():
@@ -169,3 +175,4 @@ def test_an_absolute_path_of_a_table_is_the_file_that_the_system_opens(tmp_path)
         for path in (folder / "link/../img.jpg", tmp_path / "img.jpg", folder / "img.jpg", folder / "a/img.jpg"):
             found = _relative(str(path), folder)
             assert os.path.realpath(os.path.join(os.path.realpath(folder), found)) == os.path.realpath(path)
+    assert _relative(str(tmp_path / "here/link/img.jpg"), tmp_path / "here") == "link/img.jpg"  # by its own name

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -330,6 +331,15 @@ def test_a_wrong_vocabulary_is_named(tmp_path, folder, words):
     ):
         prepare("mnli", folder, tmp_path / "out", PrepSettings(vocab=str(tmp_path / "words.txt")))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("vocabulary", [True, False])
+def test_without_the_package_tokenizers_one_line_says_so(tmp_path, folder, monkeypatch, vocabulary):
+    if not vocabulary:
+        (folder / "vocab.txt").unlink()
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(InputError, match=r"^sentence pairs need the package tokenizers; run `pip"):
+        prepare("mnli", folder, tmp_path / "out", PrepSettings())
 
 
 @tokenizers

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import sys
 
@@ -108,6 +109,9 @@ def test_other_names_and_no_metadata(tmp_path, jpeg):
     assert dataset.classes == ("0", "1", "2", "3", "4")
     assert found(dataset.splits["train"]) == [(4, jpeg(0)), (0, jpeg(1))]
     assert Image.open(io.BytesIO(dataset.splits["train"][0].image.read())).size == (40, 30)
+    write(tmp_path / "both/train-0.parquet", [b"x"], [1], names=[])
+    write(tmp_path / "both/train-1.parquet", [b"y"], [0], names=[], column="img")
+    assert found(parquet.read(tmp_path / "both").splits["train"]) == [(1, b"x"), (0, b"y")]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +154,11 @@ def test_a_file_that_is_replaced_is_opened_again(tmp_path, jpeg):
     write(path, [jpeg(5)], [0])
     with pytest.raises(InputError, match=r"train\.parquet: has fewer rows than when it was listed"):
         samples[1].content()
+    write(path, [b"ab"], [0])
+    size, before = path.stat().st_size, samples[0].content()
+    write(path, [b"cd"], [0])
+    os.utime(path, ns=(0, 1))
+    assert (before, samples[0].content(), path.stat().st_size) == (b"ab", b"cd", size)
 
 
 def test_names_of_classes_may_be_in_any_file_and_of_any_column(tmp_path):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -265,6 +266,16 @@ def test_as_many_bad_images_as_are_allowed_do_not_end_it(monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines() == [*listed[:2], "... and 1 more"]
 
 
+def test_a_class_whose_only_image_is_the_first_is_missed_too():
+    samples = [SimpleNamespace(label=label) for label in (1, 0, 0, 2)]
+    for bad, name in ((0, "b"), (3, "c")):
+        written = taken(["left out: is empty" if number == bad else "" for number in range(4)], {0, 1, 2, 3} - {bad})
+        with pytest.raises(RunError, match=f"val: not one image of {name} can be decoded"):
+            left_out.check_classes("val", written, samples, "abc", 0.9)
+        left_out.check_classes("val", written, samples, "abc", 1.0)
+    left_out.check_classes("val", taken(["", "", "left out: is empty", ""], {0, 1, 3}), samples, "abc", 0.9)
+
+
 def test_a_class_without_a_good_image_ends_it_with_a_list(tmp_path, folder, capsys):
     for path in (folder / "val/bee").iterdir():
         path.write_bytes(b"no image")
@@ -377,6 +388,7 @@ def test_a_plan_tells_of_all_that_the_files_depend_on(tmp_path, monkeypatch):
         return plan_of("image-folder", where, settings, dataset, encoding)
 
     assert plan() == plan()
+    assert plan()["versions"].keys() == {"widemix", "numpy", "pillow", "jpeg"}
     others = [
         plan(names=("b", "a")),
         plan(names=("a", "c")),
@@ -481,8 +493,11 @@ def test_missing_permissions_are_one_line_of_other_commands_too(tmp_path, monkey
 
 
 def test_coefficients_need_the_compiled_code(tmp_path, monkeypatch):
-    monkeypatch.setattr("widemix.data_prep.encoding.library", lambda: None)
     files = Dataset(("x",), {"train": ImageFiles(tmp_path, ("a",), (0,))})
+    compiled = SimpleNamespace(jpeg_library=lambda: b"libjpeg 9")
+    monkeypatch.setattr("widemix.data_prep.encoding.library", lambda: compiled)
+    assert encoding_for(files, None, SETTINGS, 1).versions == {"jpeg": "libjpeg 9"}
+    monkeypatch.setattr("widemix.data_prep.encoding.library", lambda: None)
     assert encoding_for(files, None, SETTINGS, 1).versions == {"jpeg": "none"}
     with pytest.raises(
         InputError, match="encoding coefficients: needs the compiled code; leave it out to store JPEGs"
@@ -535,6 +550,13 @@ def test_a_quota_that_is_used_up_is_a_full_disk_and_other_errors_are_not(tmp_pat
         raise OSError(number, "")
     assert ("the disk is full; free some space" in str(caught.value)) is (raised is InputError)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_folder_that_was_there_stays_after_an_error(tmp_path):
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ZeroDivisionError), prep_dir(tmp_path / "out", {}, force=False):
+        raise ZeroDivisionError
+    assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
 
 
 def test_a_lock_on_a_file_that_is_no_longer_there_is_none(tmp_path, monkeypatch):
@@ -660,6 +682,7 @@ def test_force_leaves_no_file_of_the_preparation_before(tmp_path, folder):
     out = tmp_path / "out"
     prepare("image-folder", folder, out, PrepSettings(holdout=0.2), processes=1)
     (out / "notes.txt").touch()
+    (out / "holdout.sources").unlink()
     prepare("image-folder", folder, out, SETTINGS, processes=1, force=True)
     assert {path.name.partition(".")[0] for path in out.iterdir()} == {"manifest", "train", "val", "notes"}
 

@@ -5,6 +5,7 @@ import os
 import shutil
 import tarfile
 import threading
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -326,6 +327,21 @@ def test_a_file_of_unknown_size_is_read_from_its_start_again(tmp_path, memory, m
     (tmp_path / f"a.txt.{version}.partial").write_bytes(b"abc")
     assert download("memory://bucket/a.txt", tmp_path).read_bytes() == b"abcdef"
     assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_ctrl_c_stops_all_downloads(tmp_path, memory, monkeypatch):
+    """It comes to the thread that waits for them."""
+    stopped = threading.Event()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    memory.pipe_file("/bucket/set/a", b"1")
+    monkeypatch.setattr(Future, "result", interrupt)
+    monkeypatch.setattr(remote, "Event", lambda: stopped)
+    with pytest.raises(KeyboardInterrupt):
+        download("memory://bucket/set", tmp_path / "set")
+    assert stopped.is_set()
 
 
 def test_files_are_downloaded_at_once_and_all_stop_with_one(tmp_path, memory, monkeypatch):

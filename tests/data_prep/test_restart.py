@@ -101,6 +101,11 @@ def test_intervals_divide_the_row_and_span_48_pixels(across):
         assert not any(row % less == 0 and less * across >= 48 for less in range(1, interval))
 
 
+def test_a_jpeg_whose_intervals_have_no_markers_has_no_table(image):
+    """As Pillow writes it where it does not know of them."""
+    assert restart.segment_table(saved(image(1, 100, 60))) == NO_SEGMENTS
+
+
 @pytest.mark.parametrize(("subsampling", "margin"), [(0, 0), (2, 1)])
 def test_any_rectangle_of_segments_decodes_by_itself(image, subsampling, margin):
     """With the header's size changed and the markers renumbered; chroma is interpolated over one pixel of margin."""

@@ -16,12 +16,14 @@ from tests import layouts
 from tests.data_prep import kills
 from widemix.data_prep import disk, encode, write
 from widemix.data_prep.changes import check_unchanged
+from widemix.data_prep.image import Encoded
 from widemix.data_prep.journal import Journal
 from widemix.data_prep.prepare import prepare
-from widemix.data_prep.samples import ImageFiles
+from widemix.data_prep.samples import ImageFiles, ImageSlices
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.written import ORIGIN
 from widemix.errors import InputError
+from widemix.formats.beton import JPEG
 from widemix.formats.checksums import crc32c
 
 ROOT = Path(__file__).parents[2]
@@ -265,6 +267,7 @@ def interrupted(images, out, at="val/b/7.bmp"):
         prepare("image-folder", images, out, RAW, processes=1)
     repair()
     assert any(out.glob("*.journal.unfinished"))
+    assert not (out / "lock.unfinished").exists()
 
 
 @pytest.mark.parametrize("what", ["size", "content"])
@@ -301,6 +304,27 @@ def test_a_change_is_noticed_by_size_by_either_time_and_by_content(tmp_path):
         check_unchanged(samples, origins[:1], tmp_path)  # which was not taken yet
 
 
+def test_a_link_has_the_status_of_its_file(tmp_path):
+    """Else each image of a folder of links would have changed since it was read."""
+    (tmp_path / "a").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("a")
+    (sample,) = ImageFiles(tmp_path, ["link"], [0])
+    data, status = sample.image.read_with_status()
+    assert (data, status.size, sample.status()) == (b"12345", 5, status)
+
+
+def test_a_file_of_several_images_that_has_another_size_has_changed(tmp_path):
+    """As a tar to which more was added: where the first images lie the bytes are the same."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"1234567890")
+    samples = ImageSlices(str(path), ["a", "b"], [0, 0], np.array([0, 5]), np.array([5, 5]))
+    origins = np.array([(crc32c(sample.content()), *sample.status()) for sample in samples], ORIGIN)
+    check_unchanged(samples, origins, tmp_path)
+    path.write_bytes(b"1234567890+")
+    with pytest.raises(InputError, match=r"^a, b: changed since the interrupted preparation"):
+        check_unchanged(samples, origins, tmp_path)
+
+
 def test_what_was_left_out_or_changed_before_a_kill_is_not_encoded_again(tmp_path, image, encoded, monkeypatch):
     """And is in the list of unusual files, as if nothing had happened."""
     monkeypatch.setattr(write, "SHARD", 1_000)
@@ -316,6 +340,12 @@ def test_what_was_left_out_or_changed_before_a_kill_is_not_encoded_again(tmp_pat
         with pytest.raises(ZeroDivisionError):
             prepare("image-folder", tmp_path / "images", tmp_path / "out", **words)
     encoded.clear()
+    path = tmp_path / "images/train/a/5.bmp"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # the sixth that was taken, and the fifth that was stored
+    with pytest.raises(InputError, match=r"^train/a/5\.bmp: changed since the interrupted preparation"):
+        prepare("image-folder", tmp_path / "images", tmp_path / "out", **words)
+    path.write_bytes(data)
     prepare("image-folder", tmp_path / "images", tmp_path / "out", **words)
     assert encoded == []
     assert contents(tmp_path / "out") == contents(tmp_path / "uninterrupted")
@@ -346,6 +376,48 @@ def test_a_journal_of_another_seed_has_no_entries(tmp_path):
             journal.append({"x": 1})
 
 
+def test_the_entry_that_is_taken_last_goes_if_no_more_is_asked_for(tmp_path):
+    """And what is appended then follows those before it."""
+    journal = Journal(tmp_path / "journal")
+    for number in range(4):
+        journal.append({"x": number})
+    again = Journal(tmp_path / "journal")
+    entries = again.entries()
+    assert [next(entries) for _ in range(3)] == [{"x": number} for number in range(3)]
+    entries.close()
+    again.append({"x": 7})
+    assert list(Journal(tmp_path / "journal").entries()) == [{"x": 0}, {"x": 1}, {"x": 7}]
+
+
+def test_an_entry_is_in_the_file_when_that_is_flushed_to_disk(tmp_path, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda _: flushed.append((tmp_path / "journal").read_bytes()))
+    Journal(tmp_path / "journal").append({"x": 1})
+    assert flushed == [(tmp_path / "journal").read_bytes()] != [b""]
+
+
+def test_data_that_were_lost_after_the_journal_are_written_again_each_time(tmp_path, monkeypatch):
+    """All of them, or those of the last image; and what was taken over once more is taken over once."""
+    monkeypatch.setattr(write, "SHARD", 1)
+    path = tmp_path / "beton"
+
+    def taken(stop):
+        """How many of four images a writer takes over, before it writes those up to `stop`."""
+        with write.BetonWriter(path, tmp_path / "journal", 4) as writer:
+            found = writer.written.taken
+            for number in range(found, stop):
+                writer.add(Encoded(str(number), number, JPEG, 2, 3, bytes([number] * 9), ""))
+            writer.disk.wait()
+        return found
+
+    assert [taken(2), taken(3)] == [0, 2]
+    path.unlink()
+    assert [taken(2), taken(4), taken(4)] == [0, 2, 4]
+    for _ in range(2):
+        os.truncate(path, path.stat().st_size - 5)
+        assert [taken(4), taken(4)] == [3, 4]
+
+
 @pytest.mark.parametrize("plan", ["[]", '{"source":'])
 def test_a_damaged_plan_is_replaced_only_by_force(tmp_path, folder, plan):
     for force in (False, True):
@@ -355,6 +427,7 @@ def test_a_damaged_plan_is_replaced_only_by_force(tmp_path, folder, plan):
         words = {"settings": PrepSettings(splits="val"), "processes": 1, "force": force}
         if force:
             assert prepare("image-folder", folder, tmp_path / "out", **words).splits["val"].samples == 6
+            assert not list((tmp_path / "out").glob("*.unfinished"))
             continue
         with pytest.raises(InputError, match=r"plan\.unfinished: is damaged; add --force to start again"):
             prepare("image-folder", folder, tmp_path / "out", **words)

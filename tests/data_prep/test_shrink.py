@@ -219,12 +219,23 @@ def test_segments_are_those_of_the_markers(jpeg):
     body, table, _ = shrink(jpeg(500, 300), max_size=300)
     assert table == segment_table(body)
     assert np.frombuffer(table, "<u4")[0] > 0
-    assert shrink(jpeg(500, 300), max_size=300, restart_markers=False)[1] == b""
+    plain, none, _ = shrink(jpeg(500, 300), max_size=300, restart_markers=False)
+    assert none == b""
+    assert [b"\xff\xdd\0\4" in data for data in (body, plain)] == [True, False]  # the markers' interval
 
 
 def test_others_go_by_pillow(jpeg, tmp_path):
     data = jpeg(300, 200, keep_rgb=True)
     assert shrink(data, max_size=90) is None
+    (tmp_path / "a.jpg").write_bytes(data)
+    settings = PrepSettings(max_size=90, quality=100)
+    stored = encode(Sample("a.jpg", 0, FileSlice(str(tmp_path / "a.jpg"))), settings)
+    assert np.array_equal(pixels(stored.data), by_pillow(data, (90, 60)))
+
+
+def test_without_compiled_code_all_go_by_pillow(jpeg, tmp_path, monkeypatch):
+    monkeypatch.setattr("widemix.data_prep.shrink.library", lambda: None)
+    data = jpeg(300, 200)
     (tmp_path / "a.jpg").write_bytes(data)
     settings = PrepSettings(max_size=90, quality=100)
     stored = encode(Sample("a.jpg", 0, FileSlice(str(tmp_path / "a.jpg"))), settings)

@@ -74,6 +74,8 @@ def test_other_files_do_not(text):
         b"\0\0\0\x20ftypavis",  # a sequence
         b"P3\n# by hand\n2 2 255",
         b"P4 8 1\n",
+        b"P1\t8 1\n",
+        b"P2\r\n2 2 255\n",
         b"RIFF\n\n\n\nWEBP",  # of sizes that have such a byte
         b"\n\n\n\nftypavif",
         b"BM\n" + bytes(7) + b"\x36\n\0\0\x28\0\0\0",

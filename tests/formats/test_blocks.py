@@ -139,6 +139,9 @@ def test_a_file_that_is_read_has_the_hash_of_what_was_written(tmp_path):
     hashes, read = written(tmp_path / "file", 4096, [(0, 10_000), (300, 9_000)]), BlockHashes()
     with (tmp_path / "file").open("rb") as file:
         assert read.add_file(file, 4096, 9_000)
+        known = dict(read.known)
+        read.copy().add(9_000, memoryview(b"other" * 3_000))
+        assert read.known == known
         before = read.copy()
         assert not before.add_file(file, 9_000, 100_000)
         assert read.add_file(file, 9_000, 4096 + 19_300)

@@ -14,6 +14,7 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
 from widemix.errors import InputError
+from widemix.files import atomic_write
 from widemix.formats import checksums
 from widemix.formats.beton import JPEG, RAW, open_beton
 from widemix.formats.checksums import BAND, crc32c, crc32c_bands, open_checksums
@@ -143,7 +144,12 @@ def test_an_older_folder_gets_the_checksums_that_it_would_have(tmp_path, folder,
         with pytest.raises(InputError, match="old: was damaged while it was read; run the same command again"):
             add_checksums(old)
     assert sorted(path.name for path in old.iterdir()) == ["manifest.json", "train.beton", "val.beton"]
-    assert add_checksums(old) == []
+    written = []
+    with monkeypatch.context() as patch:
+        module = "widemix.data_prep.add_checksums.atomic_write"
+        patch.setattr(module, lambda path, data: written.append(path.name) or atomic_write(path, data))
+        assert add_checksums(old) == []
+    assert written == ["train.crc32c", "val.crc32c", "manifest.json"]  # a kill leaves an older folder, or a newer one
     assert verify(old) == []
     for split in ("train", "val"):
         assert (old / f"{split}.crc32c").read_bytes() == (new / f"{split}.crc32c").read_bytes()
@@ -184,8 +190,12 @@ def test_names_of_any_characters_are_those_of_the_sources(tmp_path):
     assert describe_sample(tmp_path / "x.beton", 99) == "sample 99"
     assert describe_sample(tmp_path / "x.beton", 6) == "sample 6"  # whose name is empty
     assert describe_sample(tmp_path / "none.beton", 3) == "sample 3"
+    (tmp_path / "damaged.sources").write_bytes(b"0000000g a\n")
     (tmp_path / "folder.sources").mkdir()
+    assert describe_sample(tmp_path / "folder.beton", 3) == "sample 3"
     for read in (read_names, read_sources):
         for name in ("none", "folder"):
             with pytest.raises(InputError, match=rf"{name}\.sources: cannot be read \(.*; prepare the folder again"):
                 read(tmp_path / f"{name}.beton")
+        with pytest.raises(InputError, match=r"damaged\.sources: is damaged; prepare the folder again"):
+            read(tmp_path / "damaged.beton")

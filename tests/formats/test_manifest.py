@@ -83,6 +83,11 @@ def test_files_are_in_the_folder_itself_and_not_hidden(name):
         manifest(files=manifest().files | {name: "a hash"})
 
 
+def test_the_folder_may_be_the_working_directory(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert read_manifest(Path()) == manifest()
+
+
 def test_each_split_needs_its_checksums():
     files = manifest().files
     for name in files:
