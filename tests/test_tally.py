@@ -149,6 +149,19 @@ def test_a_line_of_a_log_is_the_text_as_it_is(capsys):
     assert capsys.readouterr().err == f"{line}\nhttps://host/a 1,000\n"
 
 
+def test_a_display_that_is_not_wanted_is_silent_and_a_terminal_may_have_lines_in_place_of_a_bar(monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "xterm")
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        displays = [Display(2, enabled=False), Display(2, bar=False)]
+        for display in displays:
+            display.show(1, "half", at_once=True)
+            display.print("all")
+            display.close()
+        assert [display.has_bar for display in displays] == [False, False]
+        assert capsys.readouterr().err == "half\nall\n"
+
+
 def test_a_log_that_nobody_reads_any_more_stops_no_work(monkeypatch):
     """As after Ctrl-C at `2>&1 | tee log`, which ends tee first."""
     asked = []

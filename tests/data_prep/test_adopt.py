@@ -135,6 +135,7 @@ def test_labels_and_unusual_images_of_several_files(tmp_path, image, write_beton
     assert manifest.origin == f"{first}, {second}"
     assert [split.per_class for split in manifest.splits.values()] == [(0, 0, 0, 0, 1), (0, 0, 1, 0, 0)]
     assert manifest.exceptions == ({"file": "first.beton[1]", "rule": "kept as it is: progressive"},)
+    assert adopt({"train": second, "val": first}, tmp_path / "swapped", processes=1).classes == tuple("01234")
     assert adopt({"train": first}, tmp_path / "names", "vwxyz", processes=1).classes == tuple("vwxyz")
     for labels, words in (([-2], "has labels from -2 to -2"), ([0, 1_000_000], "label 1000000 is above 999999")):
         with pytest.raises(InputError, match=rf"third\.beton: {words}"):

@@ -340,6 +340,8 @@ def test_prepared_files_are_restored(images, tmp_path, capsys):
     manifest = prepare("image-folder", images, out, SETTINGS, processes=1)
     kept = {entry["file"] for entry in manifest.exceptions if "kept as a JPEG" in entry["rule"]}
     assert {Path(name).stem for name in kept} == {"440", "411", "progressive", "RGB"}
+    rules = {entry["rule"] for entry in manifest.exceptions if "progressive" in entry["file"]}
+    assert rules == {"kept as a JPEG: progressive"}
     beton = open_beton(out / "train.beton")
     assert set(beton.mode.tolist()) == {JPEG, COEFFICIENTS}
     assert verify(out) == []
@@ -391,6 +393,11 @@ def test_any_byte_that_differs_is_found(images, tmp_path):
         assert len(files(back)) == len(KINDS) - 1  # all others are there
         assert files(back).items() <= files(images).items()
         written[at] ^= bit
+    train = open_beton(out / "train.beton")
+    np.memmap(train.path, np.uint8, "r+")[int(train.offset[0]) + 40] ^= 1
+    with pytest.raises(InputError, match=rf"^1 of {len(train) + len(KINDS)} files cannot be restored"):
+        restore(out, tmp_path / "both")
+    assert len(files(tmp_path / "both")) == len(train) + len(KINDS) - 1  # also of the split after that
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -119,6 +119,16 @@ def test_pages_are_counted(tmp_path, folder, monkeypatch):
     assert [estimate.bytes >> 20 for estimate in estimates] == [16, 16]
 
 
+def test_the_size_is_that_of_the_fields_and_pages_that_are_written(tmp_path, folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        dry_run_module, "expected_bytes", lambda count, data, *rest: asked.append((count, *rest)) or 1
+    )
+    for settings in (PrepSettings(splits="val"), PrepSettings(splits="val", raw=True, max_size=1700)):
+        dry_run("image-folder", folder, tmp_path / "out", settings)
+    assert asked == [(6, SEGMENTED_IMAGES, 0), (6, IMAGES, 16 << 20)]
+
+
 @pytest.mark.parametrize(
     ("source", "origin", "word"),
     [

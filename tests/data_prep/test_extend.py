@@ -224,6 +224,15 @@ def test_other_classes_and_targets_are_told_and_taken_over(
     assert contents(out) == contents(fresh) != before
 
 
+def test_the_rows_of_one_image_may_change_places(tmp_path, image):
+    for seed, name in enumerate("abc"):
+        image(seed).save(tmp_path / f"{name}.jpg")
+    (tmp_path / "table.csv").write_text(TWICE)
+    manifest = prepare("csv", tmp_path / "table.csv", tmp_path / "out", PrepSettings(), processes=1)
+    (tmp_path / "table.csv").write_text(TWICE.replace("b.jpg,ant\nb.jpg,bee", "b.jpg,bee\nb.jpg,ant"))
+    assert prepare("csv", tmp_path / "table.csv", tmp_path / "out", PrepSettings(), processes=1) == manifest
+
+
 def test_another_order_of_classes_and_labels_of_pairs_are_told(tmp_path, jpeg):
     origin, out = tmp_path / "origin", tmp_path / "out"
     for wnid in ("n00000001", "n00000002"):

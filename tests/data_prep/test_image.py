@@ -10,7 +10,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from widemix.data_prep.image import Encoded, _check_page, encode
-from widemix.data_prep.jpeg import plain_frame
+from widemix.data_prep.jpeg import Frame, plain_frame
 from widemix.data_prep.opening import CorruptImage
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
@@ -309,6 +309,20 @@ def test_plain_jpegs_are_recognised_by_their_markers(image, change, plain):
     frame = plain_frame(change(buffer.getvalue()))
     assert (frame is not None) is plain
     assert not plain or (frame.width, frame.height, frame.progressive) == (40, 30, False)
+
+
+def test_factors_of_which_every_decoder_has_the_sampling():
+    """4:4:4, 4:2:2, 4:2:0, 4:4:0 and 4:1:1, the same of both chromas."""
+
+    def is_common(*factors):
+        return Frame(8, 8, False, factors, False, 0).common_sampling
+
+    for first in ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1)):
+        assert is_common(first, (1, 1), (1, 1))
+        for others in ([(1, 1), (2, 1)], [(2, 1), (1, 1)], [(1, 1)], [], [(1, 1)] * 3):
+            assert not is_common(first, *others)
+    for first in ((1, 4), (4, 2), (3, 1), (2, 4)):
+        assert not is_common(first, (1, 1), (1, 1))
 
 
 def test_odd_chroma_sampling_is_re_encoded(tmp_path, image):

@@ -167,6 +167,17 @@ def test_the_devkit_labels_a_flat_folder_too(tars, folders):
         imagenet.read(folders)
 
 
+def test_classes_are_those_of_both_tars(tars):
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w") as tar:
+        add(tar, f"{WNIDS[1]}_1.JPEG", b"x")
+    with tarfile.open(tars / TRAIN, "w") as outer:
+        add(outer, f"{WNIDS[1]}.tar", inner.getvalue())
+    dataset = imagenet.read(tars)
+    assert dataset.classes == tuple(WNIDS)
+    assert [sample.label for sample in dataset.splits["train"]] == [1]
+
+
 def test_a_tar_without_images_is_named(tars):
     with tarfile.open(tars / TRAIN, "w"):
         pass

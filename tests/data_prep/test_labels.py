@@ -63,6 +63,7 @@ def test_whole_numbers_are_the_labels(tmp_path, labels, numbers, capsys):
         (["True", "False"], ["False", "True"]),
         (["3D", "2D", "10D"], ["10D", "2D", "3D"]),
         (["5%", "more"], ["5%", "more"]),
+        (["012", "\ufeff007"], ["012", "\ufeff007"]),  # of one width, without what nobody sees
         (["1_a", "2,b"], ["1_a", "2,b"]),
         (["²", "½"], ["²", "½"]),
     ],

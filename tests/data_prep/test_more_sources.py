@@ -209,6 +209,8 @@ def test_tables_of_paths(tmp_path, jpeg):
     assert found(csv_list.read(tmp_path / "list.csv"), "train") == {"images/again.png": ("cat", jpeg(2))}
     (tmp_path / "list.csv").write_text("label,path\n2,images/3.jpg\n0,images/1.jpg\n")
     assert [sample.label for sample in csv_list.read(tmp_path / "list.csv").splits["train"]] == [2, 0]
+    with pytest.raises(InputError, match=r"images: cannot be read as a \.csv"):
+        csv_list.read(tmp_path / "images")
 
 
 @pytest.mark.parametrize(

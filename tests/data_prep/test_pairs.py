@@ -144,9 +144,11 @@ def test_marks_of_encodings_cases_and_compression_by_content(tmp_path, name):
     for written in (data, gzip.compress(data)):
         (tmp_path / name).write_bytes(written)
         assert listed(pairs.mnli(tmp_path).splits["train"]) == LABELLED
-    (tmp_path / name).write_bytes(gzip.compress(data)[:-9])
-    with pytest.raises(InputError, match=f"{name}: cannot be read"):
-        pairs.mnli(tmp_path)
+    packed = gzip.compress(data)
+    for damaged in (packed[:-9], packed[:10] + b"\xff" + packed[11:], packed[:-8] + bytes(8)):
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(InputError, match=f"{name}: cannot be read"):
+            pairs.mnli(tmp_path)
 
 
 @pytest.mark.parametrize(

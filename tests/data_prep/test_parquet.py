@@ -231,6 +231,7 @@ def test_a_page_that_was_changed_is_an_error(tmp_path, jpeg):
         ({"image": [{"bytes": b"."}], "label": [0.0, 1.5]}, "row 1: label 1.5 is not a whole number"),
         ({"image": [{"bytes": b"."}], "label": [0.0, float("nan")]}, "row 1: label nan is not a whole number"),
         ({"image": [], "label": []}, "train has no rows"),
+        ({"image": [{"bytes": b"."}], "score": [1.0]}, "no column 'label' of integers; its columns are image, score"),
     ],
 )
 def test_files_without_images_or_labels_are_refused(tmp_path, columns, words):
@@ -249,10 +250,10 @@ def test_files_without_images_or_labels_are_refused(tmp_path, columns, words):
 @pytest.mark.parametrize("name", ["image", "label"])
 def test_a_column_that_comes_twice_is_refused(tmp_path, name):
     image, label = pa.array([{"bytes": b"."}], pa.struct([("bytes", pa.binary())])), pa.array([0])
-    arrays = {"image": [image, image, label], "label": [image, label, label]}[name]
-    pq.write_table(pa.Table.from_arrays(arrays, ["image", name, "label"]), tmp_path / "a.parquet")
-    with pytest.raises(InputError, match=f"has the column '{name}' twice; remove one"):
-        parquet.read(tmp_path)
+    for second in ({"image": image, "label": label}[name], pa.array(["text"])):  # of the same type, and of another
+        pq.write_table(pa.Table.from_arrays([image, second, label], ["image", name, "label"]), tmp_path / "a.parquet")
+        with pytest.raises(InputError, match=f"has the column '{name}' twice; remove one"):
+            parquet.read(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [pa.large_binary(), pa.binary(1), pa.binary_view()], ids=str)

@@ -190,6 +190,7 @@ def test_other_content_is_replaced_only_by_force(tmp_path, folder):
         ("image-folder", "nowhere", "out", "no such file or folder"),
         ("image-folder", None, "out", "needs --from"),
         ("digits", "images", "out", "leave out --from"),
+        ("digits", "nowhere", "out", "leave out --from"),
         ("image-folder", "file", "out", "none of the folders train"),
         ("imagenet", "images", "out", "not a WordNet id"),
         ("image-folder", "images", "file", "is a file"),
@@ -431,16 +432,20 @@ def test_how_many_processes_encode_what(tmp_path, monkeypatch):
     files = Dataset(("x",), {"train": ImageFiles(tmp_path, ("a",), (0,))})
     pixels = Dataset(("x",), {"train": PixelArrays("train", np.zeros((1, 2, 2, 3), np.uint8), np.zeros(1, int))})
     both = Dataset(("x",), files.splits | {"val": pixels.splits["train"]})
+    swapped = Dataset(("x",), {"val": pixels.splits["train"], "train": files.splits["train"]})
     for dataset, settings, processes, expected in (
         (files, SETTINGS, None, 5),
         (files, SETTINGS, 3, 3),
         (files, PrepSettings(raw=True), None, 5),
         (both, PrepSettings(raw=True), 2, 2),
+        (swapped, PrepSettings(raw=True), 2, 2),
+        (files, SETTINGS, 1, 1),
+        (files, PrepSettings(raw=True), 1, 1),
         (pixels, SETTINGS, 3, 1),
     ):
         encoding = encoding_for(dataset, None, settings, processes)
         assert encoding.records.keywords["processes"] == expected
-        assert encoding.parallel is (expected > 1)
+        assert encoding.parallel is (dataset is not pixels)  # also where one is asked for
         fields = [name for name, *_ in encoding.layout.fields]
         assert fields == ["image", "label", *(["segments"] if not settings.raw and dataset is files else [])]
 
@@ -537,6 +542,8 @@ def test_a_file_is_read_in_pieces(tmp_path, monkeypatch):
     for offset, size, expected in ((3, 20, data[3:23]), (3, 21, data[3:24]), (90, -1, data[90:]), (120, -1, b"")):
         assert FileSlice(str(path), offset, size).read() == expected
     assert FileSlice(str(path), 0, 0).read() == b""
+    with pytest.raises(InputError, match="/dev/null: is not a regular file"):
+        FileSlice("/dev/null").read()
     with pytest.raises(InputError, match="file: ends at 100 bytes, within a sample"):
         FileSlice(str(path), 95, 6).read()
     for function in (FileSlice.read, FileSlice.status):

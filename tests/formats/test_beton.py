@@ -293,12 +293,17 @@ def test_a_field_may_have_a_name_of_any_bytes(whole):
 
 
 def test_an_array_named_targets_beside_labels_is_none(complete):
-    """One label tells that the file is of labels."""
-    _, records, _ = tables_of(complete)
+    """One label tells that the file is of labels, and so do other fields."""
+    fields, records, _ = tables_of(complete)
     for label in (5, 0, -2):
         records["f1"][1] = label
         found = open_beton(complete)
         assert (found.target_count, found.targets.tolist(), found.label.tolist()) == (0, [0] * 3, [-1, label, -1])
+    records["f1"][1] = -1
+    assert open_beton(complete).target_count == 2
+    fields["name"][2, :8] = np.frombuffer(b"captions", np.uint8)
+    found = open_beton(complete)
+    assert (found.target_count, found.targets.tolist(), found.segments_size.tolist()) == (0, [0] * 3, [0] * 3)
 
 
 def test_fields_that_are_not_read_take_their_place_in_a_record(tmp_path):

@@ -103,7 +103,7 @@ def test_predictions_know_how_the_images_were_shrunk():
 @pytest.mark.parametrize("piece", [2, tables.PIECE])
 def test_labels_are_counted_by_class_but_for_those_without_one(piece, monkeypatch):
     monkeypatch.setattr(tables, "PIECE", piece)
-    assert count_labels(np.array([2, -1, 0, 2, -1]), 4) == (1, 0, 2, 0)
+    assert count_labels(np.array([2, -1, 0, -1, 2]), 4) == (1, 0, 2, 0)
 
 
 def test_labels_have_the_counts_of_the_manifest():
