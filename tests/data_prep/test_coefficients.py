@@ -490,7 +490,8 @@ def test_an_image_that_a_table_lists_twice_is_restored_once_under_its_own_name(t
     out = tmp_path / "out"
     prepare("csv", tmp_path / "in/list.csv", out, PrepSettings(restart_markers=False), processes=1)
     (tmp_path / "link").symlink_to(out)
-    for prepared, to in ((out, out), (out, tmp_path / "link/back"), (out / "train.beton", out / "back")):
+    link = tmp_path / "link"
+    for prepared, to in ((out, out), (out, link / "back"), (link, out / "back"), (out / "train.beton", out / "back")):
         with pytest.raises(InputError, match="lies within the source"):
             restore(prepared, to)
     assert restore(out, tmp_path / "back") == {"train": (2, 0)}
