@@ -251,6 +251,11 @@ def test_a_class_named_as_a_missing_value_is_told(tmp_path, capsys):
     assert "list.csv: the class 'NA' is named as tables write a missing value" in capsys.readouterr().err
 
 
+def test_digits_alone_are_numbers_with_a_class_for_each_between_them(tmp_path):
+    classes, samples = read_table(tmp_path, ["2", "0"])
+    assert (classes, [sample.label for sample in samples]) == (("0", "1", "2"), [2, 0])
+
+
 def test_labels_from_python(tmp_path):
     assert collect(tmp_path, [2, 0])[1] == [2, 0]
     assert collect(tmp_path, ["10", "2"]) == (tuple(map(str, range(11))), [10, 2])
