@@ -131,8 +131,9 @@ def test_tiles_stand_below_each_other_as_far_as_their_captions_need():
     assert grid(tiles, ["a\nb\nc", "d"], columns=9).shape == (width + 3 * line + 2 * GUTTER, 2 * 120 + 3 * GUTTER, 3)
     large = np.arange(120 * 130 * 3).reshape(120, 130, 3).astype(np.uint8)
     assert np.array_equal(grid([large], [""], columns=8)[GUTTER:-GUTTER, GUTTER:-GUTTER], large)
-    small = large[:60, :70]
-    assert np.array_equal(grid([small], [""], 8)[GUTTER:-GUTTER, GUTTER:-GUTTER], small.repeat(2, 0).repeat(2, 1))
+    for small, factor in ((large[:60, :70], 2), (large[:50], 3), (large[:, :50], 1)):  # by their height
+        enlarged = small.repeat(factor, 0).repeat(factor, 1)
+        assert np.array_equal(grid([small], [""], 8)[GUTTER:-GUTTER, GUTTER:-GUTTER], enlarged)
     dark = (grid(tiles, ["", "x"], columns=2)[GUTTER + width :] < 100).all(2)
     assert dark[:, 2 * GUTTER + width :].any()
     assert not dark[:, : 2 * GUTTER + width].any()

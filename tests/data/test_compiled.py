@@ -16,7 +16,7 @@ from numba.core.dispatcher import Dispatcher
 import widemix.data.compiled
 from tests.conftest import ROOT
 from widemix.api.compile_ahead import compile_ahead
-from widemix.data.compiled import _Notice, _notice
+from widemix.data.compiled import _Notice, _notice, native_symbol, optional_symbol
 from widemix.data.decode import padded_boxes
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.distributed.topology import Topology
@@ -86,6 +86,15 @@ def test_another_constant_has_another_folder_in_the_users_too(tmp_path, monkeypa
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
     assert widemix.data.compiled._cache_folder() == tmp_path / "file"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "")
+    assert widemix.data.compiled._cache_folder().parent == tmp_path / "widemix"
+
+
+def test_without_the_library_its_functions_are_none_or_do_nothing(monkeypatch):
+    monkeypatch.setattr(widemix.data.compiled.native, "load", lambda: None)
+    assert native_symbol("sum_luma", None) is None
+    assert optional_symbol("sum_luma", None).py_func(1, 2) is False
 
 
 def test_long_compilation_is_announced_once(capsys):

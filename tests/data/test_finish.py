@@ -1,11 +1,14 @@
 """Normalising, erasing and mixup in one kernel: the numbers of doing them one after the other, bit for bit."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import widemix.data
 from tests.gpu_kernels import COMPILED, DEVICE, RUNS, check_accesses, compile_instead, run_interpreted
 from widemix.data import finish
 from widemix.data.augment.erase import Erasing, sample_erasing
@@ -114,6 +117,20 @@ def test_mean_and_deviation_are_there_when_it_is_made():
     with FakeTensorMode(), Recorder():
         Finish(DataSection(path="none", num_classes=10, image_size=27), torch.device("cuda"))
     assert on_gpu == [torch.ops.aten._to_copy] * 2
+
+
+@pytest.mark.parametrize("kind", [ModuleNotFoundError, ImportError])
+def test_without_triton_or_with_a_broken_one_there_is_no_kernel(kind, monkeypatch):
+    class Missing:
+        def find_spec(name, *_):
+            if name == finish_by_triton.__name__:
+                raise kind("libcuda.so: no such file")
+
+    assert finish.by_triton.__wrapped__() is finish_by_triton
+    monkeypatch.delattr(widemix.data, "finish_by_triton")
+    monkeypatch.delitem(sys.modules, finish_by_triton.__name__)
+    monkeypatch.setattr(sys, "meta_path", [Missing, *sys.meta_path])
+    assert finish.by_triton.__wrapped__() is None
 
 
 class Wrong:

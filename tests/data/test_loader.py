@@ -22,7 +22,7 @@ from PIL import Image
 from timm.data import transforms
 
 import widemix.data.decode
-from tests.data.plain_batches import CROP, Numbers, stream_of, uniform
+from tests.data.plain_batches import CROP, FLIP, Numbers, stream_of, uniform
 from tests.layouts import two_classes
 from tests.sections import train_section
 from widemix.data import images as images_module
@@ -246,7 +246,7 @@ def test_batches_ahead_are_those_of_a_ranks_micro_batch(folder, kind, monkeypatc
 
 def test_threads_are_those_asked_for_or_the_ranks_share(folder, monkeypatch):
     monkeypatch.setattr(images_module, "share_cpus", lambda topology: 10 + topology.rank)
-    for workers, threads in ((3, 3), (0, 12)):
+    for workers, threads in ((3, 3), (40, 40), (0, 12)):
         assert EvalLoader(section(folder, workers=workers), 4, place(2, 4)).source.threads == threads
 
 
@@ -391,6 +391,16 @@ def test_padded_boxes_are_uniform():
     assert abs(flip.mean() - 0.5) < 0.02
 
 
+def test_each_view_has_a_padded_crop_and_a_flip_of_its_own():
+    """By its id, of two images that differ in height and width."""
+    height, width, ids = np.array([30, 9]), np.array([17, 40]), np.arange(7, 100)
+    boxes = padded_boxes(ids, height, width, 10, 3, 5, 2, 0.3)
+    for view_id, (top, left, *size, flip) in zip(ids.tolist(), boxes.tolist(), strict=True):
+        stream, h, w = stream_of(5, 2, view_id, CROP), height[view_id % 2], width[view_id % 2]
+        assert (top, left) == tuple(int(uniform(stream, k) * (n + 2 * 3 - 10 + 1)) - 3 for k, n in enumerate((h, w)))
+        assert (size, flip) == ([10, 10], uniform(stream_of(5, 2, view_id, FLIP), 0) < 0.3)
+
+
 def test_a_image_too_small_for_its_padded_crop_is_refused(folder):
     padded = AugmentSection(crop="padded", padding=1)
     with pytest.raises(InputError, match=r"augment.padding 1: .* image of 2\d pixels"):
@@ -406,6 +416,17 @@ def test_the_padding_that_an_error_names_is_the_least_that_goes(folder, border):
         TrainLoader(section(folder, image_size=side), small, TRAIN, place())
     TrainLoader(section(folder, image_size=side), fits, TRAIN, place())
     TrainLoader(section(folder, image_size=side), AugmentSection(padding=0), TRAIN, place())  # without such crops
+
+
+@pytest.mark.parametrize("way", ["height", "width"])
+def test_the_smallest_side_of_any_image_decides_on_the_padding(folder, way, monkeypatch):
+    beton = open_beton(folder / "train.beton")
+    sizes = {"height": np.full(53, 40), "width": np.full(53, 40)}
+    sizes[way][7] = 20
+    monkeypatch.setattr(images_module, "open_split", lambda *_: replace(beton, **sizes))
+    with pytest.raises(InputError, match="an image of 20 pixels, .* at least 2$"):
+        TrainLoader(section(folder), AugmentSection(crop="padded", padding=1), TRAIN, place())
+    TrainLoader(section(folder), AugmentSection(crop="padded", padding=2), TRAIN, place())
 
 
 def test_centre_boxes_are_the_middle_square():

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.data.distributed_sampler import RepeatAugSampler
 
+from tests.data.plain_batches import permuted, stream_of
 from widemix.data import random
 from widemix.data.order import RandomOrder, evaluation_samples, rank_slices, shuffled, split_views, steps_per_epoch
 from widemix.data.paged import PagedOrder
@@ -149,9 +150,33 @@ def test_the_order_is_the_one_it_always_was():
     assert paged.step(0, 1).tolist() == [25, 28, 12, 21, 3, 14, 15, 18, 20, 39, 38, 8]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 16, 33, 64])
+def test_a_permutation_is_that_of_the_documented_network(count):
+    stream = stream_of(7, 3, count, 0)
+    assert permutation(count, 7, 3).tolist() == [permuted(place, count, stream) for place in range(count)]
+
+
+def test_numbers_beyond_those_of_32_bits_are_numbers():
+    """Of places, samples and views."""
+    count, step = 2**32 + 3, 2**28
+    view_ids = RandomOrder(count, 9, 5, repeats=3).step(1, step)
+    places, stream = range(3 * step, 3 * step + 3), stream_of(5, 1, count, 0)
+    samples = [permuted(place, count, stream) for place in places]
+    assert view_ids.tolist() == [sample + count * view for view in range(3) for sample in samples]
+    assert RandomOrder(count, 2**10, 5).step(0, 2**22 - 1).max() > 2**31
+    assert evaluation_samples(2**33, 2**32 + 1, 2**32 + 2).tolist() == [2**32 + 1]
+
+
 def test_uses_of_random_numbers_have_the_numbers_that_they_always_had():
     names = "ORDER CROP FLIP AUGMENT ERASE MIX NETWORK COLOR_JITTER PAGE WINDOW INTERPOLATION REPLACE DROPOUT"
     assert [getattr(random, name) for name in names.split()] == list(range(13))
+
+
+def test_the_last_step_of_an_epoch_is_dropped_or_has_what_is_left():
+    assert [steps_per_epoch(count, 4) for count in (3, 4, 7, 8)] == [0, 1, 1, 2]
+    assert [steps_per_epoch(count, 4, drop_last=False) for count in (3, 4, 7, 8)] == [1, 1, 2, 2]
+    order = RandomOrder(7, 4, 0)
+    assert [len(order.step(0, step)) for step in range(2)] == [4, 3]
 
 
 def test_repeats_leave_an_epoch_as_long_as_timms():

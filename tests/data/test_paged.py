@@ -83,6 +83,7 @@ def test_windows_are_of_about_equal_size_and_share_their_bytes_among_the_lanes()
         dealt = PagedOrder(np.cumsum(size), size, 10, 0, window_bytes, page_bytes=99)
         assert (dealt.lanes, dealt.run, dealt.length, dealt.window, dealt.page) == (2, 5, 50, window, 2)
     assert PagedOrder(np.cumsum(size), size, 10, 0, 1, page_bytes=105).page == 3
+    assert PagedOrder(np.cumsum(size), size, 10, 0, 1, page_bytes=19).page == 1  # of samples that are larger
     assert PagedOrder(np.cumsum(size), size, 192, 0, 1).page == round(2**20 / 40)  # part of every run, as are
     assert PagedOrder(np.arange(999), np.ones(999, int), 192, 0, 1).lanes == 64
 

@@ -54,6 +54,22 @@ def test_an_exception_wakes_a_reader_that_waits():
             next(items)
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, MemoryError, GeneratorExit])
+def test_whatever_ends_the_source_reaches_the_reader(kind):
+    """Who would wait for ever else."""
+
+    def source():
+        yield 1
+        raise kind
+
+    with Prefetch(source(), ahead=2) as items:
+        items._thread.join()
+        with pytest.raises(kind):
+            items.check()
+        with pytest.raises(StopIteration):
+            next(items)
+
+
 def test_it_reads_as_far_ahead_as_asked_and_no_further():
     seen, third = [], threading.Event()
 

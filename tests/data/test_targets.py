@@ -211,6 +211,14 @@ def test_a_target_of_several_classes_that_is_neither_0_nor_1_is_named(images, tm
         loader.source.labels(np.array([3, 4, 5]))
 
 
+def test_every_view_of_an_image_has_the_targets_of_the_image(regression, numbers):
+    source = EvalLoader(recipe(regression, "regression").data, 4, read_topology()).source
+    samples = np.array([3, 0, 10])
+    found = source.labels(samples + VAL * np.array([1, 0, 2]))
+    assert torch.equal(found, source.labels(samples))
+    assert {*map(tuple, found.tolist())} <= {*map(tuple, numbers[COUNT:].tolist())}
+
+
 def test_the_loader_gives_each_image_its_targets_and_mixup_mixes_them(regression, numbers):
     loader = widemix.Loader(regression, "train", 8, 8)
     seen = torch.cat([targets for _, targets in loader]).numpy()
@@ -430,7 +438,7 @@ def test_wrong_pairs_are_refused(tmp_path, pairs, words):
     assert words in str(raised.value)
 
 
-def test_contradictions_are_errors_of_one_line(regression, multi_label, digits, tmp_path):
+def test_contradictions_are_errors_of_one_line(regression, multi_label, table, digits, tmp_path):
     def fails(words: str, kind: str, **sections) -> None:
         values = recipe(regression, kind).model_dump()
         for name, keys in sections.items():
@@ -447,7 +455,9 @@ def test_contradictions_are_errors_of_one_line(regression, multi_label, digits, 
     fails("augment.cutmix mixes targets by area", "regression", augment={"cutmix": 1.0, "mix_group": 2})
     fails("augment.smoothing 0.1 is for classes", "multilabel", augment={"smoothing": 0.1})
     fails("train.keep_best top1 is not measured", "multilabel", train={"keep_best": "top1"})
+    prepare("csv", table, tmp_path / "single", PrepSettings(targets="age"))
     for folder, kind, names, words in (
+        (tmp_path / "single", "class", 1, "holds the targets age, not classes"),
         (digits, "regression", 10, "holds classes"),
         (digits, "multilabel", 10, "data.targets multilabel: .* holds classes"),
         (multi_label, "class", 3, "holds the targets ant, bee, cat, not classes"),

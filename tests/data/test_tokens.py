@@ -97,7 +97,7 @@ def test_batches_hold_the_pairs_of_the_file_as_short_as_the_longest_allows(folde
     widths = []
     for ids, targets, samples in training(folder):
         longest = int(text.length[samples].max())
-        assert ids.shape == (BATCH, min(-(-longest // 8) * 8, 48))
+        assert (ids.shape, ids.dtype) == ((BATCH, min(-(-longest // 8) * 8, 48)), torch.int64)
         for row, sample in zip(ids, samples.tolist(), strict=True):
             assert np.array_equal(row, text[sample][: ids.shape[1]])
             assert not text[sample][ids.shape[1] :].any()
@@ -256,6 +256,18 @@ def test_pairs_whose_lengths_or_places_cannot_be_are_refused(folder, tmp_path, f
         assert len(open_text(path)) == count
 
 
+def test_a_tokenizer_of_fewer_words_than_the_pairs_have_is_noticed(folder, tmp_path):
+    """Whose bytes are those of their checksums."""
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    words = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {word: token for word, token in words.items() if token < 23}
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert len(words) == 24
+    with pytest.raises(InputError, match=r"holds tokens that tokenizer\.json has no words for"):
+        training(other)
+
+
 @pytest.mark.parametrize(("token", "named"), [(23, False), (24, True), (-1, True)])
 def test_only_tokens_of_the_vocabulary_are_read(folder, tmp_path, token, named):
     """Of 24 words."""
@@ -274,7 +286,7 @@ def test_only_tokens_of_the_vocabulary_are_read(folder, tmp_path, token, named):
 def test_every_view_of_a_pair_is_the_pair_and_damage_names_it(folder, tmp_path):
     """Views are numbered beyond the samples; the first of several damaged pairs is named."""
     broken = Path(shutil.copytree(folder, tmp_path / "broken"))
-    source = EvalLoader(section(broken, checksums=False), 4, place()).source
+    source, checked = (EvalLoader(section(broken, checksums=each), 4, place()).source for each in (False, True))
     samples, views = np.array([3, 16, 5, 6]), np.array([3, 16 + 17, 5 + 2 * 17, 6])
     expected, (ids, read) = source.read(samples, samples, 0)[0], source.read(views, views, 0)
     assert torch.equal(ids, expected)
@@ -287,6 +299,10 @@ def test_every_view_of_a_pair_is_the_pair_and_damage_names_it(folder, tmp_path):
         file.flush()
         with pytest.raises(InputError, match="sample 5 holds tokens"):
             source.read(views, views, 0)
+        with pytest.raises(InputError, match="sample 6 holds tokens"):
+            source.read(views[3:], views, 0)
+        with pytest.raises(InputError, match=r"sample 5 \(.*\) cannot be read: its bytes differ from its checksum"):
+            checked.read(views, views, 0)
         file.truncate(int(source.file.offset[16]) + 8)
     with pytest.raises(
         InputError, match=r"sample 16 \(.*\) cannot be read: the file ends before it; it was cut short"

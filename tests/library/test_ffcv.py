@@ -33,13 +33,14 @@ POLICY: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", **JITTER, **ER
 @pytest.fixture(scope="module", autouse=True)
 def imported() -> None:
     """FFCV, with the first test that needs it: it compiles for seconds, in each process that collects tests."""
-    global DatasetWriter, IntDecoder, IntField, Loader, OrderOption, RGBImageField, Squeeze, ToTensor, ffcv
+    global DatasetWriter, IntDecoder, IntField, Loader, OrderOption, RGBImageField, Squeeze, State, ToTensor, ffcv
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("ffcv", reason="FFCV is not installed")
         from ffcv.fields import IntField, RGBImageField
         from ffcv.fields.decoders import IntDecoder
         from ffcv.loader import Loader, OrderOption
+        from ffcv.pipeline.state import State
         from ffcv.transforms import Squeeze, ToTensor
         from ffcv.writer import DatasetWriter
 
@@ -116,9 +117,57 @@ def test_an_order_is_of_its_loaders_indices_and_each_loader_has_its_own():
     assert (one.epoch.tolist(), other.epoch.tolist(), order.epoch.tolist()) == ([3], [7], [0])
     one.first = 3, 1
     assert one.sample_order(3).tolist() == epoch[6:8]
-    assert len(one.sample_order(4)) == 4
+    assert len(one.sample_order(4)) == len(one.sample_order(2)) == 4
     one.first = 3, 2
     assert one.sample_order(3).tolist() == []
+
+
+def test_ranks_are_those_given_or_the_launchers(monkeypatch: pytest.MonkeyPatch):
+    assert (ffcv.Order().rank, ffcv.Order().world) == (0, 1)
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert (ffcv.Order().rank, ffcv.Order().world) == (3, 4)
+    assert (ffcv.Order(0, 0, 2).rank, ffcv.Order(0, 0, 2).world) == (0, 2)
+
+
+def test_a_loader_is_resumed_at_any_epoch():
+    """Also at an earlier one than the next, and as often as one likes."""
+    loader = SimpleNamespace(traversal_order=ffcv.Order(), next_epoch=5)
+    for epoch, step in ((7, 3), (1, 2), (0, 0)):
+        ffcv.resume(loader, epoch, step)
+        assert (loader.traversal_order.first, loader.next_epoch) == ((epoch, step), epoch)
+
+
+def test_an_operation_has_the_order_of_the_loader_that_it_belongs_to():
+    """Which is known by its metadata; of a loader that is gone others may have the same address."""
+    first, second = np.zeros(3), np.zeros(3)
+    bound = ffcv.Order(5)(SimpleNamespace(reader=SimpleNamespace(metadata=first)))
+    operation = ffcv.RandomErasing(0.5)
+    operation.accept_globals(first[:], None)
+    assert operation.order is bound
+    ffcv.order._orders[id(second)] = bound
+    for metadata in (second, np.zeros(3)):
+        with pytest.raises(widemix.InputError, match=r"RandomErasing is random by epoch: give the loader order="):
+            operation.accept_globals(metadata[:], None)
+
+
+def test_normalised_images_have_channels_first_and_are_on_the_device_asked_for():
+    step, given = ffcv.Normalize(device="meta"), State(True, torch.device("cpu"), (5, 7, 3), np.dtype("u1"))
+    state, memory = step.declare_state_and_memory(given)
+    assert state == State(False, torch.device("meta"), (3, 5, 7), torch.float32)
+    assert (memory.shape, memory.dtype, memory.device) == ((5, 7, 3), torch.float32, torch.device("meta"))
+    assert step.mean.device == step.std.device == torch.device("meta")
+
+
+def test_a_centre_crop_is_of_no_more_than_the_image():
+    """And of a pixel at least."""
+    assert ffcv.CenterCrop(8, crop_pct=1).crop_pct == 1
+    box = np.full(5, 9)
+    ffcv.decoding._centre_box.py_func(box, 0, 3, 4, 0, 0, 0.3, False)
+    assert box.tolist() == [1, 1, 1, 1, 0]
+    for wrong in (0, -0.1, 1.001):
+        with pytest.raises(widemix.InputError, match=rf"crop_pct {wrong}: Input should be"):
+            ffcv.CenterCrop(8, crop_pct=wrong)
 
 
 def test_an_operation_is_given_the_loaders_threads_and_the_orders_seed_and_epoch():

@@ -35,14 +35,18 @@ def test_importing_it_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", program], cwd=RECIPE.parents[2], check=True)
 
 
-def test_without_ffcv_its_operations_say_how_to_install_it() -> None:
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [(ModuleNotFoundError, "No module named 'ffcv'"), (ImportError, "libopencv_core.so: no such file")],
+)
+def test_without_ffcv_its_operations_say_how_to_install_it(kind: type[ImportError], reason: str) -> None:
     """As an ImportError, which scripts catch that can do without."""
-    program = """import sys
+    program = f"""import sys
 
 class Missing:
     def find_spec(name, *_):
         if name == "ffcv":
-            raise ModuleNotFoundError("No module named 'ffcv'")
+            raise {kind.__name__}({reason!r})
 
 sys.meta_path.insert(0, Missing)
 try:
@@ -51,7 +55,7 @@ except ImportError as error:
     print(error, error.__suppress_context__)"""
     found = subprocess.run([sys.executable, "-c", program], cwd=RECIPE.parents[2], capture_output=True, text=True)
     assert found.stdout == (
-        "widemix.ffcv: FFCV cannot be imported (No module named 'ffcv'); install it: as root "
+        f"widemix.ffcv: FFCV cannot be imported ({reason}); install it: as root "
         "`apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev python3-dev`, then "
         "`pip install 'widemix[ffcv]'` True\n"
     )

@@ -241,6 +241,19 @@ def test_a_number_of_views_repeats_the_loaders_own(images: Path, world: int) -> 
     assert same(joined([loader(images, views=3 * [widemix.View()], **keys)]), viewed)
 
 
+def test_views_go_with_one_repeat_of_each_image(images: Path) -> None:
+    assert same(*(list(loader(images, views=2, num_aug_repeats=repeats)) for repeats in (0, 1)))
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_rank_without_a_sample_of_the_last_step_has_an_empty_batch(images: Path, views: int) -> None:
+    """Of the 5 samples that are left 12 ranks have one or none."""
+    keys: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "color_jitter": 0.4, "re_prob": 0.5}
+    keys |= {"views": views, "smoothing": 0.1, "drop_last": False}
+    ranks = [loader(images, 1, rank=rank, world=12, **keys) for rank in range(12)]
+    assert same(joined(ranks), list(loader(images, 12, **keys)))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_views_are_rounded_to_the_type_asked_for(images: Path, dtype: torch.dtype) -> None:
     exact, rounded = (next(iter(loader(images, views=DINO, img_dtype=kind)))[0] for kind in (torch.float32, dtype))

@@ -96,7 +96,9 @@ def test_another_processor_or_compiler_gets_a_build_of_its_own(home, tiny, monke
     compiler.write_text('#!/bin/sh\n[ "$1" != --version ] || { echo newer; exit; }\nexec cc "$@"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
-    assert len({first, second, compiled()}) == 3
+    found = [first, second, compiled()]
+    compiler.write_text(compiler.read_text().replace("newer", "newest"))  # in the same place
+    assert len({*found, build.planned()}) == 4
 
 
 @pytest.fixture
@@ -157,6 +159,8 @@ def test_the_compiler_is_the_systems_unless_another_is_named(tmp_path, monkeypat
         (tmp_path / name).touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
+    assert build._compiler() == str(tmp_path / taken)
+    monkeypatch.setenv("CC", "")
     assert build._compiler() == str(tmp_path / taken)
     monkeypatch.setenv("CC", "mine")
     assert build._compiler() == str(tmp_path / "mine")
@@ -256,9 +260,24 @@ def test_a_compiler_that_fails_leaves_nothing_and_says_why(home, monkeypatch, tm
     compiler.write_text(f'#!/bin/sh\n[ "$1" != --version ] || exit 0\necho "{words}" >&2\nexit 1\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
+    descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(
         BuildError, match=r"broken failed: x\.c:1: fatal error: jpeglib\.h: No; apt-get install libjpeg-dev$"
     ):
+        compiled()
+    assert not list(home.iterdir())
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+def test_a_library_appears_whole_or_not_at_all(home, tiny, noting, monkeypatch):
+    """By a rename in its folder: another one may be of another file system."""
+
+    def replace(source, target):
+        assert Path(source).parent == Path(target).parent == home
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
         compiled()
     assert not list(home.iterdir())
 

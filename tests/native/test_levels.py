@@ -194,6 +194,39 @@ def known(last: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
+    ("machine", "features", "value", "message"),
+    [
+        ("aarch64", "asimd", "v2", r"^WIDEMIX_NATIVE=v2: is none of v8, v8\.1, native, none$"),
+        ("aarch64", "asimd crc32", "v8.1", r"=v8\.1: this processor has no asimdrdm atomics; it runs v8$"),
+        ("riscv64", "", "v2", r"^WIDEMIX_NATIVE=v2: is none of native, none$"),
+    ],
+)
+def test_levels_are_those_of_the_kind_of_machine(machine, features, value, message, monkeypatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(levels, "processor", lambda: f"Features : {features}")
+    monkeypatch.setenv("WIDEMIX_NATIVE", value)
+    with pytest.raises(InputError, match=message):
+        levels.wanted()
+
+
+MACROS = "SSSE3 SSE4_1 SSE4_2 POPCNT AVX AVX2 BMI BMI2 F16C FMA LZCNT MOVBE AVX512F AVX512BW AVX512CD"
+MACROS += " AVX512DQ AVX512VL AVX512VBMI AVX512VBMI2 AVX512BITALG AVX512VNNI GFNI PCLMUL VPCLMULQDQ AES SHA"
+AS_LINUX = {"LZCNT": "abm", "BMI": "bmi1", "PCLMUL": "pclmulqdq"}
+
+
+@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="of compilers for x86-64")
+@pytest.mark.parametrize("level", levels.LEVELS["x86_64"])
+def test_a_level_asks_the_processor_for_all_that_the_compiler_may_use(level) -> None:
+    """By the macros that say to programs which instructions there are."""
+    compiler = build._compiler() or pytest.skip("there is no compiler")
+    command = [compiler, *levels.LEVELS["x86_64"][level].flags, "-dM", "-E", "-x", "c", "/dev/null"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    used = {name for name in MACROS.split() if f"#define __{name}__ 1" in text}
+    assert {AS_LINUX.get(name, name.lower()) for name in used} == known(level) - {"cx16", "lahf_lm"}
+    assert "#define __GCC_HAVE_SYNC_COMPARE_AND_SWAP_16 1" in text
+
+
+@pytest.mark.parametrize(
     ("value", "message"),
     [
         ("v9", r"^WIDEMIX_NATIVE=v9: is none of v2, v3, v4, vbmi, native, none$"),

@@ -60,6 +60,17 @@ def test_each_strength_alone_is_jitter():
     for strengths in 0.3 * np.eye(4):
         assert build_color_jitter(AugmentSection(color_jitter=tuple(strengths.tolist()))).is_on
     assert not build_color_jitter(AugmentSection()).is_on
+    assert not build_color_jitter(AugmentSection(color_jitter=(0.3,) * 4, color_jitter_prob=0.0)).is_on
+
+
+@pytest.mark.parametrize("name", ["grayscale_prob", "gaussian_blur_prob", "solarize_prob"])
+def test_each_of_the_other_steps_is_done_without_jitter(name):
+    """With the probability that is its own."""
+    section = AugmentSection(**{name: 0.25})
+    names = ("color_jitter_prob", "grayscale_prob", "gaussian_blur_prob", "solarize_prob")
+    steps = build_color_jitter(section)
+    assert steps.is_on
+    assert list(steps[1:]) == [0.25 if each == name else 0.0 for each in names]
 
 
 def test_jitter_samples_every_order_and_its_whole_range():

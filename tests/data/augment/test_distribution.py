@@ -1,5 +1,6 @@
 """Over 25,000 samples of a policy, operations, magnitudes, signs and pairs are as frequent as timm's."""
 
+import itertools
 import random
 from collections import Counter
 
@@ -14,7 +15,7 @@ from widemix.data.augment import sampling
 from widemix.data.augment.program import MIX, compile_policy
 from widemix.data.augment.sampling import mixed_chain, sample_chain
 from widemix.data.random import AUGMENT, key
-from widemix.recipe.policy import parse_policy
+from widemix.recipe.policy import RandAugment, Step, parse_policy
 
 MEAN, FILL = (0.485, 0.456, 0.406), (124, 116, 104)
 SAMPLES = 25_000  # chains of steps
@@ -169,6 +170,24 @@ def test_samples_are_as_frequent_as_timms(text, monkeypatch):
         bins += zip(np.histogram(mine_of_kind, edges)[0], np.histogram(theirs_of_kind, edges)[0], strict=True)
     assert len(bins) >= 3
     assert differ(bins) > 1e-3
+
+
+@pytest.mark.parametrize("sample", [0.4, 0.6])
+def test_arguments_of_every_operation_and_magnitude_are_timms(sample, monkeypatch):
+    """Also of magnitudes above 10, which `mmax` allows. Signs and the blur's radius follow from a sample."""
+    monkeypatch.setattr(sampling, "uniform", lambda *_: sample)
+    monkeypatch.setattr(random, "random", lambda: 1 - sample)  # timm negates by the upper half
+    names = [name for operation in op.OPERATIONS for name in operation.magnitude_maps]
+    for name, magnitude in itertools.product(names, (0, 0.9, 3.7, 10, 12.5, 30)):
+        to_argument = auto_augment.LEVEL_TO_ARG[name]
+        expected = to_argument(magnitude, {})[0] if to_argument else 0.0
+        if name == "Desaturate":
+            expected = 1.0 - expected
+        elif name == "GaussianBlurRand":
+            expected = 0.1 + (2.0 * expected - 0.1) * sample
+        [row] = compile_policy(RandAugment((Step(name, 1.0, 9),), 1, None), MEAN).table
+        found = sampling.sample_argument.py_func(row, magnitude / 10, 0, 0)
+        assert found == pytest.approx(expected), (name, magnitude)
 
 
 def test_which_operations_meet_is_as_timms_without_replacement():
