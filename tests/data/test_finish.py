@@ -1,5 +1,7 @@
 """Normalising, erasing and mixup in one kernel: the numbers of doing them one after the other, bit for bit."""
 
+import copy
+import pickle
 import sys
 
 import numpy as np
@@ -131,6 +133,17 @@ def test_without_triton_or_with_a_broken_one_there_is_no_kernel(kind, monkeypatc
     monkeypatch.delitem(sys.modules, finish_by_triton.__name__)
     monkeypatch.setattr(sys, "meta_path", [Missing, *sys.meta_path])
     assert finish.by_triton.__wrapped__() is None
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_is_of_the_same_section_and_device_and_has_checked_nothing(way):
+    section = DataSection(path="none", num_classes=10, image_size=27, mean=(0.0, 0.2, 0.4))
+    for device in ("meta", "cpu"):
+        finisher = Finish(section, torch.device(device))
+        finisher._checked = True
+        other = way(finisher)
+        assert (other._mean.device.type, other._std.device.type, other._checked) == (device, device, False)
+    assert torch.equal(other._mean, finisher._mean)
 
 
 class Wrong:

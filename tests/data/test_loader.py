@@ -424,7 +424,7 @@ def test_the_smallest_side_of_any_image_decides_on_the_padding(folder, way, monk
     sizes = {"height": np.full(53, 40), "width": np.full(53, 40)}
     sizes[way][7] = 20
     monkeypatch.setattr(images_module, "open_split", lambda *_: replace(beton, **sizes))
-    with pytest.raises(InputError, match="an image of 20 pixels, .* at least 2$"):
+    with pytest.raises(InputError, match=r"an image of 20 pixels, .* at least 2$"):
         TrainLoader(section(folder), AugmentSection(crop="padded", padding=1), TRAIN, place())
     TrainLoader(section(folder), AugmentSection(crop="padded", padding=2), TRAIN, place())
 

@@ -21,7 +21,14 @@ def batch(size):
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 @pytest.mark.parametrize(
     ("mixup", "cutmix", "minmax"),
-    [(0.8, 1.0, None), (0.8, 0.0, None), (0.0, 1.0, None), (0.8, 0.3, (0.2, 0.8)), (0.0, 0.0, (0.3, 0.5))],
+    [
+        (0.8, 1.0, None),
+        (0.8, 0.0, None),
+        (0.0, 1.0, None),
+        (0.8, 0.3, (0.2, 0.8)),
+        (0.0, 0.0, (0.3, 0.5)),
+        (0.8, 0.0, (0.2, 0.6)),
+    ],
 )
 @pytest.mark.parametrize("prob", [0.5, 1.0])
 def test_each_group_is_timms_mixup_with_the_same_numbers(mixup, cutmix, minmax, prob, mode):

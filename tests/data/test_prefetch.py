@@ -36,6 +36,8 @@ def test_an_exception_is_raised_before_the_items_that_are_ready():
             list(items)  # one item at most comes between the event and the exception
         with pytest.raises(StopIteration):
             next(items)
+        with pytest.raises(RuntimeError, match="sample 7"):
+            items.check()  # of whoever else asks
     assert not items._thread.is_alive()
 
 
