@@ -215,6 +215,7 @@ def test_every_view_of_an_image_has_the_targets_of_the_image(regression, numbers
     source = EvalLoader(recipe(regression, "regression").data, 4, read_topology()).source
     samples = np.array([3, 0, 10])
     found = source.labels(samples + VAL * np.array([1, 0, 2]))
+    assert found.dtype == torch.float32
     assert torch.equal(found, source.labels(samples))
     assert {*map(tuple, found.tolist())} <= {*map(tuple, numbers[COUNT:].tolist())}
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +182,9 @@ def test_a_model_too_small_for_the_pairs_is_refused(folder, digits):
     ):
         with pytest.raises(InputError, match=words):
             check_model(fits.model_copy(update=change), images, loader)
+    loader.source.file = replace(loader.source.file, length=np.full(53, 41))  # a batch of which has 48 tokens
+    with pytest.raises(InputError, match="up to 48 tokens"):
+        check_model(fits.model_copy(update={"tokens": 41}), loader)
 
 
 def test_a_damaged_tokenizer_and_damaged_tokens_are_named(folder, tmp_path):

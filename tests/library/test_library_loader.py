@@ -1,5 +1,6 @@
 """`widemix.Loader`: the trainer's batches, in anybody's loop, resumed at any step on any number of ranks."""
 
+import os
 import threading
 from itertools import islice
 from pathlib import Path
@@ -239,6 +240,12 @@ def test_a_number_of_views_repeats_the_loaders_own(images: Path, world: int) -> 
     assert same([(batch[:, 0], labels) for batch, labels in viewed], plain)
     assert not any(torch.equal(batch[:, 1], batch[:, other]) for batch, _ in viewed for other in (0, 2))
     assert same(joined([loader(images, views=3 * [widemix.View()], **keys)]), viewed)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_pages_are_requested_of_the_file_that_is_read(images: Path, views: int) -> None:
+    source = loader(images, views=views)._loader.source
+    assert os.path.samestat(os.fstat(source.descriptor), os.stat(images / "train.beton"))
 
 
 def test_views_go_with_one_repeat_of_each_image(images: Path) -> None:

@@ -282,6 +282,13 @@ def test_a_library_appears_whole_or_not_at_all(home, tiny, noting, monkeypatch):
     assert not list(home.iterdir())
 
 
+def test_a_library_is_linked_to_those_it_is_given(tiny, noting, tmp_path):
+    compile_library([str(noting.with_name("cc"))], tmp_path / "target.so", "-g", libraries=["-lm", "-lz"])
+    words = noting.read_text().split()
+    assert "-g" in words
+    assert [word for word in words if word.startswith("-l")] == ["-lm", "-lz"]
+
+
 def test_a_compiler_that_is_no_program_is_named(home, monkeypatch, tmp_path):
     compiler = tmp_path / "cc"
     compiler.write_text("")
