@@ -117,6 +117,20 @@ def test_long_compilation_is_announced_once(capsys):
     assert capsys.readouterr().err.count("compiling the functions that prepare these batches") == 1
 
 
+def test_what_is_compiled_within_another_function_does_not_end_it():
+    begin = event.Event("numba:compile", event.EventStatus.START, {"dispatcher": padded_boxes})
+    end = event.Event("numba:compile", event.EventStatus.END, begin.data)
+    notice = _Notice(after=60.0)
+    notice.on_start(begin)
+    timer = notice._timer
+    for _ in range(2):
+        notice.on_start(begin)
+        notice.on_end(end)
+        assert not timer.finished.is_set()
+    notice.on_end(end)
+    assert timer.finished.is_set()
+
+
 @pytest.mark.parametrize(
     ("module", "rank", "announced"),
     [("widemix.a", "0", 1), ("widemix.a", "1", 0), ("b", "0", 0), ("widemixed.a", "0", 0)],
