@@ -173,14 +173,16 @@ class Broken:
         (Broken, "RuntimeError: PTX was compiled with an unsupported toolchain"),
     ],
 )
-def test_a_kernel_that_fails_or_is_wrong_is_not_used(kernel, reason, monkeypatch, capsys):
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_a_kernel_that_fails_or_is_wrong_is_not_used(kernel, reason, dtype, monkeypatch, capsys):
     finisher, arguments = of_kernel(monkeypatch, kernel), sampled(8, 27, "pixel", "groups")
-    expected = both_ways(*arguments, BF16)[1]
+    expected = both_ways(*arguments, dtype)[1]
     for _ in range(3):
-        assert torch.equal(finisher(arguments[0], BF16, *arguments[1:]), expected)
+        assert torch.equal(finisher(arguments[0], dtype, *arguments[1:]), expected)
     [line] = capsys.readouterr().err.splitlines()
     assert reason in line
     assert Wrong.calls <= 1
+    Wrong.calls = 0
 
 
 @RUNS

@@ -376,6 +376,9 @@ def test_crops_reach_both_ends_of_an_image_and_of_its_border():
 def test_a_image_too_wide_for_the_ratio_gives_its_centre():
     boxes = random_boxes(np.array([0]), np.array([10]), np.array([1000]), 0, 0, (1.0, 1.0), (3 / 4, 4 / 3), 0.0)
     assert boxes.tolist() == [[0, (1000 - 13) // 2, 10, 13, 0]]
+    for height, width in ((100, 70), (70, 80)):  # and one that is not, all of it
+        whole = random_boxes(np.array([0]), np.array([height]), np.array([width]), 0, 0, (1.0, 1.0), (0.6, 1.25), 0.0)
+        assert whole.tolist() == [[0, 0, height, width, 0]]
 
 
 def test_padded_boxes_are_uniform():

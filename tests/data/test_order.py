@@ -152,8 +152,9 @@ def test_the_order_is_the_one_it_always_was():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 16, 33, 64])
 def test_a_permutation_is_that_of_the_documented_network(count):
-    stream = stream_of(7, 3, count, 0)
-    assert permutation(count, 7, 3).tolist() == [permuted(place, count, stream) for place in range(count)]
+    for epoch in range(6):
+        stream = stream_of(7, epoch, count, 0)
+        assert permutation(count, 7, epoch).tolist() == [permuted(place, count, stream) for place in range(count)]
 
 
 def test_numbers_beyond_those_of_32_bits_are_numbers():
