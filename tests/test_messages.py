@@ -5,6 +5,7 @@ here. In one process, since no command gets far. `tests/end_to_end/test_mistakes
 """
 
 import functools
+import itertools
 import json
 import os
 import shlex
@@ -95,9 +96,10 @@ def test_a_mistake_has_its_line(command, places, monkeypatch, capsys):
     assert files_of(folders) == before
 
 
-def files_of(folders: list[str]) -> list[tuple]:
-    """Each folder under them, with the names of what it holds."""
-    return [(root, sorted(names), sorted(files)) for folder in folders for root, names, files in os.walk(folder)]
+def files_of(folders: list[str]) -> list[str]:
+    """The paths of all that is below them."""
+    walks = itertools.chain.from_iterable(map(os.walk, folders))
+    return sorted(os.path.join(root, name) for root, names, files in walks for name in (*names, *files))
 
 
 def test_no_mistake_is_listed_twice():

@@ -53,7 +53,10 @@ def test_the_quickest_rounds_are_compared(monkeypatch):
     """By a clock of which each round of fp32 takes 3 or 2 s, and of bf16 8 or 9 s."""
     clock, types = iter([0.0, 3.0, 10.0, 12.0, 20.0, 28.0, 30.0, 39.0]), []
     monkeypatch.setattr(precision, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    linear = lambda one, other: types.append((one.dtype, other.dtype, one.device.type))  # noqa: E731
+
+    def linear(one, other):
+        types.append((one.dtype, other.dtype, one.device.type))
+
     monkeypatch.setattr(torch.nn.functional, "linear", linear)
     with torch.device("meta"):  # whatever a program's default is
         assert precision.bf16_slowdown(8, 2) == 4.0

@@ -278,7 +278,7 @@ def test_an_axis_is_logarithmic_where_the_study_says_so_and_ticks_are_at_few_who
     ],
 )
 def test_ticks_are_at_two_to_eight_whole_numbers_below_100(values, at_values):
-    [ax] = new_figure(4, 3, 1, 1, squeeze=False)[1].flat
+    _, ax = new_figure(4, 3)
     ax.plot([-0.5, 100.5], [0, 1])
     before = [*ax.get_xticks()]
     points = [Point(float(value), 0.0, 0.0, 1, 1) for value in values]
