@@ -1,6 +1,6 @@
 # make demo    set up, then the main job on handwritten digits
-# make test    set up, then the tests, in a process more than there are cores, at most four; ARGS='tests/test_doctor.py -x -n 0' goes
-#              to pytest, here one file in this process
+# make test    set up, then the tests, in a process more than there are cores, at most four;
+#              ARGS='tests/test_doctor.py -x --workers 0' goes to pytest, here one file in this process
 # make test-all   the same with the long tests, and in all of their cases: tests/selection.py says which these are
 # make quick   set up, then the tests that start few processes
 # make test-gpu    set up, then what needs a GPU: training by every engine against the CPU, the kernels, the benchmarks
@@ -33,13 +33,13 @@
 demo: setup
 	.venv/bin/python -m widemix.launch.demo
 
-# Files in the order of tests/longest.txt; bytecode is kept, whatever the environment says, for the processes they start.
-# One process more than there are CPUs, since tests wait for the processes that they start.
-PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest -n $(shell expr $$(nproc) + 1) --maxprocesses 4
-BY_FILE = --dist loadfile --no-loadscope-reorder
+# Bytecode is kept, whatever the environment says, for the processes that tests start.
+PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest
+# One more than there are CPUs, since tests wait for the processes that they start.
+PROCESSES = $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 
 test: setup
-	$(PYTEST) $(BY_FILE) $(ARGS)
+	$(PYTEST) --workers $(PROCESSES) $(ARGS)
 
 QUICK = tests/recipe tests/models tests/optim tests/formats tests/run tests/test_files.py tests/test_layering.py \
 	tests/data/augment
@@ -47,13 +47,13 @@ SLOW = tests/optim/test_optimizer_registry.py tests/run/test_starts.py tests/run
 	tests/data/augment/test_distribution.py tests/data/augment/test_real_images.py
 
 test-all: setup
-	$(PYTEST) $(BY_FILE) --all $(ARGS)
+	$(PYTEST) --workers $(PROCESSES) --all $(ARGS)
 
 quick: setup
-	$(PYTEST) $(BY_FILE) $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
+	$(PYTEST) --workers $(PROCESSES) $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
 
 test-gpu: setup
-	$(PYTEST) --all tests/gpu tests/models/test_batch_last_triton.py \
+	$(PYTEST) -n $(PROCESSES) --all tests/gpu tests/models/test_batch_last_triton.py \
 		tests/data/test_finish.py tests/data/test_device_transfer.py $(ARGS)
 
 bench-gpu: setup

@@ -18,12 +18,13 @@ from hypothesis import HealthCheck, settings
 # Before torch is imported: threads of several processes on the same CPUs burn their time waiting for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.forks import Forks, group_of
+from tests.forks import Forks, group_of, share_server
 from tests.longest import longest
+from widemix.command_line.commands import tune_garbage_collector
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 
-pytest_plugins = ["tests.selection"]
+pytest_plugins = ["tests.selection", "tests.workers"]
 ROOT = Path(__file__).parents[1]
 SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false", "--data.workers", "1")
 
@@ -50,11 +51,14 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
+        tune_garbage_collector()
         atexit.register(gc.unfreeze)  # so that all is freed at the end: Triton complains of what is not
 
 
 def pytest_configure(config) -> None:
     hide_gpus(config.args, os.environ)
+    if config.option.workers:
+        share_server()  # which imports everything while the tests are collected
 
 
 def hide_gpus(arguments: Sequence[str], environ: MutableMapping[str, str]) -> None:
@@ -65,7 +69,7 @@ def hide_gpus(arguments: Sequence[str], environ: MutableMapping[str, str]) -> No
 
 
 def pytest_collection_modifyitems(config, items) -> None:
-    if hasattr(config, "workerinput"):  # of several processes
+    if config.option.workers:
         begin_with_longest(items)
 
 

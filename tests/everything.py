@@ -28,9 +28,11 @@ with warnings.catch_warnings():
     import widemix.training.finetune
     import widemix.training.loop  # noqa: F401
     from widemix.cli.parser import make_parser
+    from widemix.command_line.commands import tune_garbage_collector
 
     make_parser()  # which imports what the commands bring
 
 gc.freeze()  # a fork looks for garbage only among its own objects, and copies no page to do so
 gc.enable()
+tune_garbage_collector()
 atexit.register(gc.unfreeze)  # Triton complains of what is not freed at the end

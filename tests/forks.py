@@ -1,6 +1,6 @@
 """Processes forked from one that has imported everything: real ones, to signal and to kill, started in a moment.
 
-The one is multiprocessing's fork server, which the first of them starts.
+The one is multiprocessing's fork server, which the first of them starts, or `share_server`.
 """
 
 import faulthandler
@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir, suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,8 @@ class Forks:
     """
 
     def __init__(self, target: Callable[..., Any], *words: Any, log: Path, environs: Sequence[Mapping] = ({},)):
+        start_server()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([PRELOADED])
-        with chdir(ROOT):  # else it starts without `tests`, says nothing, and each fork imports everything by itself
-            forkserver.ensure_running()
         log.touch()
         self.log, self._began = log, log.stat().st_size
         self.codes: dict[int, int] = {}  # exit codes, or minus a signal
@@ -83,6 +81,20 @@ class Forks:
             for kill in (os.killpg, os.kill):  # the second if it leads no group yet
                 with suppress(ProcessLookupError):
                     kill(process.pid, signal.SIGKILL)
+
+
+def start_server() -> None:
+    """Start the process to fork from unless it runs."""
+    forkserver.set_forkserver_preload([PRELOADED])
+    with chdir(ROOT):  # else it starts without `tests`, says nothing, and each fork imports everything by itself
+        forkserver.ensure_running()
+
+
+def share_server() -> None:
+    """Start it for this process and its forks, which would start their own: it is not their child."""
+    start_server()
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    forkserver.ensure_running = server.ensure_running = resource_tracker.ensure_running
 
 
 def _be(target: Callable[..., Any], words: Sequence[Any], environ: dict[str, str], log: Path) -> None:
