@@ -3,7 +3,6 @@
 import difflib
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,8 +69,11 @@ def find_recipe(path: str | Path, folder: Path = Path()) -> Path:
 
     folder: which a relative path is relative to.
     """
-    names = (folder / path, SHIPPED / path, SHIPPED / f"{path}.yaml", SHIPPED.parent / path)
-    return next((found for found in names if found.is_file()), names[0])
+    given = folder / path
+    if given.is_file():
+        return given
+    names = (SHIPPED / path, SHIPPED / f"{path}.yaml", SHIPPED.parent / path)
+    return next((found for found in names if found.is_file()), given)
 
 
 def find_study(path: str | Path) -> Path:
@@ -121,8 +123,6 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
 
 
 def _read(path: Path, chain: tuple[Path, ...], stored: bool = False) -> dict[str, Any]:
-    if Path(os.path.realpath(path)) in chain:  # Path.resolve raises at a link to itself
-        raise InputError(f"{path}: extends itself through {chain[-1]}")
     extends = f"{chain[-1]}: extends " if chain else ""
     try:
         values = read_yaml(path)
@@ -148,8 +148,10 @@ def _read(path: Path, chain: tuple[Path, ...], stored: bool = False) -> dict[str
         return values
     if not isinstance(base, str) or "\0" in base:
         raise InputError(f"{path}: extends takes the path of one recipe, relative to this file")
-    found = find_recipe(base, path.parent)
-    return _merge(_read(found, (*chain, path.resolve())), values)
+    own = path.resolve()
+    if own in chain:
+        raise InputError(f"{path}: extends itself through {chain[-1]}")
+    return _merge(_read(find_recipe(base, path.parent), (*chain, own)), values)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

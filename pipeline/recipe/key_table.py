@@ -1,6 +1,7 @@
 """What keys a recipe has: their types, defaults and descriptions, for `--help`, the reference and suggestions."""
 
 from collections.abc import Iterator
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -55,8 +56,13 @@ def keys() -> dict[str, Key]:
 
 def key_names() -> list[str]:
     """Every `section.key`: those of `keys`, in a fiftieth of its time, which is that of their texts."""
-    every = (f"{s}.{name}" for s in SECTIONS for family in families(s) for name in family.model_fields)
-    return list(dict.fromkeys(every))
+    return [*_key_names(tuple(sections()))]
+
+
+@cache
+def _key_names(_: tuple[type[BaseModel], ...]) -> dict[str, None]:
+    """With the registered sections of models."""
+    return dict.fromkeys(f"{s}.{name}" for s in SECTIONS for family in families(s) for name in family.model_fields)
 
 
 def families(section: str) -> tuple[type[BaseModel], ...]:
