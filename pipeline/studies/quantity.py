@@ -69,6 +69,8 @@ MEASURED = {
 
 _KEYS = {"data.path": "data", "optim.lr": "learning rate"}  # label of the axis, where the key's name is none
 
+_COSTS: "dict[tuple[type, str, int, int], ModelCost]" = {}
+
 CURVES = ("error", "top1", "loss", "train_loss")  # of these, what has a value for each epoch
 
 
@@ -90,9 +92,14 @@ def as_quantity(value: object) -> float | str:
 
 
 def _cost(recipe: Recipe) -> "ModelCost":
+    """Of the recipe's network, which runs of other seeds and rates have too: to count it can take a second."""
     from widemix.models.cost import model_cost
 
-    return model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    model, data = recipe.model, recipe.data
+    key = (type(model), model.model_dump_json(), data.image_size, data.num_classes)
+    if key not in _COSTS:
+        _COSTS[key] = model_cost(model, data.image_size, data.num_classes)
+    return _COSTS[key]
 
 
 def label_of(name: str, split: str = "test") -> str:
