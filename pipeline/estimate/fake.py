@@ -105,12 +105,13 @@ class MemoryTracker(TorchDispatchMode):
         """Count tensors that were created before the mode was active."""
         for tensor in tensors:
             self._alive[local_part(tensor).untyped_storage()] = None
-        self.peak = max(self.peak, self.alive)
+        if tensors:  # most operators ask a fake tensor for its device
+            self.peak = max(self.peak, self.alive)
 
     @property
     def alive(self) -> int:
         """Bytes that are alive now. Summed on every call, because FSDP frees storages by resizing them to 0."""
-        return sum(storage.nbytes() for storage in list(self._alive))
+        return sum(storage.nbytes() for ref in self._alive.keyrefs() if (storage := ref()) is not None)
 
     def reset(self) -> None:
         """Set calls, bytes and peak to 0."""
@@ -151,8 +152,8 @@ class OpRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         written = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if written and not function.is_view:
+            read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             count = flop_registry.get(function._overloadpacket)
             flops = count(*args, **(kwargs or {}), out_val=result) if count else 0
             traffic = sum(tensor.numel() * tensor.element_size() for tensor in (*written, *read))
@@ -179,5 +180,5 @@ class _CompletedWork(dist.Work):
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    fake = torch.empty_like(tensor, device="cpu")
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
