@@ -102,7 +102,7 @@ class MetricsWriter:
     def add_image(self, name: str, image: np.ndarray, step: int) -> None:
         """Write an image, uint8 [height, width, 3], to images/NAME.png, and show it in TensorBoard."""
         buffer = io.BytesIO()
-        Image.fromarray(image).save(buffer, "PNG", optimize=True)
+        Image.fromarray(image).save(buffer, "PNG")
         with suppress(OSError):  # a full disk does not stop the run
             (self._run_dir / "images").mkdir(exist_ok=True)
             atomic_write(self._run_dir / f"images/{name}.png", buffer.getvalue())
