@@ -1,8 +1,8 @@
 """Arrows go one way: a file imports only from the lines above its own, and C files call in one direction."""
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -73,13 +73,16 @@ def layer_of(module: str) -> tuple[int, str] | None:
     return max(fitting, key=lambda found: len(found[1]), default=None)
 
 
-def imports(path: Path) -> Iterator[str]:
+@functools.cache
+def imports(path: Path) -> list[str]:
+    names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += (f"{node.module}.{alias.name}" for alias in node.names)
+    return names
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
