@@ -674,6 +674,7 @@ def test_a_rehearsal_asks_as_the_first_rank_and_takes_fp16_for_bf16(monkeypatch)
 
 def test_a_short_run_has_its_time_in_seconds_or_minutes_and_a_small_network_a_whole_batch_measured(monkeypatch):
     monkeypatch.setattr(measure, "_MOST_S", 0.01)  # small products, whose peak is not that of the machine
+
     def texts(*overrides, samples, measured=False):
         digits = load_recipe(ROOT / "recipes/digits/mixer.yaml", [*overrides, ("data.path", "none")])
         rows = estimate(digits, Cluster(gpus=1), samples, measured=measured)
