@@ -1,7 +1,9 @@
-"""The commands on Markdown pages, and whether they are valid."""
+"""The commands on Markdown pages, whether they are valid, and how a fork, which imports this file, runs one."""
 
+import os
 import re
 import shlex
+import sys
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,3 +49,12 @@ def check(arguments: Namespace) -> Exit:
     else:
         load_recipe(arguments.recipe, arguments.overrides)
     return Exit.DONE
+
+
+def in_folder(folder: str, *words: str) -> None:
+    """In a fork: `widemix WORDS` from a folder, with modules from where PYTHONPATH says."""
+    from tests.forks import be_widemix  # tests/installed.py has the rest without a checkout's tests
+
+    os.chdir(folder)
+    sys.path += os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    be_widemix(*words)

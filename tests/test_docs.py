@@ -1,15 +1,13 @@
 """Every command of README and docs/ runs, or is marked with why not and is valid."""
 
-import os
 import re
-import sys
 
 import pytest
 import yaml
 
 from tests.conftest import ROOT
-from tests.forks import Forks, be_widemix
-from tests.pages import blocks, check
+from tests.forks import Forks
+from tests.pages import blocks, check, in_folder
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 
@@ -17,13 +15,6 @@ LONG = ("plug_in", "watch", "cifar_comparison", "fine_tuning", "study")
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "reference"]
 WIDTH = 100  # of a line of code: what the site shows without scrolling
 TINY = ("train.max_steps=1", "model.depth=1", "log.tensorboard=false", "data.workers=1", "eval.batch_size=256")
-
-
-def in_folder(folder: str, *words: str) -> None:
-    """In a fork: `widemix WORDS` from a folder, with modules from where PYTHONPATH says."""
-    os.chdir(folder)
-    sys.path += os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    be_widemix(*words)
 
 
 def run(folder, words, environ: dict[str, str]) -> None:
