@@ -24,8 +24,8 @@ def hold(folder: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Hold a run folder, by a lock on its file .lock, or by a lease where the file system has no locks.
 
     Makes it where another process has removed it, as one does that could not start. Raises `InputError` if another
-    process writes there: after `KILLED_S` if it is on this machine, else after `wait_s`, since the lock of a machine
-    that died, or was cut off and has still to notice it, is free some time later.
+    process writes there: after `wait_s`, since the lock of a machine that died, or was cut off and has still to
+    notice it, is free some time later; at most after `KILLED_S` if it is on this machine.
     """
     locked: bool | None = False
 
@@ -98,14 +98,14 @@ def hold_lease(folder: Path, expiry_s: float = EXPIRY_S / 2) -> Iterator[None]:
 
 
 def _wait_for(folder: Path, take: Callable[[], bool], holder: Callable[[], tuple[str, bool]], wait_s: float) -> None:
-    """Wait until `take` succeeds; `InputError` after `wait_s`, or `KILLED_S` where the holder is near.
+    """Wait until `take` succeeds; `InputError` after `wait_s`, at most `KILLED_S` where the holder is near.
 
     holder: who holds the folder, and whether on this machine.
     """
     began, announced = time.monotonic(), False
     while not take():
         who, is_near = holder()
-        if time.monotonic() - began > (KILLED_S if is_near else wait_s):
+        if time.monotonic() - began > (min(KILLED_S, wait_s) if is_near else wait_s):
             raise InputError(f"{folder}: {who} is writing there; name another folder with --run-dir")
         if not (is_near or announced):
             print(f"{folder}: held by {who}; waiting until it is free", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """A run folder has one writer, by a lock or a lease."""
 
+import itertools
 import json
 import os
 import platform
@@ -73,6 +74,16 @@ def test_on_its_own_machine_a_locked_run_folder_is_soon_refused(tmp_path, monkey
         pass
     assert lock.KILLED_S < clock.now < 10
     assert capsys.readouterr().err == ""
+
+
+def test_who_does_not_wait_is_refused_at_once(tmp_path, monkeypatch):
+    waits, seconds = [], itertools.count()
+    parts = {"monotonic": lambda: next(seconds), "sleep": waits.append, "strftime": time.strftime}
+    with hold(tmp_path):
+        monkeypatch.setattr(lock, "time", SimpleNamespace(**parts))
+        with pytest.raises(InputError, match="is writing there"), hold(tmp_path, wait_s=0):
+            pass
+    assert waits == []
 
 
 def test_one_that_was_killed_on_this_machine_may_take_a_moment_to_end(tmp_path, monkeypatch):
