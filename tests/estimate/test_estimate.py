@@ -77,7 +77,7 @@ def test_a_node_has_at_most_four_gpus_unless_nodes_are_given(gpus, hosts):
 def test_nothing_is_rehearsed_or_measured_unless_it_is_asked_for(monkeypatch):
     for name in ("rehearsed", "measured"):
         monkeypatch.setattr(f"widemix.estimate.check.{name}", lambda *_, name=name: [Row(name, 1.0, "1", "")])
-    small = load_recipe("digits/mixer")
+    small = load_recipe("digits/mixer", [("model.depth", "1")])
     asked = [{}, {"rehearsed": True}, {"measured": True}, {"rehearsed": True, "measured": True}]
     for options in asked:
         names = [row.name for row in estimate(small, Cluster(1), 1437, **options)]
@@ -120,7 +120,7 @@ def test_wrong_numbers_are_refused():
     wrong = ({"gpus": 0}, {"gpus": 3}, {"samples": 0}, {"nodes": 3}, {"nodes": 0})
     for one in (*wrong, *({"network": text} for text in ("", "0", "-1", "nan", "inf", "0xhdr", "hd", "3x"))):
         with pytest.raises(InputError):
-            values(**one)
+            values(("model.depth", "1"), **one)
     with pytest.raises(InputError, match="both must be above 0"):
         pairs_table(-1, 1)
     with pytest.raises(InputError, match="--network hd: should be"):
@@ -441,7 +441,7 @@ def test_names_begin_and_numbers_end_below_each_other(capsys):
 
 
 def test_the_larger_imagenets_hours_are_known_too():
-    found = values(("data.num_classes", "21841"), samples=None)
+    found = values(("model.depth", "1"), ("data.num_classes", "21841"), samples=None)
     assert found["steps"] == 14_126_136 // 4096 * 300
 
 
