@@ -12,6 +12,8 @@ gc.disable()  # as tests/conftest.py does
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # DeepSpeed's own
     import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - any ZeRO imports it
+    import hypothesis  # noqa: F401 - as pytest: the file of what a fork calls does
+    import pytest  # noqa: F401
     import timm  # noqa: F401
     import torch._dynamo  # noqa: F401 - any optimizer imports it
     import torchmetrics.classification  # noqa: F401
