@@ -14,6 +14,7 @@ from widemix.errors import InputError
 
 BLOCK = 64 << 20  # bytes per hash
 PIECE = 4 << 20  # bytes read at a time
+CACHED = 1 << 20  # bytes that stay in the cache of a core
 HASH = 16  # bytes of a hash (BLAKE3-128)
 
 
@@ -89,13 +90,22 @@ class BlockHashes:
         The blocks before `start`, which hold the head, are read. Raises `InputError` if they differ from what was
         written.
         """
+        data, known, intact = blake3(), dict(self.known), True
         with path.open("rb") as file:
-            read = file.read(self.start)
-        before, data = read[: self._begin], read[self._begin :]
-        if before != head.ljust(self._begin, b"\0") or hash_bytes(data) != self._before.hexdigest(length=HASH):
+            for block in range(self.start // BLOCK):
+                digest = blake3()
+                end = (block + 1) * BLOCK
+                for position in range(block * BLOCK, end, CACHED):
+                    size = min(CACHED, end - position)
+                    piece = file.read(size)
+                    before = head[position:][:size].ljust(min(size, self._begin - position), b"\0")
+                    intact &= piece.startswith(before)
+                    data.update(memoryview(piece)[len(before) :])
+                    digest.update(piece)
+                known[block] = digest.hexdigest(length=HASH)
+        if not intact or data.digest() != self._before.digest():
             raise InputError(f"{path}: differs from what was written to it; the disk is failing, use another one")
-        first = {block: hash_bytes(read[block * BLOCK :][:BLOCK]) for block in range(-(-len(read) // BLOCK))}
-        return hash_blocks(path, self.known | first)
+        return hash_blocks(path, known)
 
 
 def hash_blocks(path: Path, known: Mapping[int, str] | None = None) -> tuple[str, ...]:

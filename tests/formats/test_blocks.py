@@ -15,6 +15,7 @@ from widemix.formats.blocks import BlockHashes, hash_blocks, hash_bytes
 def small(monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 4096)
     monkeypatch.setattr(blocks, "PIECE", 1500)
+    monkeypatch.setattr(blocks, "CACHED", 1500)
 
 
 def written(path, start: int, pieces: list[tuple[int, int]], keep: int = 0) -> BlockHashes:
