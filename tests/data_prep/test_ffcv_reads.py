@@ -1,5 +1,6 @@
 """FFCV itself, the independent reader of what we write."""
 
+import functools
 import io
 import warnings
 
@@ -28,12 +29,16 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # numba's and FFCV's own, abo
 
 @pytest.fixture(scope="module", autouse=True)
 def imported():
-    """FFCV, with the first test that needs it: it compiles for seconds, in each process that collects tests."""
+    """FFCV, with the first test that needs it: it compiles for seconds, in each process that collects tests.
+
+    Four of them for numba's dictionary, of its two kinds of images, for which a plain one does as well.
+    """
     global types, BytesField, FloatField, IntField, JSONField, NDArrayField, RGBImageField
     global IntDecoder, NDArrayDecoder, SimpleRGBImageDecoder, Loader, OrderOption
     global OSCacheManager, Compiler, Reader, ToTensor, DatasetWriter
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
+        patch.setattr("numba.typed.Dict", dict)
         pytest.importorskip("ffcv", reason="FFCV is not installed")
         from ffcv import types
         from ffcv.fields import BytesField, FloatField, IntField, JSONField, NDArrayField, RGBImageField
@@ -80,7 +85,8 @@ READ_ONLY = numba.types.Array(numba.uint8, 1, "C", readonly=True)
 STATE = numba.types.Tuple([READ_ONLY, numba.uint64[::1], numba.uint64[::1]])
 
 
-def reader(_):
+@functools.cache
+def compiled_reader():
     """The bytes at an address of the file: what FFCV compiles, for arrays that are read-only by their own type."""
 
     def read(address, state):
@@ -97,7 +103,7 @@ def unaltered_types(monkeypatch):
     Functions compiled for such arrays earlier in the process then raise KeyError, some only when they are collected.
     """
     monkeypatch.setattr(OSCacheManager, "state_type", STATE)
-    monkeypatch.setattr(OSCacheManager, "compile_reader", reader)
+    monkeypatch.setattr(OSCacheManager, "compile_reader", lambda _: compiled_reader())
 
 
 def load(path, image="image"):
