@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Annotated, Any
 
 import numba
@@ -130,7 +131,8 @@ def _mend_ffcv() -> None:
     data = types.Array(types.uint8, 1, "C", readonly=True)
     state = types.Tuple([data, types.uint64[::1], types.uint64[::1]])
 
-    def compile_reader(manager: OSCacheManager) -> Any:
+    @cache
+    def compile_reader(enabled: bool) -> Any:  # the same for each file
         def read(address, state):
             data, places, sizes = state
             return data[address : address + sizes[np.searchsorted(places, address)]]
@@ -138,7 +140,7 @@ def _mend_ffcv() -> None:
         return Compiler.compile(read, data(numba.uint64, state))
 
     OSCacheManager.state_type = property(lambda manager: state)
-    OSCacheManager.compile_reader = compile_reader
+    OSCacheManager.compile_reader = lambda manager: compile_reader(Compiler.is_enabled)
 
 
 _mend_ffcv()
