@@ -48,7 +48,7 @@ PREPARE = """
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it from the start
     write.SHARD = int(sys.argv[3])
-    encode.MIN_SECONDS_PER_PROCESS = 1e-9
+    encode.MIN_SECONDS_PER_PROCESS, encode.TIMED = 1e-9, 1
     journal.Journal.append = append_and_wait
     try:
         prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), PrepSettings(max_size=64), processes=3)
@@ -61,7 +61,7 @@ PREPARE = """
 def slow_folder(tmp_path, image):
     """Images that take some seconds: a large one under many names."""
     image(0, 2000, 1500).save(tmp_path / "large.jpg", quality=95)
-    return many(tmp_path, tmp_path / "large.jpg", 4000)
+    return many(tmp_path, tmp_path / "large.jpg", 2000)
 
 
 def many(tmp_path, file, count):
@@ -93,11 +93,11 @@ def workers_of(process):
 def start(tmp_path, folder):
     """A preparation of three processes, once two have worked for half a second each; returns the first and those."""
     process = launch(tmp_path, folder)
-    deadline = time.monotonic() + 300
+    deadline, workers = time.monotonic() + 300, []
     while time.monotonic() < deadline:
         with suppress(psutil.NoSuchProcess):  # the compiler is asked for its version on the way
-            workers = [p for p in workers_of(process) if p.cpu_times().user > 0.5]
-            if len(workers) == 2:
+            workers = workers if len(workers) == 2 else workers_of(process)
+            if len(workers) == 2 and all(worker.cpu_times().user > 0.5 for worker in workers):
                 return process, workers
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
