@@ -94,7 +94,7 @@ class Relay:
     def __enter__(self) -> "Relay":
         try:
             self._server = _Server(self, self._port)
-            threading.Thread(target=self._server.serve_forever, daemon=True).start()
+            threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         except OSError as error:
             print_status(f"port {self._port}: no blocks are handed on ({error.strerror})")
         return self
@@ -148,6 +148,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a small piece waits for the receipt of its header, up to 40 ms
     server: _Server
 
     def do_GET(self) -> None:
