@@ -1,3 +1,4 @@
+import functools
 import io
 
 import numpy as np
@@ -13,10 +14,15 @@ def image():
     """`image(seed, width, height, mode)`: a smooth random image, so that JPEG keeps it well."""
 
     def make(seed, width=40, height=30, mode="RGB"):
-        noise = np.random.RandomState(seed).randint(0, 256, (height, width, 3), np.uint8)
-        return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(3)).convert(mode)
+        return smooth(seed, width, height).convert(mode)
 
     return make
+
+
+@functools.cache
+def smooth(seed, width, height):
+    noise = np.random.RandomState(seed).randint(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(3))
 
 
 @pytest.fixture
