@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
+from widemix.data_prep import write
 from widemix.data_prep.layout import IMAGES, SEGMENTED_IMAGES
 from widemix.data_prep.write import BetonWriter
 
@@ -64,3 +65,9 @@ def write_beton():
         return writer.written.count, writer.written.exceptions
 
     return write
+
+
+@pytest.fixture
+def small_pages(monkeypatch):
+    """Pages of 64 KiB: with FFCV's 8 MiB a file of a few small images is read and hashed as one of 8 MiB."""
+    monkeypatch.setattr(write, "PAGE", 1 << 16)

@@ -19,6 +19,8 @@ from widemix.formats.beton import open_beton
 from widemix.formats.manifest import read_manifest
 from widemix.formats.tables import FIELD, HEADER
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 
 def main(words):
     return run_command(make_parser(), argv=words)

@@ -31,6 +31,8 @@ from widemix.formats import coefficients
 from widemix.formats.beton import COEFFICIENTS, JPEG, open_beton
 from widemix.formats.manifest import read_manifest
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 REAL = Path(__file__).parents[3] / "shared/data/imagenet-sample"
 SETTINGS = PrepSettings(encoding="coefficients", max_size=0)
 

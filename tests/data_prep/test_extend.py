@@ -17,6 +17,8 @@ from widemix.data_prep.sources import read_source
 from widemix.errors import InputError
 from widemix.formats.manifest import manifest_json
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}

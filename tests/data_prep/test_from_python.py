@@ -10,6 +10,8 @@ from widemix.api.prep import prepare
 from widemix.data_prep import from_python
 from widemix.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 
 def jpeg(shade: int) -> bytes:
     buffer = io.BytesIO()

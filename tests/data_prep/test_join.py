@@ -16,6 +16,8 @@ from widemix.errors import InputError, RunError
 from widemix.formats.beton import open_beton
 from widemix.formats.manifest import manifest_json, read_manifest
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 PARTS = 3
 
 

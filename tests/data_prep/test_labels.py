@@ -18,6 +18,8 @@ from widemix.data_prep.sources import read_source
 from widemix.errors import InputError
 from widemix.formats.beton import open_beton
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 
 def read_table(tmp_path, labels, column="label"):
     rows = "".join(f'{i}.jpg,"{label}"\n' for i, label in enumerate(labels))

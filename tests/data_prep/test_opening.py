@@ -17,6 +17,8 @@ from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
 from widemix.formats.beton import JPEG
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 LONG = [{"max_size": 0}, {"max_size": 64, "side": "shortest"}, {"max_size": 0, "raw": True}]
 
 

@@ -17,6 +17,8 @@ from widemix.errors import InputError
 from widemix.formats.beton import open_beton
 from widemix.formats.sources import read_sources
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install 'widemix[parquet]'")
 pq = pytest.importorskip("pyarrow.parquet")
 

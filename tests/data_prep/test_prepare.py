@@ -34,6 +34,8 @@ from widemix.formats.checksums import crc32c
 from widemix.formats.manifest import read_manifest
 from widemix.formats.sources import read_sources
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 ROOT = Path(__file__).parents[2]
 SETTINGS = PrepSettings()
 

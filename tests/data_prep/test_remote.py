@@ -24,6 +24,8 @@ from widemix.errors import InputError, RunError
 from widemix.formats.manifest import read_manifest
 from widemix.launch.stage import stage
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):

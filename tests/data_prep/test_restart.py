@@ -27,6 +27,8 @@ from widemix.formats.manifest import read_manifest
 from widemix.formats.segments import NO_SEGMENTS, segments_of
 from widemix.native import BuildError
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 try:
     import cv2
 except ImportError:  # comes with FFCV, which a set-up without root leaves out

@@ -26,6 +26,8 @@ from widemix.errors import InputError
 from widemix.formats.beton import JPEG
 from widemix.formats.checksums import crc32c
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 ROOT = Path(__file__).parents[2]
 RAW = PrepSettings(raw=True, on_corrupt="error")
 
@@ -484,10 +486,10 @@ def test_pixels_that_changed_meanwhile_are_refused(tmp_path, monkeypatch):
     layouts.mnist(tmp_path)
     out = tmp_path.with_name("mnist-out")
     shutil.copy(tmp_path / "t10k-labels-idx1-ubyte.gz", tmp_path / "kept")
-    monkeypatch.setattr(write.BetonWriter, "finish", lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        prepare("mnist", tmp_path, out, PrepSettings())
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(write.BetonWriter, "finish", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare("mnist", tmp_path, out, PrepSettings())
     path = tmp_path / "train-images-idx3-ubyte.gz"
     body = bytearray(gzip.decompress(path.read_bytes()))
     body[20] ^= 1
@@ -524,7 +526,7 @@ def test_changed_data_are_not_believed(tmp_path, images, uninterrupted, small_sh
     interrupted(images, out)
     path = out / "train.beton.unfinished"
     data = bytearray(path.read_bytes())
-    at = (8 << 20) + 100_003
+    at = write.PAGE + 100_003
     if change == "bit":
         data[at] ^= 4
     else:

@@ -14,6 +14,8 @@ from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.shrink import shrink_jpeg
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 SAMPLINGS = {"4:4:4": 0x111111, "4:2:2": 0x211111, "4:2:0": 0x221111, "4:4:0": 0x121111, "4:1:1": 0x411111}
 
 

@@ -21,6 +21,8 @@ from widemix.errors import InputError
 from widemix.formats.beton import open_beton
 from widemix.formats.manifest import read_manifest
 
+pytestmark = pytest.mark.usefixtures("small_pages")
+
 
 def dataset(sizes):
     """A dataset of as many samples a class as are asked for."""
