@@ -1,18 +1,16 @@
-"""A process that reads batches of one folder after the other, each until it fails, and prints how it failed.
+"""A process that reads batches of one folder after the other, each until it fails, and writes how it failed.
 
-    python -m tests.data.bad_samples CLOCK FOLDER...
-
-Prints `reading` once three batches of a folder were consumed, then `ended SECONDS MESSAGE` by a clock that it keeps
-in the file CLOCK: it stands still while the machine has no time for this process. In the folder `exception` Pillow
+It writes `reading` once three batches of a folder were consumed, then `ended SECONDS MESSAGE` by a clock that it
+keeps in a file: it stands still while the machine has no time for this process. In the folder `exception` Pillow
 decodes, and fails once there is a file named `now`.
 """
 
 import functools
 import itertools
-import sys
 import threading
 import time
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
@@ -46,19 +44,24 @@ class Clock:
             new.replace(self.path)
 
 
-def main(clock: Path, folders: list[str]) -> None:
+def main(clock: Path, said: Path, folders: list[Path]) -> None:
     Clock(clock)
-    for folder in map(Path, folders):
+    with said.open("w", buffering=1) as lines:
+        read_all(clock, lines, folders)
+
+
+def read_all(clock: Path, lines: TextIO, folders: list[Path]) -> None:
+    for folder in folders:
         if folder.name == "exception":
             widemix.data.decode._compiled_reader = lambda: None
             widemix.data.with_pillow._jpeg = functools.partial(_failing, widemix.data.with_pillow._jpeg, folder)
         try:
-            _read(folder)
+            _read(folder, lines)
         except InputError as error:
-            print("ended", clock.read_text(), error, flush=True)
+            print("ended", clock.read_text(), error, file=lines)
 
 
-def _read(folder: Path) -> None:
+def _read(folder: Path, lines: TextIO) -> None:
     kind = TextDataSection if folder.name == "text" else DataSection
     keys = {"kind": "text"} if folder.name == "text" else {"image_size": 24}
     section = kind(path=str(folder), num_classes=3, workers=2, order="random", **keys)
@@ -68,14 +71,10 @@ def _read(folder: Path) -> None:
         with loader.batches(epoch) as batches:
             for step, _ in enumerate(batches):
                 if (epoch, step) == (0, 2):
-                    print("reading", flush=True)
+                    print("reading", file=lines)
 
 
 def _failing(work, folder: Path, *words):
     if (folder / "now").exists():
         raise RuntimeError("out of luck")
     return work(*words)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])

@@ -2,17 +2,17 @@
 
 import re
 import shutil
-import subprocess
-import sys
-import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import ROOT
+from tests.data import bad_samples
+from tests.forks import Forks
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.formats.beton import open_beton
@@ -88,32 +88,43 @@ def folders(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reader(folders) -> Iterator[subprocess.Popen]:
+def reader(folders) -> Iterator[Forks]:
     """One process for all: none of these faults may end it."""
-    names = [*FAULTS, "swapped"]
-    clock = str(folders / "clock")
-    command = [sys.executable, "-m", "tests.data.bad_samples", clock, *(str(folders / name) for name in names)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        watch = threading.Timer(600, process.kill)
-        watch.start()
-        yield process
-        watch.cancel()
-        process.kill()
+    names = [folders / name for name in (*FAULTS, "swapped")]
+    (folders / "said").touch()
+    forks = Forks(bad_samples.main, folders / "clock", folders / "said", names, log=folders / "log")
+    yield forks
+    forks.kill()
+    forks.wait()
+
+
+def line_of(said: TextIO, reader: Forks) -> str:
+    """The next line, when it is whole."""
+    line, deadline = "", time.monotonic() + 600
+    while not line.endswith("\n"):
+        reader.reap()
+        more = said.readline()
+        assert more or (reader.running and time.monotonic() < deadline), reader.said()
+        line += more
+        time.sleep(0 if more else 0.01)
+    return line
 
 
 def test_each_fault_ends_the_loop_in_time_and_names_the_sample(folders, reader):
-    for name, (fault, words) in FAULTS.items():
-        assert reader.stdout.readline() == "reading\n", name
-        fault(folders / name)
-        done = float((folders / "clock").read_text())
-        ended, seconds, message = reader.stdout.readline().rstrip("\n").split(" ", 2)
-        assert ended == "ended"
-        assert float(seconds) - done < SECONDS, name
-        assert re.search(words, message), message
-    opened, found = reader.stdout.readline(), reader.stdout.read()
-    assert re.search(r"swapped/train\.beton: has \d+ bytes, the manifest says \d+", opened)
-    assert found == ""
-    assert reader.wait(timeout=600) == 0
+    with (folders / "said").open() as said:
+        for name, (fault, words) in FAULTS.items():
+            assert line_of(said, reader) == "reading\n", name
+            fault(folders / name)
+            done = float((folders / "clock").read_text())
+            ended, seconds, message = line_of(said, reader).rstrip("\n").split(" ", 2)
+            assert ended == "ended"
+            assert float(seconds) - done < SECONDS, name
+            assert re.search(words, message), message
+        opened = line_of(said, reader)
+        assert re.search(r"swapped/train\.beton: has \d+ bytes, the manifest says \d+", opened)
+        codes, output = reader.wait(600)
+        assert codes == [0], output
+        assert said.read() == ""
 
 
 def test_a_training_run_ends_with_one_line(digits, train, tmp_path):
