@@ -2,9 +2,10 @@
 
 A container has the JPEG's bytes before and after the entropy-coded data, and the coefficients in between:
 pipeline/native/coefficients.h has its layout, pipeline/native/block_bits.h that of a block. `restore` writes the JPEG
-again. The compiled code does the same 300 times faster, and decodes crops; this is for where it cannot be built.
+again. The compiled code does the same 200 times faster, and decodes crops; this is for where it cannot be built.
 """
 
+import functools
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -176,6 +177,7 @@ def _symbols(values: list[int], change: int, component: _Component) -> Iterator[
         yield component.ac[0]
 
 
+@functools.cache  # of few numbers, most of them small
 def _number(value: int) -> tuple[int, str]:
     """The size of a number in bits, and these bits as text."""
     size = abs(value).bit_length()
