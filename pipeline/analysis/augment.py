@@ -124,5 +124,5 @@ def stacked(parts: Sequence[tuple[str, np.ndarray]]) -> Image.Image:
 def write_png(image: Image.Image, path: Path) -> None:
     """Write a PNG atomically: until it is complete, a file of that name stays as it was."""
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
+    image.save(buffer, format="PNG")
     atomic_write(path, buffer.getvalue())
