@@ -26,7 +26,8 @@ from widemix.files import atomic_write
 from widemix.models.batch_last import by_c
 from widemix.models.batch_last.block import arrange
 from widemix.models.batch_last.layers import Block, features_of
-from widemix.native.build import cache_folder, compiled
+from widemix.native.build import cache_folder
+from widemix.native.library import open_library
 from widemix.recipe.engine import EngineSection
 from widemix.recipe.train import TrainSection
 
@@ -156,7 +157,7 @@ def _key(block: Block, shape: Sequence[int], precision: str, device: torch.devic
     """Of all that the times depend on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
     versions = (torch.__version__, version("widemix"))
-    library = compiled().name if by_c.takes(block, torch.empty(0, device=device)) else None
+    library = Path(open_library()._name).name if by_c.takes(block, torch.empty(0, device=device)) else None
     tf32 = torch.get_float32_matmul_precision()
     parts = [name, *versions, library, torch.get_num_threads(), precision, tf32, *shape, repr(block)]
     return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:16]

@@ -48,6 +48,7 @@ def load() -> ctypes.CDLL | None:
         return None
 
 
+@functools.cache
 def open_library() -> ctypes.CDLL:
     """The library, which is compiled if it is missing. Raises `BuildError` if it cannot be compiled or loaded."""
     path = compiled()

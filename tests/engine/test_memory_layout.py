@@ -1,7 +1,6 @@
 """In which memory layout a Mixer's blocks are computed."""
 
 import json
-from pathlib import Path
 from subprocess import CalledProcessError
 from types import SimpleNamespace
 
@@ -67,7 +66,7 @@ def test_the_faster_way_is_kept_on_disk_by_shape_and_precision(timed, cache):
 def test_where_the_home_cannot_be_written_the_process_keeps_the_answer(timed, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     monkeypatch.setattr(memory_layout, "cache_folder", cache_folder)
-    monkeypatch.setattr(memory_layout, "compiled", lambda: Path("library.so"))
+    monkeypatch.setattr(memory_layout, "open_library", lambda: SimpleNamespace(_name="library.so"))
     assert chosen() == chosen() == "batch_last"
     assert len(timed) == 1
 
@@ -103,13 +102,13 @@ def test_whatever_times_depend_on_has_an_answer_of_its_own(monkeypatch):
         return memory_layout._key(block, shape, precision, CPU)
 
     monkeypatch.setattr(memory_layout.by_c, "takes", lambda block, x: True)
-    monkeypatch.setattr(memory_layout, "compiled", lambda: Path("/a/one.so"))
+    monkeypatch.setattr(memory_layout, "open_library", lambda: SimpleNamespace(_name="/a/one.so"))
     monkeypatch.setattr(memory_layout, "_cpu", lambda: "one")
     other = ("model.activation", "gelu_tanh")
     keys = [key(), key((5, 16, 64)), key((4, 16, 64), "bf16"), key((4, 16, 64), "fp32", other)]
     for owner, name, value in (
         (torch, "__version__", "2.77.0"),
-        (memory_layout, "compiled", lambda: Path("/a/two.so")),
+        (memory_layout, "open_library", lambda: SimpleNamespace(_name="/a/two.so")),
         (memory_layout, "_cpu", lambda: "two"),
     ):
         monkeypatch.setattr(owner, name, value)

@@ -220,6 +220,7 @@ def test_other_systems_have_no_compiled_code(home, monkeypatch):
 
 
 def test_a_library_that_does_not_load_is_a_reason(home, tiny, noting):
+    open_library.cache_clear()
     path = compiled()
     path.write_text("no library")
     with pytest.raises(BuildError, match=rf"^{path.name} does not load \(.*"):
