@@ -173,19 +173,19 @@ class DeepSpeedEngine(Engine):
                 self.zero.persistent_parameters[0].all_gather(self.zero.persistent_parameters)
 
     @override
-    def read(self, name: str) -> torch.Tensor:
+    def read(self, name: str, own: torch.Tensor) -> torch.Tensor:
         if name in self._frozen:
             return self._frozen[name].clone()
         with self._gathered(name):
-            value = super().read(name)
+            value = super().read(name, own)
         return value.view(self.shapes.get(name, value.shape))
 
     @override
-    def write(self, name: str, value: torch.Tensor) -> None:
+    def write(self, name: str, own: torch.Tensor, value: torch.Tensor) -> None:
         if name in self._frozen:
             self._frozen[name].copy_(value.view_as(self._frozen[name]))
         with self._gathered(name):
-            super().write(name, value)
+            super().write(name, own, value)
 
     @override
     def scalars(self) -> dict[str, float]:

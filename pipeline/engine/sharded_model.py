@@ -151,8 +151,9 @@ class ShardedModel(ABC):
     @torch.no_grad()
     def load(self, state: State) -> None:
         """Replace the engine's state, whichever engine and world size wrote it. Every rank calls it."""
+        own = self.module.state_dict(keep_vars=True)
         for name in self._unoptimized:
-            self.write(name, state.model[name])
+            self.write(name, own[name], state.model[name])
         tensors, masters, slots = self.optimizer_tensors(), self._masters(), by_parameter(state.optimizer)
         self._check_steps(slots)
         self.optimizer.state.clear()
@@ -199,13 +200,16 @@ class ShardedModel(ABC):
         zeros, values = self._sum(lambda shard: (shard == 0).sum()), self._sum(lambda shard: torch.tensor(len(shard)))
         return 100 * zeros / values
 
-    def read(self, name: str) -> torch.Tensor:
-        """A CPU copy of a buffer, or of a parameter that the optimizer does not update. Every rank calls it."""
-        return self.module.state_dict()[name].detach().cpu().clone()
+    def read(self, name: str, own: torch.Tensor) -> torch.Tensor:
+        """A CPU copy of a buffer, or of a parameter that the optimizer does not update. Every rank calls it.
 
-    def write(self, name: str, value: torch.Tensor) -> None:
+        own: the module's tensor of this name.
+        """
+        return own.detach().cpu().clone()
+
+    def write(self, name: str, own: torch.Tensor, value: torch.Tensor) -> None:
         """The reverse of `read`. Every rank calls it."""
-        self.module.state_dict()[name].copy_(value)
+        own.copy_(value)
 
     def _sum(self, of: Callable[[torch.Tensor], torch.Tensor]) -> float:
         """The sum of `of` over the shards of the fp32 parameters that are not frozen. Every rank calls it."""
@@ -259,7 +263,8 @@ class ShardedModel(ABC):
     def _replicated_tensors(self) -> dict[str, torch.Tensor]:
         """The rest of the state, which every rank has whole: copies on the CPU. Every rank calls it."""
         tensors = self.optimizer_tensors()
-        unoptimized = {name: self.read(name) for name in self._unoptimized}
+        own = self.module.state_dict(keep_vars=True)
+        unoptimized = {name: self.read(name, own[name]) for name in self._unoptimized}
         replicated = self._under_all_names("model", unoptimized)
         if self.ema:
             averaged = zip(self._float_buffers(), self.ema.tensors[len(tensors) :], strict=True)
