@@ -127,5 +127,6 @@ def import_deepspeed(topology: Topology) -> Any:
         from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Asked for, this table has a compiler try each of DeepSpeed's kernels, in every rank.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})["deepspeed_shm_comm"] = False
     return deepspeed

@@ -10,7 +10,7 @@ from tests.conftest import ROOT
 from tests.engine.ranks import FIXED, Setting, overrides_for
 from widemix.distributed.topology import Topology, read_topology
 from widemix.engine import check_engine, torch_versions
-from widemix.engine.deepspeed_config import _merged, deepspeed_config
+from widemix.engine.deepspeed_config import _merged, deepspeed_config, import_deepspeed
 from widemix.engine.torch_versions import set_timeout, without_buffer_sync
 from widemix.errors import InputError
 from widemix.recipe import load_recipe
@@ -187,6 +187,11 @@ def test_a_file_may_repeat_the_recipe_or_leave_values_to_it_at_any_depth():
     ):
         with pytest.raises(InputError, match=words):
             _merged(ours, theirs, Path("ds.json"))
+
+
+def test_no_kernel_of_deepspeeds_is_tried_or_built():
+    deepspeed = import_deepspeed(read_topology())
+    assert vars(deepspeed.ops)["__compatible_ops__"] == {"deepspeed_shm_comm": False}
 
 
 class TestDeepSpeedsOwnJson:
