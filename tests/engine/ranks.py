@@ -1,5 +1,6 @@
 """What one or several ranks compute for these tests."""
 
+import functools
 import itertools
 import os
 import shutil
@@ -25,6 +26,9 @@ from widemix.engine.memory_layout import set_memory_layout
 from widemix.evaluation.evaluate import evaluate_engine
 from widemix.models.registry import build_model, build_on_meta
 from widemix.recipe import load_recipe
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection
+from widemix.recipe.train import TrainSection
 from widemix.run.saving import assembled
 from widemix.training.finetune import freeze
 from widemix.training.schedule import build_schedule
@@ -51,6 +55,16 @@ def overrides_for(engine: str) -> list[tuple[str, str]]:
     return [("engine.kind", kind), *stage, *layouts]
 
 
+@functools.cache
+def first_batches(
+    data: DataSection, augment: AugmentSection, train: TrainSection, topology: Topology
+) -> tuple[list[Batch], int]:
+    """This rank's micro-batches of the first steps, and how many steps an epoch has."""
+    loader = TrainLoader(data, augment, train, topology)
+    with loader.batches(0) as batches:
+        return list(itertools.islice(batches, STEPS * train.grad_accum_steps)), loader.steps
+
+
 class Setting:
     """A digits recipe of two blocks with this rank's part of its first batches, and the network as initialised."""
 
@@ -62,12 +76,10 @@ class Setting:
         self.recipe = load_recipe(path, [*fixed, *overrides])
         self.data, train = self.recipe.data, self.recipe.train
         in_fp32 = train.model_copy(update={"precision": "fp32"})
-        loader = TrainLoader(self.data, self.recipe.augment, in_fp32, self.topology)
+        first, epoch = first_batches(self.data, self.recipe.augment, in_fp32, self.topology)
         micro = train.grad_accum_steps
-        with loader.batches(0) as batches:
-            first = list(itertools.islice(batches, STEPS * micro))
         self.steps: list[list[Batch]] = [first[i * micro : (i + 1) * micro] for i in range(STEPS)]
-        schedule = build_schedule(self.recipe.schedule, self.recipe.optim.lr, loader.steps, train.epochs)
+        schedule = build_schedule(self.recipe.schedule, self.recipe.optim.lr, epoch, train.epochs)
         self.rates = [schedule(20 + step) for step in range(STEPS)]  # within the warm-up, but well above zero
 
     @property
