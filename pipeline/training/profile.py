@@ -1,6 +1,7 @@
 """A trace of some steps by PyTorch's profiler, for Perfetto (ui.perfetto.dev), chrome://tracing or TensorBoard."""
 
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -14,8 +15,10 @@ def torch_profiler(**options) -> profile:
         activities.append(ProfilerActivity.CUDA)
     else:  # libkineto would print "ERROR: gpuGetDeviceCount failed"
         os.environ.setdefault("KINETO_LOG_LEVEL", "9")
-    # Without acc_events torch 2.11 warns that a cycle's events are lost at the next, of which there is none.
-    return profile(activities=activities, acc_events=True, **options)
+    # Torch 2.11 warns that a cycle's events are lost at the next, of which there is none. With acc_events=True it
+    # does not, but makes an object of each event at the end, of which a trace has no need.
+    warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+    return profile(activities=activities, **options)
 
 
 class Profiler:
