@@ -3,6 +3,7 @@
 The one is multiprocessing's fork server, which the first of them starts, or `share_server`.
 """
 
+import atexit
 import faulthandler
 import itertools
 import multiprocessing
@@ -99,6 +100,7 @@ def share_server() -> None:
 
 def _be(target: Callable[..., Any], words: Sequence[Any], environ: dict[str, str], log: Path) -> None:
     """In the fork."""
+    atexit._clear()  # what the server does at its end
     assert PRELOADED in sys.modules, f"the fork server could not import {PRELOADED}"
     os.setsid()
     os.chdir(ROOT)
