@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import contextlib
 import errno
 import gc
 import math
@@ -11,6 +12,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -197,6 +199,18 @@ def exit_rank(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def exit_process(code: int | str | None) -> NoReturn:
+    """End the process as Python does, but without finalising the interpreter: 1.5 s once torch is imported.
+
+    Where stdout takes no more, Python says so and exits with 120.
+    """
+    with contextlib.suppress(KeyboardInterrupt, OSError):
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+        if isinstance(code, int):
+            exit_rank(code)
+    sys.exit(code)
 
 
 def tune_garbage_collector() -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 from argparse import Namespace
@@ -194,6 +195,47 @@ def test_a_rank_ends_after_the_exit_handlers_and_all_that_is_printed(monkeypatch
     commands.exit_rank(75)
     monkeypatch.undo()
     assert done == ["handlers", "stdout", "stderr", 75]
+
+
+ENDS = """
+import atexit, sys, threading, time
+from widemix import __main__, cli
+
+class Left:
+    def __del__(self):
+        print("finalised")
+
+def print_later():
+    time.sleep(0.3)
+    print("by a thread")
+
+def run():
+    print("before")
+    sys.left = Left()
+    atexit.register(print, "by a handler")
+    threading.Thread(target=print_later).start()
+    sys.exit(75)
+
+cli.main = run
+__main__.main()
+"""
+
+
+def end(stdout) -> subprocess.CompletedProcess:
+    environ = os.environ | {"PYTHONUNBUFFERED": ""}
+    return subprocess.run([sys.executable, "-c", ENDS], env=environ, stdout=stdout, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_process_ends_as_python_does_without_finalising():
+    done = end(subprocess.PIPE)
+    assert (done.returncode, done.stdout, done.stderr) == (75, "before\nby a thread\nby a handler\n", "")
+
+
+def test_what_stdout_does_not_take_is_said():
+    with open("/dev/full", "w") as full:
+        done = end(full)
+    assert done.returncode == 120
+    assert "OSError: [Errno 28] No space left on device" in done.stderr
 
 
 def test_garbage_is_collected_more_rarely_but_not_where_it_is_off_or_rarer_already():
