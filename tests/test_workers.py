@@ -62,18 +62,32 @@ def test_waits(place):
 """
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen:
-    (folder / "pytest.ini").touch()
+@pytest.fixture
+def start(tmp_path):
+    """`start(words...)` starts pytest on the files of tmp_path."""
+    (tmp_path / "pytest.ini").touch()
     command = [sys.executable, "-m", "pytest", "-p", "tests.workers", "-p", "no:cacheprovider", "--junitxml=it.xml"]
-    return subprocess.Popen(
-        [*command, *words],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    started = []
+
+    def run(*words: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [*command, *words],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 def outcomes(folder: Path) -> list[tuple[str, list[tuple[str, str | None, str | None]]]]:
@@ -85,12 +99,12 @@ def outcomes(folder: Path) -> list[tuple[str, list[tuple[str, str | None, str | 
     )
 
 
-def test_they_end_as_in_one_process_each_file_in_one(tmp_path):
+def test_they_end_as_in_one_process_each_file_in_one(start, tmp_path):
     for name in ("one", "two", "three"):
         (tmp_path / f"test_{name}.py").write_text(FILE)
     ended = {}
     for workers in ("0", "2"):
-        process = start(tmp_path, "--workers", workers)
+        process = start("--workers", workers)
         said, _ = process.communicate(timeout=100)
         assert process.returncode == 1, said
         assert "3 failed, 12 passed, 3 skipped, 3 xfailed, 3 errors" in said
@@ -105,10 +119,10 @@ def test_they_end_as_in_one_process_each_file_in_one(tmp_path):
     assert said.count("said by Python\nsaid by another\n") == 3
 
 
-def test_a_crash_is_a_failure_of_its_test_and_the_others_run(tmp_path):
+def test_a_crash_is_a_failure_of_its_test_and_the_others_run(start, tmp_path):
     (tmp_path / "test_crash.py").write_text(CRASH)
     (tmp_path / "test_other.py").write_text("def test_it(): pass\n")
-    process = start(tmp_path, "--workers", "1")
+    process = start("--workers", "1")
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 1, said
     assert outcomes(tmp_path) == [
@@ -120,10 +134,10 @@ def test_a_crash_is_a_failure_of_its_test_and_the_others_run(tmp_path):
     ]
 
 
-def test_a_first_failure_ends_all(tmp_path):
+def test_a_first_failure_ends_all(start, tmp_path):
     for name in ("one", "two"):
         (tmp_path / f"test_{name}.py").write_text("".join(f"def test_{i}(): assert False\n" for i in range(99)))
-    process = start(tmp_path, "--workers", "2", "-x")
+    process = start("--workers", "2", "-x")
     said, _ = process.communicate(timeout=100)
     assert process.returncode == 1, said
     assert "stopping after 1 failures" in said
@@ -131,10 +145,10 @@ def test_a_first_failure_ends_all(tmp_path):
 
 
 @pytest.mark.parametrize("to", ["all", "first"])
-def test_ctrl_c_tears_fixtures_down(tmp_path, to):
+def test_ctrl_c_tears_fixtures_down(start, tmp_path, to):
     """As a terminal sends it, and to the process that was started alone."""
     (tmp_path / "test_waits.py").write_text(FILE.partition("@pytest.mark")[0] + WAITS)
-    process = start(tmp_path, "--workers", "2")
+    process = start("--workers", "2")
     deadline = time.monotonic() + 120
     while not (tmp_path / "begun").exists():
         assert process.poll() is None
