@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from multiprocessing.connection import Connection, Pipe, wait
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -118,9 +118,11 @@ class _Sender:
         self._reports = []
 
 
-def _work(session: pytest.Session, tests: Iterator[tuple[int, pytest.Item]], to: Connection) -> None:
-    """In the fork; does not return."""
+def _work(session: pytest.Session, tests: Iterator[tuple[int, pytest.Item]], to: Connection) -> NoReturn:
+    """In the fork."""
     config, code = session.config, 1
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         capture = config.pluginmanager.getplugin("capturemanager")
         capture.stop_global_capturing()  # whose files are those of all
@@ -136,12 +138,17 @@ def _work(session: pytest.Session, tests: Iterator[tuple[int, pytest.Item]], to:
         to.send(None)  # a process that a test has left may hold the pipe too, and then it has no end
         code = 0
     except (BrokenPipeError, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         session._setupstate.teardown_exact(None)
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    """Once: a terminal interrupts each process, and the first one its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _tests(files: Sequence[list[tuple[int, pytest.Item]]], numbers: int) -> Iterator[tuple[int, pytest.Item]]:
