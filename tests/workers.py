@@ -7,7 +7,7 @@ tests on GPUs, which a fork can't use once the process that it is a fork of has 
 import os
 import signal
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
@@ -43,13 +43,7 @@ def _run(session: pytest.Session, items: Sequence[pytest.Item]) -> set[pytest.It
     begun = set()
     try:
         for _ in range(session.config.option.workers):
-            reader, writer = Pipe(duplex=False)
-            process = os.fork()
-            if not process:
-                for other in (reader, *workers):
-                    other.close()
-                _work(session, _tests(files, read), writer)
-            writer.close()
+            reader, process = _start(session, _tests(files, read), workers)
             workers[reader] = process
         while workers:
             for reader in wait(list(workers)):
@@ -82,6 +76,20 @@ def _run(session: pytest.Session, items: Sequence[pytest.Item]) -> set[pytest.It
     return begun
 
 
+def _start(
+    session: pytest.Session, tests: Iterator[tuple[int, pytest.Item]], others: Iterable[Connection]
+) -> tuple[Connection, int]:
+    """Fork a worker; return what it says, and its process."""
+    reader, writer = Pipe(duplex=False)
+    process = os.fork()
+    if not process:
+        for other in (reader, *others):
+            other.close()
+        _work(session, tests, writer)
+    writer.close()
+    return reader, process
+
+
 def _log(session: pytest.Session, item: pytest.Item, reports: Sequence[dict[str, Any]]) -> None:
     """Have the reports of a test printed, counted and written."""
     hook = session.config.hook
@@ -100,14 +108,11 @@ def _crash(config: pytest.Config, item: pytest.Item, how: str) -> dict[str, Any]
 
 
 class _Sender:
-    """In a worker: sends the number of each test that begins, and its reports once it has ended."""
+    """In a worker: sends the reports of each test once it has ended."""
 
     def __init__(self, config: pytest.Config, to: Connection):
         self._config, self._to = config, to
         self._reports: list[dict[str, Any]] = []
-
-    def begin(self, number: int) -> None:
-        self._to.send(number)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
@@ -128,12 +133,11 @@ def _work(session: pytest.Session, tests: Iterator[tuple[int, pytest.Item]], to:
         capture.stop_global_capturing()  # whose files are those of all
         capture.start_global_capturing()
         config.pluginmanager.unregister(name="terminalreporter")
-        sender = _Sender(config, to)
-        config.pluginmanager.register(sender)
+        config.pluginmanager.register(_Sender(config, to))
         following = next(tests, None)
         while following:
             (number, item), following = following, next(tests, None)
-            sender.begin(number)
+            to.send(number)
             config.hook.pytest_runtest_protocol(item=item, nextitem=following and following[1])
         to.send(None)  # a process that a test has left may hold the pipe too, and then it has no end
         code = 0
