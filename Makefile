@@ -34,7 +34,7 @@ demo: setup
 	.venv/bin/python -m widemix.launch.demo
 
 # Bytecode is kept, whatever the environment says, for the processes that tests start.
-PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest
+PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m tests
 # One more than there are CPUs, since tests wait for the processes that they start.
 PROCESSES = $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
 

@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 # Before torch is imported: threads of several processes on the same CPUs burn their time waiting for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch
+
 from tests.forks import Forks, group_of, share_server
 from tests.longest import longest
 from widemix.command_line.commands import tune_garbage_collector
@@ -26,6 +28,7 @@ from widemix.data_prep.settings import PrepSettings
 
 pytest_plugins = ["tests.selection", "tests.workers"]
 ROOT = Path(__file__).parents[1]
+THREADS = torch.get_num_threads()
 SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false", "--data.workers", "1")
 
 # No property may fail because the machine is slow.
@@ -66,6 +69,12 @@ def hide_gpus(arguments: Sequence[str], environ: MutableMapping[str, str]) -> No
     paths = [(ROOT / argument.partition("::")[0]).resolve() for argument in arguments]
     if not all(any(path.is_relative_to(seeing) for seeing in ON_GPUS) for path in paths):
         environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Undo what a command that sets torch's threads leaves: two that wait for each other slow all later tests."""
+    torch.set_num_threads(THREADS)
 
 
 def pytest_collection_modifyitems(config, items) -> None:

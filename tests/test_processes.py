@@ -1,5 +1,6 @@
 """Processes whose starter is killed, or whose terminal is closed: they save and end, as SIGTERM lets them."""
 
+import atexit
 import os
 import signal
 import subprocess
@@ -11,7 +12,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+import widemix.__main__
+import widemix.trainer
 from tests.conftest import ROOT
+from tests.forks import Forks
 from tests.terminal import Terminal
 from widemix.distributed.signals import Stopped, StopRequest, stops_once
 from widemix.processes import children_cpu_seconds, end_with_torchrun, peak_resident_bytes, stop_signals
@@ -170,30 +174,30 @@ def test_a_key_that_the_signal_passed_on_for_it_has_overtaken_is_no_second_one(c
     assert capfd.readouterr().err == f"SIGTERM: {said}\nCtrl-C: {said}; a second Ctrl-C stops at once\n"
 
 
-def test_a_train_that_has_stopped_ends_with_its_code_however_often_it_is_asked_to(digits):
-    """Each in a fork of a process that has imported all it needs: torch takes seconds."""
-    run = f"""
-        import atexit, os, signal, sys, widemix.trainer
-        from widemix.cli import main
-        from widemix.distributed.signals import StopRequest
-        for code, number in ((75, signal.SIGTERM), (0, signal.SIGTERM), (75, signal.SIGHUP)):
-            if os.fork() == 0:
-                break
-            print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-        else:
-            sys.exit()
-        def train(*_):
-            with StopRequest():
-                if code:
-                    signal.raise_signal(signal.SIGTERM)
-            return code
-        widemix.trainer.train = train
-        atexit.register(signal.raise_signal, number)
-        sys.argv[1:] = ["train", "digits/mixer", "--data.path", {str(digits)!r}]
-        main()
-    """
-    with python(run, text=True) as process:
-        assert process.communicate()[0].splitlines() == ["75", str(-signal.SIGTERM), "75"]
+def be_asked_to_stop(code: int, number: int, data: str) -> None:
+    """`widemix train`, whose run stops for a signal and returns `code`; another comes while the process ends."""
+
+    def train(*_) -> int:
+        with StopRequest():
+            if code:
+                signal.raise_signal(signal.SIGTERM)
+        return code
+
+    widemix.trainer.train = train
+    atexit.register(signal.raise_signal, number)
+    sys.argv = ["widemix", "train", "digits/mixer", "--data.path", data]
+    widemix.__main__.main()
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "ended"),
+    [(75, signal.SIGTERM, 75), (0, signal.SIGTERM, -signal.SIGTERM), (75, signal.SIGHUP, 75)],
+)
+def test_a_train_that_has_stopped_ends_with_its_code_however_often_it_is_asked_to(
+    digits, tmp_path, code, number, ended
+):
+    codes, said = Forks(be_asked_to_stop, code, number, str(digits), log=tmp_path / "log").wait()
+    assert codes == [ended], said
 
 
 def test_so_do_ranks():

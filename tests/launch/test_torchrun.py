@@ -2,35 +2,19 @@
 
 import os
 import signal
-import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from torch.distributed import run
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
 
-from tests.conftest import ROOT
+from tests.forks import Forks
 from widemix.errors import InputError
 from widemix.launch import torchrun
 from widemix.torch_support import TORCHRUN_STOPS_RANKS, torch_is_at_least
 
-# torchrun forgets ranks that it has started but not noted yet when a signal comes: so it says when it watches them.
-NODE = """
-import os, sys
-import widemix.launch.torchrun
-from torch.distributed.elastic.multiprocessing import PContext
-wait = PContext.wait
-def watch(*arguments):
-    PContext.wait = wait
-    os.write(1, b"watched ")
-    return wait(*arguments)
-PContext.wait = watch
-if sys.argv[1] == "without":
-    widemix.launch.torchrun.torch_is_at_least = lambda _: False
-rank = ["--no-python", sys.executable, "-c", sys.argv[2]]
-widemix.launch.torchrun.run_torchrun(["--standalone", *widemix.launch.torchrun.stop_options(), *rank])
-"""
 RANK = """
 import os, signal, sys, time
 def save(number, _):
@@ -44,20 +28,39 @@ time.sleep(600)
 """
 
 
+def be_node(options: str) -> None:
+    """Start RANK by torchrun, and say when it is watched: before that, a signal would miss the rank."""
+    wait = PContext.wait
+
+    def watch(*arguments):
+        PContext.wait = wait
+        os.write(1, b"watched ")
+        return wait(*arguments)
+
+    PContext.wait = watch
+    if options == "without":
+        torchrun.torch_is_at_least = lambda _: False
+    rank = ["--no-python", sys.executable, "-c", RANK]
+    torchrun.run_torchrun(["--standalone", *torchrun.stop_options(), *rank])
+
+
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("options", ["with", "without"])
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_lets_the_ranks_save(options, number):
+def test_a_signal_lets_the_ranks_save(options, number, tmp_path):
     """Without: as with the oldest torch, whose torchrun does not know SIGUSR1."""
     if options == "with" and not torch_is_at_least(TORCHRUN_STOPS_RANKS):
         pytest.skip("this torchrun has no such options")
-    command = [sys.executable, "-c", NODE, options, RANK]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        assert sorted(process.stdout.read(11).split()) == [b"up", b"watched"]
-        process.send_signal(number)
-        assert process.stdout.read().decode() == f"saved after {number.name}"
-        process.wait(600)
+    node = Forks(be_node, options, log=tmp_path / "log")
+    deadline = time.monotonic() + 300
+    while not ("up " in node.said() and "watched " in node.said()):
+        assert node.running, node.said()
+        assert time.monotonic() < deadline, node.said()
+        node.reap()
+        time.sleep(0.02)
+    node.signal(number)
+    node.wait()
+    assert f"saved after {number.name}" in node.said()
 
 
 @pytest.mark.parametrize("torch_has_options", [True, False])
