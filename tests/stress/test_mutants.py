@@ -1,6 +1,9 @@
 """The known mutations are of code that is there, and name tests that exist; the random ones are of every kind."""
 
+import json
 import shlex
+import subprocess
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -110,6 +113,47 @@ def test_what_fails_without_a_break_does_not_notice_one(parts, ended, capsys):
     site = next(iter(sites("a.py", PYTHON)))
     assert outcome(site, PYTHON, Pretended(), Coverage({}), parts) == ended
     assert "left out from here on: tests::never" in capsys.readouterr().out
+
+
+JOB = """
+import multiprocessing, os, signal, sys
+from multiprocessing import forkserver
+import numba
+
+def look(pipe):
+    pipe.send((os.getppid(), os.getcwd(), os.environ["WORD"], "deepspeed" in sys.modules))
+
+def answer():
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=look, args=(theirs,))
+    process.start()
+    found = ours.recv()
+    process.join()
+    return found
+
+def test_it():
+    assert numba.config.CACHE_DIR == os.environ["NUMBA_CACHE_DIR"] == "kept"
+    server, *others = answer()
+    assert server == forkserver._forkserver._forkserver_pid
+    assert others == [os.getcwd(), "said", True]
+    assert answer()[0] == server
+    os.kill(server, signal.SIGKILL)
+    os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+    assert answer()[0] != server
+"""
+
+
+@pytest.mark.long
+def test_a_fork_server_of_the_tests_has_what_the_server_of_jobs_has_imported(tmp_path):
+    (tmp_path / "test_job.py").write_text(JOB)
+    (tmp_path / "pytest.ini").touch()
+    words = [sys.executable, str(ROOT / "tests/stress/mutants/server.py")]
+    environ = {"NUMBA_CACHE_DIR": "kept", "WORD": "said"}
+    job = {"root": str(tmp_path), "words": ["-q", "test_job.py"], "environ": environ, "log": str(tmp_path / "log")}
+    said = subprocess.run(words, input=json.dumps(job | {"seconds": 100}) + "\n", stdout=subprocess.PIPE, text=True)
+    code, _ = json.loads(said.stdout)
+    assert code == 0, (tmp_path / "log").read_text()
 
 
 def changes(file: str, text: str) -> set[tuple[str, str]]:

@@ -3,6 +3,7 @@
 import filecmp
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -51,7 +52,7 @@ class Checkout:
         """
         if self._server is None:
             words = [sys.executable, str(Path(__file__).with_name("server.py"))]
-            own = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+            own = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": ""}
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self._server = subprocess.Popen(words, env=own, **pipes)  # type: ignore[call-overload]
         assert self._server is not None
@@ -87,7 +88,7 @@ class Checkout:
     def environ(self, numba: Path | None = None) -> dict[str, str]:
         """What its tests have in their environment besides. numba: another folder for what numba compiles."""
         caches = {"NUMBA_CACHE_DIR": str(numba or self.folder / "numba"), "XDG_CACHE_HOME": str(self._cache)}
-        return caches | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(self.root)}
+        return caches | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(self.root)}
 
     @contextmanager
     def changed(self, file: str, text: str) -> Iterator[dict[str, str]]:
@@ -97,6 +98,8 @@ class Checkout:
         numba = Path(tempfile.mkdtemp(dir=self._cache)) if is_compiled(file, self.root) else None
         try:
             path.write_text(text)
+            # What Python has compiled of a file is that of any text with its size and second.
+            os.utime(path, (random.getrandbits(31),) * 2)
             yield self.environ(numba)
         finally:
             path.write_bytes(before)
