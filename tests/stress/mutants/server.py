@@ -43,8 +43,7 @@ def run_pytest(root: str, words: list[str], environ: dict[str, str], log: str) -
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), stream)
         if "WIDEMIX_TRACE" in environ:
             exec((Path(__file__).with_name("trace") / "sitecustomize.py").read_text(), TRACE)
-        else:
-            fork_fork_server()
+        fork_fork_server()
         code = int(importlib.import_module("pytest").main(words))
     except BaseException:
         traceback.print_exc()
