@@ -1,8 +1,17 @@
 """Section `engine`: how a step is computed on many ranks."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from widemix.section import Positive, Seconds, Section, key
+
+
+def _no_bool(value: Any) -> Any:
+    """Refuse true, which is equal to 1."""
+    if isinstance(value, bool):
+        raise ValueError("input should be 0, 1, 2 or 3")
+    return value
 
 
 class EngineSection(Section):
@@ -11,7 +20,7 @@ class EngineSection(Section):
     kind: Literal["ddp", "fsdp", "deepspeed"] = key(
         "ddp", "ddp: a replica on each rank; fsdp: sharded by block (FSDP2); deepspeed: ZeRO"
     )
-    zero_stage: Literal[0, 1, 2, 3] = key(
+    zero_stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(_no_bool)] = key(
         1, "deepspeed: 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also weights"
     )
     cpu_offload: bool = key(False, "fsdp, ZeRO 1 to 3: keep the optimizer state in host memory, fsdp also the shards")

@@ -133,7 +133,7 @@ ENDS: dict[str, tuple[list[Any], list[Any]]] = {
     "train.save_minutes": ([None, 0.5], [0.0]),
     "train.keep_last": ([1], [0]),
     "train.keep_every_steps": ([None, 1], [0]),
-    "engine.zero_stage": ([0, 1, 2, 3], [-1, 4]),
+    "engine.zero_stage": ([0, 1, 2, 3], [-1, 4, True]),
     "engine.bucket_cap_mb": ([1], [0]),
     "engine.timeout_s": ([1, 10**9], [0, 10**9 + 1]),
     "faults.max_skipped_steps": ([0], [-1]),
