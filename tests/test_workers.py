@@ -73,7 +73,7 @@ def start(tmp_path):
         process = subprocess.Popen(
             [*command, *words],
             cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_DEBUG_TEMPROOT": str(tmp_path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -117,6 +117,11 @@ def test_they_end_as_in_one_process_each_file_in_one(start, tmp_path):
     ((_, message, _),) = dict(ended["2"])["test_one.test_fails"]
     assert message == "assert 1 == 2"
     assert said.count("said by Python\nsaid by another\n") == 3
+    own, shared = ([*tmp_path.glob(f"pytest-of-*/pytest-{run}/**/place?")] for run in (0, 1))
+    assert len(own) == len(shared) == 3
+    assert len({place.parent for place in own}) == 1
+    assert {place.parent.name for place in shared} == {pid for _, pid in torn_down}  # a folder for each worker
+    assert not list(tmp_path.glob("pytest-of-*/*/.lock"))  # so that later runs remove them
 
 
 def test_a_crash_is_a_failure_of_its_test_and_the_others_run(start, tmp_path):

@@ -34,6 +34,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 def _run(session: pytest.Session, items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """Run tests until they or the workers have ended; return those that have begun."""
+    session.config._tmp_path_factory.getbasetemp()  # made by this process, which also removes those of earlier runs
     files = [list(file) for _, file in groupby(enumerate(items), key=lambda item: item[1].path)]
     read, write = os.pipe()  # numbers of files: the worker that reads one runs it
     os.write(write, b"".join(number.to_bytes(2) for number in range(len(files))))
@@ -132,6 +133,9 @@ def _work(session: pytest.Session, tests: Iterator[tuple[int, pytest.Item]], to:
         capture = config.pluginmanager.getplugin("capturemanager")
         capture.stop_global_capturing()  # whose files are those of all
         capture.start_global_capturing()
+        folders = config._tmp_path_factory
+        folders._basetemp = folders.getbasetemp() / f"{os.getpid()}"
+        folders._basetemp.mkdir()
         config.pluginmanager.unregister(name="terminalreporter")
         config.pluginmanager.register(_Sender(config, to))
         following = next(tests, None)
