@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginEventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event
@@ -18,7 +19,7 @@ from tests.run.test_metrics import full
 from widemix.plots import tensorboard as of_analyses
 from widemix.plots.style import as_png, new_figure
 from widemix.plots.tensorboard import add_to_tensorboard
-from widemix.recipe import load_recipe
+from widemix.recipe import dump_recipe, load_recipe
 from widemix.run import tensorboard
 from widemix.run.event_files import EventFile
 from widemix.run.lock import hold
@@ -277,6 +278,23 @@ def test_a_start_from_step_5_repeats_what_is_beyond_it_its_evaluation_and_its_de
     tag, at, evaluates, repeated
 ):
     assert is_repeated(tag, at, step=5, evaluates=evaluates) is repeated
+
+
+def test_recipe_and_environment_are_shown_as_what_they_are(tmp_path):
+    environment = {"torch": "2.8.0", "ranks": 2}
+    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
+    writer.add_description(RECIPE, environment)
+    writer.close()
+    board = EventAccumulator(str(tmp_path))
+    board.Reload()
+    said = {
+        name: board.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0]
+        for name in ("recipe", "environment")
+    }
+    blocks = {name: text.decode().removesuffix("\n```").split("\n", 1) for name, text in said.items()}
+    assert [kind for kind, _ in blocks.values()] == ["```yaml", "```json"]
+    assert yaml.safe_load(blocks["recipe"][1]) == yaml.safe_load(dump_recipe(RECIPE))
+    assert json.loads(blocks["environment"][1]) == environment
 
 
 def test_values_of_keys_are_what_tensorboard_can_show():
