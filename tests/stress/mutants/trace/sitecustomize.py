@@ -1,7 +1,7 @@
 """Notes which lines of the project a process runs, as Python starts it: `tests.stress.mutants.coverage` sets it up.
 
-Each line is written when it is first run, since processes are killed; a function's lines are noted in its first calls
-only, which costs little however often it is called.
+Each line is written when it is first run, since processes are killed; of a function those that its first calls in
+each test run, which costs little however often it is called.
 """
 
 import os
@@ -29,6 +29,8 @@ def start(root: str, output: int) -> None:
 
     def call(frame, event, _):
         code = frame.f_code
+        if code.co_name == "pytest_runtest_protocol":  # another test begins
+            calls.clear()
         if not code.co_filename.startswith(root) or calls[code] >= CALLS:
             return None
         calls[code] += 1
