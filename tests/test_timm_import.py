@@ -84,6 +84,8 @@ print(*torch.compile(disable_compiler(lambda x: x + torch.compiler.is_compiling(
 )
 def test_what_is_imported_already_is_not_left_out(name, change, monkeypatch):
     monkeypatch.setitem(sys.modules, name, there := ModuleType(name))
+    for part in [part for part in sys.modules if part.startswith(f"{name}.")]:
+        monkeypatch.delitem(sys.modules, part)
     module = ModuleType("module")
     change(lambda module: module.__dict__.update(found=sys.modules[name]), module)
     assert sys.modules[name] is there

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from itertools import count
 
 from widemix.plots.chart import STYLES
 from widemix.report.run import ReportedRun
@@ -18,7 +19,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]], numbers: Sequence[
     """Return a table of cells that are HTML already; the columns `numbers` are aligned to the right."""
 
     def cells(tag: str, row: Iterable[str]) -> str:
-        opened = (f'<{tag} class="n">' if place in numbers else f"<{tag}>" for place in range(10**6))
+        opened = (f'<{tag} class="n">' if place in numbers else f"<{tag}>" for place in count())
         return "".join(f"{start}{cell}</{tag}>" for start, cell in zip(opened, row, strict=False))
 
     body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)

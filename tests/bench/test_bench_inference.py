@@ -81,8 +81,8 @@ def test_a_row_has_the_median_and_the_ninetieth_percentile():
     assert inference._row(6, passes, torch.device("cuda")) == row
     assert inference._row(6, passes, CPU) == row | {"images_per_cpu_s": 285.71}
     assert inference._row(6, [(number / 1e3, 1.0) for number in range(1, 6)], CPU)["latency_p90_ms"] == 5
-    row = inference._row(2, [(0.25, 0.5)], CPU)
-    assert (row["latency_ms"], row["latency_p90_ms"], row["images_per_cpu_s"]) == (250, 250, 4)
+    row = inference._row(2, [(0.2501234, 0.5)], CPU)
+    assert (row["latency_ms"], row["latency_p90_ms"], row["images_per_cpu_s"]) == (250.123, 250.123, 4)
 
 
 def test_networks_get_images_in_the_layout_that_they_compute_in(monkeypatch):

@@ -1,8 +1,10 @@
 """A whole preparation: the files that it writes, and what is refused before anything is created."""
 
 import errno
+import inspect
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import textwrap
@@ -320,9 +322,12 @@ def test_max_bad_is_a_fraction(tmp_path, folder, monkeypatch, capsys, fraction):
     assert fraction in capsys.readouterr().err
 
 
-def test_every_source_is_described():
+def test_every_source_is_described_and_has_a_function_that_reads_it():
     assert {"digits", "image-folder", "imagenet"} <= set(SOURCES)
-    assert all(source.description and "\n" not in source.description for source in SOURCES.values())
+    for source in SOURCES.values():
+        assert source.description
+        assert "\n" not in source.description
+        assert inspect.isfunction(pkgutil.resolve_name(source.reader))
 
 
 SQUARES = """

@@ -20,6 +20,7 @@ from tests.forks import Forks, group_of
 from tests.terminal import Terminal
 from widemix.run import checkpoint
 from widemix.run.listing import summarise
+from widemix.run.starts import read_starts
 
 EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every_epochs", "2")
 LAST = 4 * (1437 // 64)
@@ -120,6 +121,7 @@ def test_a_signal_saves_at_the_step_and_exits_with_75(train, undisturbed, tmp_pa
     assert last < LAST
     finish(train("run", *EPOCHS))
     assert_same_curve(run, undisturbed, 1e-4)
+    assert [(line["step"], line["ranks"]) for line in read_starts(run)] == [(1, int(ranks)), (last + 1, 1)]
 
 
 @pytest.mark.long

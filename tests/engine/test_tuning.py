@@ -1,6 +1,8 @@
 """Keys that change how an engine works and not what it computes; DeepSpeed's own JSON; reproducible bits."""
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -192,6 +194,16 @@ def test_a_file_may_repeat_the_recipe_or_leave_values_to_it_at_any_depth():
 def test_no_kernel_of_deepspeeds_is_tried_or_built():
     deepspeed = import_deepspeed(read_topology())
     assert vars(deepspeed.ops)["__compatible_ops__"] == {"deepspeed_shm_comm": False}
+
+
+def test_deepspeed_is_told_the_local_rank_unless_a_launcher_has(monkeypatch):
+    topology = replace(read_topology(), local_rank=3)
+    for before, after in (("5", "5"), (None, "3")):
+        monkeypatch.setenv("LOCAL_RANK", before or "")
+        if before is None:
+            monkeypatch.delenv("LOCAL_RANK")
+        import_deepspeed(topology)
+        assert os.environ["LOCAL_RANK"] == after
 
 
 class TestDeepSpeedsOwnJson:

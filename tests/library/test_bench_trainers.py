@@ -140,6 +140,14 @@ def test_trainers_that_may_not_be_installed_take_their_steps_on_both_loaders(pai
     assert options | {"max_steps": 5} | on_a_cpu | nothing == options  # nothing is written or shown
 
 
+class Batches(list):
+    """A loader of these batches, which is told of epochs."""
+
+    def set_epoch(self, epoch):
+        """Note it."""
+        self.epoch = epoch
+
+
 def test_timms_script_is_run_with_the_options_of_our_loader(tmp_path, monkeypatch):
     """A script in its place, which trains on whatever loader it makes."""
     script = tmp_path / "train.py"
@@ -147,6 +155,7 @@ def test_timms_script_is_run_with_the_options_of_our_loader(tmp_path, monkeypatc
         "import json, sys\nimport timm\nimport timm.data\nfrom pathlib import Path\n"
         "loader = timm.data.create_loader(timm.data.create_dataset('', root=sys.argv[1]), 224)\n"
         "model = timm.create_model('colour_mean')\nassert model.num_classes == 1000\n"
+        "if hasattr(loader, 'dataset'):\n    loader.dataset.set_epoch(7)\n"
         "for images, labels in loader:\n    model(images)\n"
         "Path(sys.argv[0] + '.json').write_text(json.dumps(sys.argv))\n"
     )
@@ -156,12 +165,14 @@ def test_timms_script_is_run_with_the_options_of_our_loader(tmp_path, monkeypatc
     monkeypatch.setattr(
         timm.data, "create_loader", lambda *given, **options: made.append((given, options)) or BATCHES
     )
-    monkeypatch.setattr(bench, "_loader", lambda folder: BATCHES[:3])
+    batches = Batches(BATCHES[:3])
+    monkeypatch.setattr(bench, "_loader", lambda folder: batches)
     theirs, ours = bench._timm_train(script)(tmp_path)
     assert (theirs(0), theirs(1)) == (12, 12)
     assert made[:2] == [(("",), {"root": str(tmp_path / "images")}), ((None, 224), {"persistent_workers": False})]
     del made[:]
     assert (ours(0), made, sys.argv) == (9, [], before)
+    assert batches.epoch == 7
     assert timm.data.create_loader is not own[1]  # what was there before
     parser = argparse.ArgumentParser()
     parser.add_argument("script")

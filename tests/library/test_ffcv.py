@@ -170,6 +170,13 @@ def test_a_centre_crop_is_of_no_more_than_the_image():
             ffcv.CenterCrop(8, crop_pct=wrong)
 
 
+def test_images_are_decoded_on_the_threads_of_ffcvs_loader():
+    """FFCV compiles as parallel code what says that it is."""
+    for decoder in (ffcv.RandomResizedCrop(8), ffcv.CenterCrop(8)):
+        decoder.order, decoder.memory_read = SimpleNamespace(seed=0, epoch=np.zeros(1, np.int64)), None
+        assert decoder.generate_code().is_parallel
+
+
 def test_an_operation_is_given_the_loaders_threads_and_the_orders_seed_and_epoch():
     given: list[Any] = []
     for operation in (ffcv.RandAugment("rand-m9"), ffcv.ColorJitter(0.4)):

@@ -1,6 +1,7 @@
 """Blocks computed with the batch last in memory, against the blocks as they are written."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, vmap
 
 from widemix.models import permutation
-from widemix.models.batch_last import operations
+from widemix.models.batch_last import by_torch, operations
 from widemix.models.batch_last.block import _places, arrange, needs_eager_ops
 from widemix.models.batch_last.operations import activate, add, norm
 from widemix.models.mixer.network import Mixer
@@ -117,6 +118,31 @@ def test_hooks_of_the_block_itself_leave_it_with_the_batch_last():
     y = other.blocks[0](torch.randn(5, 16, 6, dtype=torch.float64))
     assert y.stride() == (1, 30, 5)
     assert called == [1]
+
+
+def test_kernels_are_given_matrices_row_by_row(monkeypatch):
+    """Triton's read memory as if they lay so; gradients of a sum are one number, expanded."""
+    called = []
+
+    def checked(name):
+        def function(*arguments):
+            tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+            assert all(each.is_contiguous() for each in tensors), name
+            called.append(name)
+            return getattr(by_torch, name)(*arguments)
+
+        return function
+
+    names = ("norm", "norm_backward", "activate", "activate_backward", "add", "add_backward")
+    backend = SimpleNamespace(**{name: checked(name) for name in names})
+    monkeypatch.setattr(operations, "_backend", lambda *_: backend)
+    x, skip = (torch.randn(5, 6).t().requires_grad_() for _ in range(2))
+    weight, bias = (torch.randn(6)[::2].requires_grad_() for _ in range(2))
+    normed, same = norm(x, weight, bias, 1e-6)
+    (normed.sum() + same.sum()).backward()
+    activate(x, torch.randn(12)[::2].requires_grad_()).sum().backward()
+    add(skip, x, bias, torch.randperm(6).int()).sum().backward()
+    assert called == [*names]
 
 
 @pytest.mark.parametrize(

@@ -582,6 +582,7 @@ def test_thirty_classes_have_a_matrix_and_of_more_twenty_pairs_are_named(tmp_pat
     rows = rows_of(text.partition("<h2>Confusions</h2>")[2])
     assert len(rows) == 1 + 20
     assert [row[:3] for row in rows[1:3]] == [["30", "29", "3,029"], ["30", "28", "3,028"]]
+    assert '<table class="confusion">' in written(tmp_path, tmp_path / "31", tmp_path / "30")
 
 
 def test_a_note_says_that_long_curves_are_thinned(tmp_path):

@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from itertools import product
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from timm.data import auto_augment
 
 from tests.conftest import ROOT
 from tests.sections import train_section
@@ -131,6 +134,23 @@ def test_every_name_of_timms_policies_is_one_of_one_operation():
     names = [name for operation in OPERATIONS for name in operation.magnitude_maps]
     assert len(names) == len(set(names)) == 25
     assert len({operation.number for operation in OPERATIONS}) == len(OPERATIONS) == 16
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.peer)
+def test_the_sheet_shows_the_whole_range_of_timms_arguments(operation):
+    """At all magnitudes that timm has, of each sign."""
+    values = set()
+    for name in operation.magnitude_maps.keys() - {"GaussianBlurRand", "Desaturate"}:  # timm's compute theirs later
+        level_to_arg = auto_augment.LEVEL_TO_ARG[name]
+        for magnitude, sign in product(range(11), (0.0, 1.0)):
+            with mock.patch("random.random", lambda sign=sign: sign):
+                values |= set(level_to_arg(magnitude, {})[:1] if level_to_arg else ())
+    if "Desaturate" in operation.magnitude_maps:
+        values.add(0.0)  # no colour is left
+    if values:
+        assert (min(operation.shown), max(operation.shown)) == pytest.approx((min(values), max(values)))
+    else:
+        assert not operation.has_argument
 
 
 def test_registering_needs_neither_torch_nor_numba():
