@@ -37,7 +37,7 @@ from widemix.cgroups import usable_cpus
 LEAST = 0.9
 # Tests of these names, those first that notice most.
 BLOCKS = ("batch_last_by_c", "reorder", "fuzz", "sanitized", "build", "registers")
-IMAGES = ("decode", "coefficients", "shrink", "restart", "data/augment", "checksum", "build", "registers", "golden")
+IMAGES = ("decode", "coefficients", "shrink", "restart", "data/augment", "checksum", "native/", "golden")
 _MORE = 3  # times the budget for the test files that name the module
 _OF_BLOCKS = ("mix", "products", "block", "reorder", "move", "lanes")  # files of C that begin so
 
