@@ -1,6 +1,7 @@
 """`make demo`: train a Mixer and a random-permuted Mixer on digits, with two ranks, by DDP and by DeepSpeed."""
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -55,7 +56,8 @@ def main() -> int:
 def _widemix(*words: str) -> None:
     print(f"\n$ widemix {shlex.join(words)}", flush=True)
     command = [sys.executable, "-m", "widemix", *words]
-    code = subprocess.run(command, check=False, preexec_fn=end_with_parent()).returncode
+    environ = os.environ | {"PYTHONSAFEPATH": "1"}
+    code = subprocess.run(command, env=environ, check=False, preexec_fn=end_with_parent()).returncode
     if code:
         sys.exit(code)
 

@@ -60,6 +60,17 @@ def end_with_torchrun() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def keep_current_folder_off_path() -> None:
+    """Let no Python that this process starts, directly or not, import from the current folder: a stranger's, perhaps.
+
+    Otherwise `python -m` and `python -c` do, also in ranks of torchrun. So does an empty item of PYTHONPATH, which
+    `export PYTHONPATH=/x:$PYTHONPATH` makes.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+    if path := os.environ.get("PYTHONPATH"):
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path.split(os.pathsep)))
+
+
 def children_cpu_seconds() -> float:
     """The CPU time of the child processes that have ended and were waited for, and of theirs."""
     times = os.times()

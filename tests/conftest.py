@@ -17,6 +17,11 @@ from hypothesis import HealthCheck, settings
 
 # Before torch is imported: threads of several processes on the same CPUs burn their time waiting for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As a command that runs in this process leaves it, whichever tests come first; what is started here finds `tests`.
+os.environ["PYTHONSAFEPATH"] = "1"
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+)
 
 import torch
 

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,6 +49,35 @@ def test_ranks_end_with_a_launcher_that_is_killed():
         launcher.kill()
         # To the end of the output, which ends with the last process that can write to it.
         assert launcher.stdout.read() == b"got SIGTERM got SIGTERM "
+
+
+HOSTILE = "import os; open(os.environ['RAN'], 'a').write(f'{__name__} '); os._exit(99)"
+HOSTILE_STUDY = """
+title: t
+source: s
+claim: c
+seeds: [0]
+set: {data.path: cut}
+runs: [{label: l, recipes: {Digits: digits/s_mixer.yaml}, axes: {model.channels: [8]}}]
+figure: {x: width}
+"""
+
+
+def test_nothing_that_a_study_starts_imports_from_the_current_folder(digits, tmp_path):
+    """It starts `train`, which finds that the data are cut."""
+    for name in ("widemix", "tests", "yaml", "numpy", "torch", "multiprocessing", "sitecustomize"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(HOSTILE)
+    (tmp_path / "study.yaml").write_text(HOSTILE_STUDY)
+    shutil.copytree(digits, tmp_path / "cut")
+    os.truncate(tmp_path / "cut/train.beton", 8_600_000)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environ |= {"RAN": str(tmp_path / "ran"), "COLUMNS": "200"}
+    command = [sys.executable, "-P", "-m", "widemix", "study", "run", "study.yaml", "--to", "study"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
+    assert done.returncode == 1
+    assert "train.beton: has 8600000 bytes" in done.stderr
 
 
 def test_processes_that_encode_end_with_the_one_that_prepares():

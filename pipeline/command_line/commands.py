@@ -21,7 +21,7 @@ from typing import NoReturn, TextIO
 from widemix.command_line.arguments import Parser
 from widemix.distributed.rank_status import write_rank_status
 from widemix.errors import Exit, InputError, LauncherError, RunError
-from widemix.processes import end_with_torchrun
+from widemix.processes import end_with_torchrun, keep_current_folder_off_path
 from widemix.recipe import Recipe, fill_classes, load_recipe
 
 
@@ -39,6 +39,7 @@ def run_command(
     `RunError` as one line by the rank that it happened on, and so is an OSError about a file. Any other exception is
     a bug: its traceback is printed, and given to torchrun.
     """
+    keep_current_folder_off_path()
     end_with_torchrun()
     try:
         words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)

@@ -39,6 +39,15 @@ def run(error: BaseException | int, *words: str) -> int:
     return run_command(Parser(), ending(error), words)
 
 
+def test_what_a_command_starts_does_not_import_from_the_current_folder(monkeypatch):
+    """Started by `python -m`, or with an empty item of PYTHONPATH; tests/test_processes.py starts processes."""
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "/a b", "", "/c", ""]))
+    assert run(0) == 0
+    assert os.environ["PYTHONSAFEPATH"] == "1"
+    assert os.environ["PYTHONPATH"] == os.pathsep.join(["/a b", "/c"])
+
+
 @pytest.fixture
 def statuses(tmp_path, monkeypatch):
     """The folder in which rank 1 of 2 writes its status."""

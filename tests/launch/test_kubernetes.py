@@ -54,7 +54,7 @@ def containers() -> list[tuple[dict, int]]:
 
 def test_their_commands_train_a_recipe_that_divides_by_their_ranks():
     for container, ranks in containers():
-        assert container["command"] == ["python3", "-m", "widemix.launch.pod", "--stage-to", "/cache", "--"]
+        assert container["command"] == ["python3", "-P", "-m", "widemix.launch.pod", "--stage-to", "/cache", "--"]
         words, overrides = split_overrides(container["args"])
         arguments = make_parser().parse_args(["train", *words])
         assert ranks == 128

@@ -78,7 +78,8 @@ def run_script(submitted: str) -> subprocess.CompletedProcess:
     words = shlex.split(submitted)
     words = words[words.index(str(module.SCRIPT)) :]
     names = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]", "SLURMD_NODENAME": "n0", "SLURM_CPUS_ON_NODE": "2"}
-    return subprocess.run(["bash", *words], env=os.environ | names, capture_output=True, text=True, check=False)
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | names
+    return subprocess.run(["bash", *words], env=environ, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("image", ["nvcr.io#nvidia/pytorch:25.01-py3", "an image, new.sqsh"])
@@ -114,6 +115,7 @@ def test_all_that_runs_python_is_a_step_in_the_container(commands, submit, digit
         assert Path(environ["WIDEMIX_RANK_STATUS_DIR"]).parent == tmp_path / "the 'run'/slurm"
         # Where a node that died had left the step's container, Enroot said "File already exists", at each start.
         assert environ["ENROOT_FORCE_OVERRIDE"] == "y"
+        assert environ["PYTHONSAFEPATH"] == "1"  # the working folder's modules are not imported
     alone = {"--overlap", "--nodes=1", "--ntasks=1", "--nodelist=n0"}
     assert [alone <= {*words} for words, _ in calls] == [True, False, True]
 
