@@ -27,7 +27,7 @@ from widemix.cgroups import usable_cpus
 from widemix.errors import Exit, InputError
 from widemix.files import atomic_write
 from widemix.processes import end_with_parent
-from widemix.run.listing import read_lines
+from widemix.run.records import read_lines
 
 VERSIONS = ("torch", "timm", "numpy")
 ROOT = Path(__file__).resolve().parents[2]

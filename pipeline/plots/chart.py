@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
+
+from widemix.plots.html import Html, element
 
 WIDTH, HEIGHT = 460, 250
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 36
@@ -21,7 +22,7 @@ class Series:
     points: list[tuple[float, float]]
 
 
-def line_chart(title: str, x_label: str, x_end: float, series: Iterable[Series]) -> str:
+def line_chart(title: str, x_label: str, x_end: float, series: Iterable[Series], class_: str | None = None) -> Html:
     """Return the chart as SVG, from x = 0 to `x_end`.
 
     Each curve has its values in `data-x` and `data-y`, for the page's script.
@@ -38,29 +39,31 @@ def line_chart(title: str, x_label: str, x_end: float, series: Iterable[Series])
     def down(y: float) -> float:
         return HEIGHT - BOTTOM - (y - low + margin) / (high - low + 2 * margin) * (HEIGHT - TOP - BOTTOM)
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} by {escape(x_label)}">']
+    parts = []
     for y, text in zip(y_ticks, tick_labels(y_ticks), strict=True):
-        parts.append(f'<path class="grid" d="M{LEFT} {down(y):.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{down(y) + 4:.1f}" text-anchor="end">{text}</text>')
+        parts.append(element("path", class_="grid", d=f"M{LEFT} {down(y):.1f}H{WIDTH - RIGHT}"))
+        parts.append(element("text", text, x=LEFT - 6, y=f"{down(y) + 4:.1f}", text_anchor="end"))
     for x, text in zip(x_ticks, tick_labels(x_ticks), strict=True):
         anchor = "end" if across(x) > WIDTH - 24 else "middle"
-        parts.append(f'<path class="tick" d="M{across(x):.1f} {HEIGHT - BOTTOM}v4"/>')
-        parts.append(f'<text x="{across(x):.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="{anchor}">{text}</text>')
-    parts.append(f'<path class="axis" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
+        parts.append(element("path", class_="tick", d=f"M{across(x):.1f} {HEIGHT - BOTTOM}v4"))
+        parts.append(element("text", text, x=f"{across(x):.1f}", y=HEIGHT - BOTTOM + 17, text_anchor=anchor))
+    parts.append(element("path", class_="axis", d=f"M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"))
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="label" x="{middle}" y="{HEIGHT - 3}" text-anchor="middle">{escape(x_label)}</text>')
+    parts.append(element("text", x_label, class_="label", x=middle, y=HEIGHT - 3, text_anchor="middle"))
     for one in plotted:
         places = [(across(x), down(y)) for x, y in one.points]
         look = f"s{one.number % STYLES}{' dashed' if one.number // STYLES % 2 else ''}"
-        values = (
-            f'data-name="{escape(one.name)}" data-x="{" ".join(f"{x:.6g}" for x, _ in one.points)}" '
-            f'data-y="{" ".join(f"{y:.5g}" for _, y in one.points)}"'
-        )
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline class="curve {look}" points="{joined}" {values}/>')
+        values = {
+            f"data_{axis}": " ".join(f"{point[at]:.{6 - at}g}" for point in one.points)
+            for at, axis in enumerate("xy")
+        }
+        parts.append(element("polyline", class_=f"curve {look}", points=joined, data_name=one.name, **values))
         if len(places) <= 12:  # few points: mark them
-            parts += [f'<circle class="{look}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in places]
-    return "".join([*parts, '<path class="cursor" d=""/></svg>'])
+            parts += [element("circle", class_=look, cx=f"{x:.1f}", cy=f"{y:.1f}", r=2.5) for x, y in places]
+    parts.append(element("path", class_="cursor", d=""))
+    box = f"0 0 {WIDTH} {HEIGHT}"
+    return element("svg", *parts, class_=class_, viewBox=box, role="img", aria_label=f"{title} by {x_label}")
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -1,19 +1,20 @@
-"""The page itself: HTML with its style, script and images inside. Whatever a run folder says is escaped."""
+"""The page itself: HTML with its style, script and images inside. Whatever a run folder says becomes text."""
 
 import base64
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from widemix.metrics import METRICS, metric_heading, show_metric
 from widemix.plots.chart import MOST, Series, line_chart
+from widemix.plots.html import Html, document, element, join
 from widemix.report.parts import chip, formatted, named, section, table
-from widemix.report.run import ReportedRun, is_number
+from widemix.report.run import ReportedRun
 from widemix.run.listing import differing_keys
+from widemix.run.records import is_number
 
 # What is plotted, in this order: (split, name in metrics.jsonl) -> title. Other metrics follow by their own names.
 CHARTS = {
@@ -44,33 +45,29 @@ def page(runs: Sequence[ReportedRun]) -> str:
     """Return the page of one run, or of several compared."""
     one = len(runs) == 1
     title = runs[0].name if one else f"{len(runs)} runs compared"
-    here = Path(__file__).parent
-    style, script = (here / name for name in ("page.css", "page.js"))
+    style, script = (Path(__file__).with_name(name).read_text() for name in ("page.css", "page.js"))
     written = time.strftime("%Y-%m-%d %H:%M %Z")
-    model = f"{escape(runs[0].recipe.model.summary())}. " if one else ""
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)} · widemix</title>\n<style>\n{style.read_text()}</style>\n</head>\n<body>",
-            f"<h1>{escape(title)}</h1>",
-            f'<p class="soft">{model}Written by widemix report on {written}.</p>',
-            section("", _summary(runs)),
-            section("What differs", "" if one else _differences(runs)),
-            section("Curves", _curves(runs)),
-            section("Evaluations", _evaluations(runs)),
-            section("Events", _events(runs)),
-            section("Starts, in seconds to the first step", _starts(runs)),
-            section("Images", _images(runs)),
-            section("Confusions", "".join(_confusions(runs))),
-            section("Recipe", _folded((run.name, run.recipe_text) for run in runs)),
-            section("Environment", _folded((run.name, json.dumps(run.environment, indent=1)) for run in runs)),
-            f"<script>\n{script.read_text()}</script>\n</body>\n</html>\n",
-        ]
+    model = f"{runs[0].recipe.model.summary()}. " if one else ""
+    return document(
+        f"{title} · widemix",
+        f"\n{style}",
+        f"\n{script}",
+        element("h1", title),
+        element("p", f"{model}Written by widemix report on {written}.", class_="soft"),
+        section("", _summary(runs)),
+        section("What differs", join() if one else _differences(runs)),
+        section("Curves", _curves(runs)),
+        section("Evaluations", _evaluations(runs)),
+        section("Events", _events(runs)),
+        section("Starts, in seconds to the first step", _starts(runs)),
+        section("Images", _images(runs)),
+        section("Confusions", join(*_confusions(runs))),
+        section("Recipe", _folded((run.name, run.recipe_text) for run in runs)),
+        section("Environment", _folded((run.name, json.dumps(run.environment, indent=1)) for run in runs)),
     )
 
 
-def _summary(runs: Sequence[ReportedRun]) -> str:
+def _summary(runs: Sequence[ReportedRun]) -> Html:
     metrics = list(dict.fromkeys(run.summary.metric for run in runs))
     shown = map(metric_heading, metrics)
     head = ("run", "state", *shown, "steps", "epochs", "samples/s", "hours", "ranks", "device", "commit")
@@ -83,34 +80,34 @@ def _summary(runs: Sequence[ReportedRun]) -> str:
                 named(runs, number),
                 "done"
                 if summary.state == "done"
-                else f'<span class="state">not done, last line {summary.state}</span>',
+                else element("span", f"not done, last line {summary.state}", class_="state"),
                 *(summary.cell(name) or "–" for name in metrics),
                 f"{summary.step:,}",
                 f"{formatted(epoch, '.1f').removesuffix('.0')} of {run.recipe.train.epochs}",
                 formatted(summary.images_per_s, ",.0f"),
                 formatted(summary.hours, ".2f"),
-                escape(str(environment.get("ranks", "–"))),
-                escape(str(environment.get("device", "–"))),
-                escape(str(environment.get("commit") or "–")[:10]),
+                environment.get("ranks", "–"),
+                environment.get("device", "–"),
+                str(environment.get("commit") or "–")[:10],
             )
         )
     return table(head, rows, numbers=range(2, 6 + len(metrics)))
 
 
-def _differences(runs: Sequence[ReportedRun]) -> str:
+def _differences(runs: Sequence[ReportedRun]) -> Html:
     """The recipe keys that not all runs share: a row for each, or for each run where there are more runs."""
     keys = differing_keys([run.recipe for run in runs])
     if not keys:
-        return "<p>All runs have the same recipe.</p>"
-    names = [f"<code>{escape(name)}</code>" for name, _ in keys]
-    cells = [["–" if value is ... else escape(str(value)) for value in values] for _, values in keys]
+        return element("p", "All runs have the same recipe.")
+    names = [element("code", name) for name, _ in keys]
+    cells = [["–" if value is ... else value for value in values] for _, values in keys]
     runs_named = [named(runs, number) for number in range(len(runs))]
     if len(runs) > len(keys):
         names, cells, runs_named = runs_named, [list(row) for row in zip(*cells, strict=True)], names
     return table(("", *runs_named), ((name, *row) for name, row in zip(names, cells, strict=True)))
 
 
-def _curves(runs: Sequence[ReportedRun]) -> str:
+def _curves(runs: Sequence[ReportedRun]) -> Html:
     """All charts, each by epoch, by step and, where the lines have their time, by time."""
     keys = list(CHARTS)
     for run in runs:
@@ -119,39 +116,43 @@ def _curves(runs: Sequence[ReportedRun]) -> str:
     charts = []
     for split, name in dict.fromkeys(key for key in keys if not key[1].startswith(BLOCKS)):
         title = CHARTS.get((split, name), f"{name} ({split})")
-        plotted = ""
+        plotted: list[Html] = []
         for axis in axes:
             series = [Series(run.name, n, axis.points(run.of(split), name, run.began)) for n, run in enumerate(runs)]
             plotted += axis.chart(title, series)
         if plotted:
-            charts.append(f"<figure><h3>{escape(title)}</h3>{plotted}</figure>")
+            charts.append(element("figure", element("h3", title), *plotted))
     if not charts:
-        return ""
-    charts += [_block_chart(run, axes) for run in runs]
-    buttons = "".join(
-        f'<label><input type="radio" name="axis" id="by-{axis.name}"{" checked" if axis is axes[0] else ""}> '
-        f"{axis.name}</label>"
+        return join()
+    charts += [chart for run in runs for chart in _block_chart(run, axes)]
+    buttons = [
+        element(
+            "label",
+            element("input", type="radio", name="axis", id=f"by-{axis.name}", checked=axis is axes[0]),
+            f" {axis.name}",
+        )
         for axis in axes
-    )
-    legend = "".join(f"<span>{named(runs, number)}</span>" for number in range(len(runs))) if len(runs) > 1 else ""
+    ]
+    legend = [element("span", named(runs, number)) for number in range(len(runs) if len(runs) > 1 else 0)]
     thinned = f"Of curves with more than {MOST} points the extremes of {MOST // 2} stretches are plotted."
-    note = f'<p class="soft">{thinned}</p>' if max(len(run.of("train")) for run in runs) > MOST else ""
-    bar = f'<div class="bar"><span class="soft">by</span>{buttons}{legend}</div>'
-    return "\n".join([bar, '<div class="charts">', *charts, "</div>", note])
+    note = [element("p", thinned, class_="soft")] if max(len(run.of("train")) for run in runs) > MOST else []
+    bar = element("div", element("span", "by", class_="soft"), *buttons, *legend, class_="bar")
+    return join(bar, element("div", join(*charts, between="\n"), class_="charts"), *note, between="\n")
 
 
-def _block_chart(run: ReportedRun, axes: "list[_Axis]") -> str:
-    """The gradient norms of a run's blocks in one chart."""
+def _block_chart(run: ReportedRun, axes: "list[_Axis]") -> Iterator[Html]:
+    """The gradient norms of a run's blocks in one chart, if it has some."""
     lines = run.of("train")
     names = dict.fromkeys(name for line in lines for name in line if name.startswith(BLOCKS))
-    title, plotted = f"Gradient norm by block, {run.name}", ""
+    title, plotted = f"Gradient norm by block, {run.name}", list[Html]()
     for axis in axes if names else ():
         series = [
             Series(name.removeprefix(BLOCKS), n, axis.points(lines, name, run.began)) for n, name in enumerate(names)
         ]
         plotted += axis.chart(title, series)
-    legend = "".join(f"<span>{chip(n)}{escape(name.removeprefix(BLOCKS))}</span>" for n, name in enumerate(names))
-    return f'<figure><h3>{escape(title)}</h3>{plotted}<div class="legend">{legend}</div></figure>' if plotted else ""
+    legend = [element("span", chip(n), name.removeprefix(BLOCKS)) for n, name in enumerate(names)]
+    if plotted:
+        yield element("figure", element("h3", title), *plotted, element("div", *legend, class_="legend"))
 
 
 @dataclass(frozen=True)
@@ -169,11 +170,10 @@ class _Axis:
         known = [line for line in lines if is_number(line.get(name)) and is_number(line.get(self.name))]
         return sorted(((line[self.name] - first) / self.unit, line[name]) for line in known)
 
-    def chart(self, title: str, series: list[Series]) -> str:
-        """The chart; nothing where no curve has two points: what has one is in the tables."""
-        if max(len(one.points) for one in series) < 2:
-            return ""
-        return line_chart(title, self.label, self.end, series).replace("<svg ", f'<svg class="by-{self.name}" ', 1)
+    def chart(self, title: str, series: list[Series]) -> Iterator[Html]:
+        """The chart; none where no curve has two points: what has one is in the tables."""
+        if max(len(one.points) for one in series) > 1:
+            yield line_chart(title, self.label, self.end, series, f"by-{self.name}")
 
 
 def _axes(runs: Sequence[ReportedRun]) -> list[_Axis]:
@@ -188,7 +188,7 @@ def _axes(runs: Sequence[ReportedRun]) -> list[_Axis]:
     return axes
 
 
-def _evaluations(runs: Sequence[ReportedRun]) -> str:
+def _evaluations(runs: Sequence[ReportedRun]) -> Html:
     parts = []
     for number, run in enumerate(runs):
         lines = run.of("eval")
@@ -199,18 +199,16 @@ def _evaluations(runs: Sequence[ReportedRun]) -> str:
             (f"{line['step']:,}", f"{line.get('epoch', 0):.4g}", *(_metric(name, line.get(name)) for name in names))
             for line in lines
         ]
-        titles = [metric_heading(name) if name in METRICS else escape(name) for name in names]
+        titles = [metric_heading(name) if name in METRICS else name for name in names]
         shown = table(("step", "epoch", *titles), rows, numbers=range(len(names) + 2))
         last = ", ".join(_said(name, lines[-1].get(name)) for name in names)
-        summary = f"{named(runs, number)}: {len(lines)} evaluation{'s' * (len(lines) > 1)}; the last: {last}"
-        parts.append(f"<details><summary>{summary}</summary>{shown}</details>")
-    return "\n".join(parts)
+        summary = join(named(runs, number), f": {len(lines)} evaluation{'s' * (len(lines) > 1)}; the last: {last}")
+        parts.append(element("details", element("summary", summary), shown))
+    return join(*parts, between="\n")
 
 
 def _said(name: str, value: Any) -> str:
-    return (
-        show_metric(name, value) if name in METRICS and is_number(value) else f"{escape(name)} {_metric(name, value)}"
-    )
+    return show_metric(name, value) if name in METRICS and is_number(value) else f"{name} {_metric(name, value)}"
 
 
 def _metric(name: str, value: Any) -> str:
@@ -219,52 +217,49 @@ def _metric(name: str, value: Any) -> str:
     return f"{value:.2f}" if name.endswith(("top1", "top5", "map")) else f"{value:.4f}"
 
 
-def _events(runs: Sequence[ReportedRun]) -> str:
+def _events(runs: Sequence[ReportedRun]) -> Html:
     rows = []
     for number, run in enumerate(runs):
         for step, at, text in run.events():
-            when = "–" if at is None else time.strftime("<time>%Y-%m-%d %H:%M:%S</time>", time.localtime(at))
-            rows.append((named(runs, number), f"{step:,}", when, f'<div class="text">{escape(text)}</div>'))
-    return table(("run", "step", "time", "event"), rows, numbers=(1,)) if rows else "<p>None.</p>"
+            when = "–" if at is None else element("time", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)))
+            rows.append((named(runs, number), f"{step:,}", when, element("div", text, class_="text")))
+    return table(("run", "step", "time", "event"), rows, numbers=(1,)) if rows else element("p", "None.")
 
 
-def _starts(runs: Sequence[ReportedRun]) -> str:
+def _starts(runs: Sequence[ReportedRun]) -> Html:
     """A row for each start: the seconds to its first step, and of each part, and how a Mixer computed its blocks."""
     starts = [(number, start) for number, run in enumerate(runs) for start in run.starts]
-    parts = list(dict.fromkeys(part for _, start in starts for part in start["seconds"]))
+    parts = list(dict.fromkeys(part for _, start in starts for part in start.get("seconds", {})))
     rows = []
     for number, start in starts:
-        seconds = start["seconds"]
+        seconds = start.get("seconds", {})
         shown = (formatted(seconds.get(part), ",.1f") for part in parts)
         total = formatted(sum(seconds.values()), ",.1f")
-        memory_layout = escape(str(start.get("memory_layout", "")))
-        rows.append((named(runs, number), memory_layout, f"{start['step']:,}", f"{start['ranks']}", total, *shown))
-    head = ("run", "engine.memory_layout", "step", "ranks", "all", *map(escape, parts))
-    return table(head, rows, numbers=range(2, len(head))) if rows else ""
+        layout = start.get("memory_layout", "")
+        rows.append((named(runs, number), layout, f"{start['step']:,}", start.get("ranks", "–"), total, *shown))
+    head = ("run", "engine.memory_layout", "step", "ranks", "all", *parts)
+    return table(head, rows, numbers=range(2, len(head))) if rows else join()
 
 
-def _images(runs: Sequence[ReportedRun]) -> str:
+def _images(runs: Sequence[ReportedRun]) -> Html:
     figures = []
     for number, run in enumerate(runs):
         for title, png in run.images():
-            data = base64.b64encode(png).decode()
-            caption = f"{named(runs, number)}: {title}" if len(runs) > 1 else title
-            figures.append(
-                f'<figure><img src="data:image/png;base64,{data}" alt="{escape(title)}">'
-                f"<figcaption>{caption}</figcaption></figure>"
-            )
-    return f'<div class="images">{"".join(figures)}</div>' if figures else ""
+            data = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+            caption = join(named(runs, number), f": {title}") if len(runs) > 1 else title
+            figures.append(element("figure", element("img", src=data, alt=title), element("figcaption", caption)))
+    return element("div", *figures, class_="images") if figures else join()
 
 
-def _confusions(runs: Sequence[ReportedRun]) -> Iterator[str]:
+def _confusions(runs: Sequence[ReportedRun]) -> Iterator[Html]:
     """Of each run a matrix, or of many classes the pairs that are confused most."""
     for number, run in enumerate(runs):
         found = run.confusion()
         if not found:
             continue
-        counts, classes = found["counts"], [escape(str(name)) for name in found["classes"]]
-        classes += [str(label) for label in range(len(classes), len(counts))]
-        yield f"<h3>{named(runs, number)} at step {found['step']:,}</h3>"
+        counts, classes = found["counts"], list(found["classes"])
+        classes += range(len(classes), len(counts))
+        yield element("h3", named(runs, number), f" at step {found['step']:,}")
         if len(counts) > NAMED_CLASSES:
             pairs = sorted(
                 (
@@ -277,23 +272,21 @@ def _confusions(runs: Sequence[ReportedRun]) -> Iterator[str]:
             )[:MOST_CONFUSED]
             rows = [(classes[true], classes[guess], f"{n:,}", f"{sum(counts[true]):,}") for n, true, guess in pairs]
             yield table(("true class", "predicted", "samples", "of"), rows, numbers=(2, 3))
-            continue
-        head = "".join(f"<th>{name}</th>" for name in classes)
-        rows_html = []
-        for name, row in zip(classes, counts, strict=False):
-            total = sum(row) or 1
-            cells = "".join(
-                f'<td style="background:rgba(var(--heat),{0.75 * n / total:.2f})">{n or ""}</td>' for n in row
-            )
-            rows_html.append(f"<tr><th>{name}</th>{cells}</tr>")
-        yield (
-            '<p class="soft">Rows are true classes, columns predicted ones; numbers of samples.</p>'
-            f'<div class="scroll"><table class="confusion"><thead><tr><th></th>{head}</tr></thead>'
-            f"<tbody>{''.join(rows_html)}</tbody></table></div>"
-        )
+        else:
+            yield element("p", "Rows are true classes, columns predicted ones; numbers of samples.", class_="soft")
+            yield element("div", _matrix(classes, counts), class_="scroll")
 
 
-def _folded(texts: Iterable[tuple[str, str]]) -> str:
-    return "\n".join(
-        f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>" for name, text in texts
-    )
+def _matrix(classes: Sequence[object], counts: Sequence[Sequence[int]]) -> Html:
+    rows = []
+    for name, row in zip(classes, counts, strict=False):
+        shades = [f"background:rgba(var(--heat),{0.75 * n / (sum(row) or 1):.2f})" for n in row]
+        cells = [element("td", n or "", style=shade) for n, shade in zip(row, shades, strict=True)]
+        rows.append(element("tr", element("th", name), *cells))
+    head = element("thead", element("tr", element("th"), *(element("th", name) for name in classes)))
+    return element("table", head, element("tbody", *rows), class_="confusion")
+
+
+def _folded(texts: Iterable[tuple[str, str]]) -> Html:
+    folded = (element("details", element("summary", name), element("pre", text)) for name, text in texts)
+    return join(*folded, between="\n")

@@ -1,42 +1,43 @@
-"""Parts of the page: sections, tables, names of runs and numbers, as HTML."""
+"""Parts of the page: sections, tables, names of runs and numbers."""
 
 from collections.abc import Iterable, Sequence
-from html import escape
 from itertools import count
 
 from widemix.plots.chart import STYLES
+from widemix.plots.html import Html, element, join
 from widemix.report.run import ReportedRun
+from widemix.run.records import is_number
 
 
-def section(title: str, content: str) -> str:
+def section(title: str, content: Html) -> Html:
     """Content below a title; nothing where there is no content."""
     if not content:
-        return ""
-    return f"<section>\n<h2>{title}</h2>\n{content}\n</section>" if title else content
+        return join()
+    return element("section", "\n", element("h2", title), "\n", content, "\n") if title else content
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]], numbers: Sequence[int] = ()) -> str:
-    """Return a table of cells that are HTML already; the columns `numbers` are aligned to the right."""
+def table(head: Iterable[object], rows: Iterable[Iterable[object]], numbers: Sequence[int] = ()) -> Html:
+    """Return a table; the columns `numbers` are aligned to the right."""
 
-    def cells(tag: str, row: Iterable[str]) -> str:
-        opened = (f'<{tag} class="n">' if place in numbers else f"<{tag}>" for place in count())
-        return "".join(f"{start}{cell}</{tag}>" for start, cell in zip(opened, row, strict=False))
+    def cells(tag: str, row: Iterable[object]) -> Html:
+        placed = zip(count(), row, strict=False)
+        return join(*(element(tag, cell, class_="n" if place in numbers else None) for place, cell in placed))
 
-    body = "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    top = f"<thead><tr>{cells('th', head)}</tr></thead>"
-    return f'<div class="scroll"><table>\n{top}\n<tbody>{body}</tbody></table></div>'
+    body = join(*(element("tr", cells("td", row)) for row in rows), between="\n")
+    top = element("thead", element("tr", cells("th", head)))
+    return element("div", element("table", "\n", top, "\n", element("tbody", body)), class_="scroll")
 
 
-def chip(number: int) -> str:
+def chip(number: int) -> Html:
     """Return the mark of a run's curves, by its number on the page."""
-    return f'<span class="chip s{number % STYLES}{" dashed" if number // STYLES % 2 else ""}"></span>'
+    return element("span", class_=f"chip s{number % STYLES}{' dashed' if number // STYLES % 2 else ''}")
 
 
-def named(runs: Sequence[ReportedRun], number: int) -> str:
+def named(runs: Sequence[ReportedRun], number: int) -> Html:
     """Return the name of a run, after the mark of its curves if there are several."""
-    return f"{chip(number) if len(runs) > 1 else ''}{escape(runs[number].name)}"
+    return join(*([chip(number)] if len(runs) > 1 else []), runs[number].name)
 
 
-def formatted(value: float | None, form: str) -> str:
+def formatted(value: object, form: str) -> str:
     """Format a number; a dash where there is none."""
-    return "–" if value is None else format(value, form)
+    return format(value, form) if is_number(value) else "–"

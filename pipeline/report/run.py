@@ -1,6 +1,5 @@
 """What a run's page shows, read from the run folder; a run that is still going, or was killed, has a page too."""
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from typing import Any
 from widemix.errors import InputError
 from widemix.recipe import Recipe, dump_recipe
 from widemix.run.events import describe_event
-from widemix.run.listing import RunSummary, metrics, read_json, summarise
+from widemix.run.listing import RunSummary, metrics, summarise
+from widemix.run.records import CONFUSION, read_json
 from widemix.run.starts import read_starts
 
 IMAGES = {"first_batch": "The first training batch", "mistakes": "Misclassified at the last evaluation"}
@@ -66,7 +66,7 @@ class ReportedRun:
 
     def confusion(self) -> dict[str, Any] | None:
         """The content of confusion.json: step, classes, and counts [true class][predicted class]."""
-        return read_json(self.path / "confusion.json")
+        return read_json(self.path / "confusion.json", CONFUSION)
 
 
 def read_run(path: Path, name: str) -> ReportedRun:
@@ -93,8 +93,3 @@ def short_paths(paths: Sequence[Path]) -> list[str]:
     whole = [str(path.resolve()) for path in paths]
     shared = os.path.commonpath([os.path.dirname(path) for path in whole])
     return [os.path.relpath(path, shared) for path in whole]
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value of a line can be plotted."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from widemix.errors import InputError, shown
+
 
 def describe_event(event: dict[str, Any]) -> str:
-    """Return an event as a sentence; `ValueError` if it is none of those that a run has."""
+    """Return an event as a sentence; `InputError` if it is none of those that a run has."""
     match event:
         case {"event": "step_skipped", "step": step, "loss": loss, "grad_norm": norm}:
             return f"step {step} was skipped: its loss is {loss}, its gradient norm {norm}"
@@ -15,10 +17,16 @@ def describe_event(event: dict[str, Any]) -> str:
         case {"event": "evaluation_failed", "step": step, **metrics}:
             bad = ", ".join(f"{name} {value}" for name, value in metrics.items() if name != "split")
             return f"the evaluation at step {step} failed: {bad}"
-        case {"event": "rollback", "step": step, "from": last, "skipped_ranges": [first, stop], "reason": reason}:
-            return f"rolled back from step {last} to step {step}, skipping data steps {first} to {stop - 1}: {reason}"
+        case {
+            "event": "rollback",
+            "step": step,
+            "from": last,
+            "skipped_ranges": [int(first), int(end)],
+            "reason": why,
+        }:
+            return f"rolled back from step {last} to step {step}, skipping data steps {first} to {end - 1}: {why}"
         case {"event": "stopped", "step": step}:
             return f"the run was asked to stop, and ended after step {step}"
         case {"event": "diverged", "step": step, "reason": reason}:
             return f"the run diverged at step {step}: {reason}"
-    raise ValueError(f"no such event: {event}")
+    raise InputError(f"no such event: {shown(event)}")

@@ -1,6 +1,5 @@
 """Run folders side by side, read from recipe.yaml, metrics.jsonl and done.json."""
 
-import json
 import os
 import statistics
 import time
@@ -14,6 +13,7 @@ from widemix.errors import InputError
 from widemix.metrics import MEASURED, metric_cell
 from widemix.recipe import Recipe, differences, flat_recipe, load_stored_recipe
 from widemix.run import checkpoint, evaluations
+from widemix.run.records import DONE, EVALUATION, LINE, read_json, read_lines
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,10 @@ def summarise(run: Path) -> RunSummary:
     trained = [line for line in lines if line.get("split") == "train"]
     recipe = load_stored_recipe(run / "recipe.yaml")
     metric = MEASURED[recipe.data.targets][0]
+    speeds = [line["images_per_s"] for line in trained if "images_per_s" in line]
     own = (recipe.data.path, recipe.data.eval_split)
     values = [row.get(metric) for row in evaluated(run, lines, recipe) if (row["data"], row["split"]) == own]
-    done = read_json(run / "done.json")
+    done = read_json(run / "done.json", DONE)
     newest = None if done else checkpoint.newest(run)
     seconds = done["seconds"] if done else newest.position.seconds if newest else None
     return RunSummary(
@@ -70,7 +71,7 @@ def summarise(run: Path) -> RunSummary:
         step=done["step"] if done else max((line["step"] for line in lines), default=0),
         metric=metric,
         value=done.get(metric) if done else values[-1] if values else None,
-        images_per_s=statistics.median(line["images_per_s"] for line in trained) if trained else None,
+        images_per_s=statistics.median(speeds) if speeds else None,
         hours=None if seconds is None else seconds / 3600,
     )
 
@@ -87,35 +88,14 @@ def evaluated(run: Path, lines: Iterable[dict[str, Any]], recipe: Recipe, ema: b
         for line in lines
         if line.get("split") == "eval"
     ]
-    rows += [line for line in read_lines(run / evaluations.NAME) if line["ema"] == ema]
+    rows += [line for line in read_lines(run / evaluations.NAME, EVALUATION) if line["ema"] == ema]
     last = {(row["step"], row["data"], row["split"]): row for row in rows}
     return sorted(last.values(), key=itemgetter("step"))
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
     """The whole lines of a run's metrics.jsonl; none if there is no such file."""
-    return read_lines(run / "metrics.jsonl")
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON lines; none if there is no such file, `InputError` if one is damaged."""
-    *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    return [_parse(line, f"{path}, line {number}") for number, line in enumerate(whole, start=1)]
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The content of a file of a run folder, None if there is none; `InputError` if it is damaged."""
-    return _parse(path.read_bytes(), str(path)) if path.is_file() else None
-
-
-def _parse(text: bytes, place: str) -> dict[str, Any]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:  # also of bytes that are no text
-        raise InputError(f"{place}: is damaged, not JSON ({error}); restore or remove it") from None
-    if not isinstance(content, dict):
-        raise InputError(f"{place}: is damaged, no JSON object; restore or remove it")
-    return content
+    return read_lines(run / "metrics.jsonl", LINE)
 
 
 def compare_recipes(one: Path, other: Path) -> list[tuple[str, Any, Any]]:

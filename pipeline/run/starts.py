@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE
 from widemix.distributed.start_times import StartTimes
+from widemix.run.records import START, parse_record
 
 if TYPE_CHECKING:  # a job's end is judged without torch
     from widemix.distributed.topology import Topology
@@ -53,15 +54,15 @@ class StartRecord:
 
 
 def read_starts(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the lines of starts.jsonl, without those that a full disk or a crash has torn.
+    """Return the lines of starts.jsonl, without those that a full disk or a crash has torn, and what else is none.
 
     Keys: time (of the first step, s since 1970), step, ranks, seconds by part; logs, the folder that the launcher
     keeps the ranks' status in, if there is one; and the memory_layout of a Mixer's blocks.
     """
     path, found = run_dir / NAME, []
     for line in path.read_bytes().splitlines() if path.exists() else []:
-        with suppress(ValueError, TypeError):
-            start = json.loads(line)
+        with suppress(ValueError):
+            start = parse_record(line, START)
             if "kernels" in start:  # its name before engine.memory_layout was called so
                 start["memory_layout"] = start.pop("kernels")
             found.append(start)
