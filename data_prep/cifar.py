@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import pickletools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from widemix.data_prep.samples import Dataset, PixelArrays
 from widemix.errors import InputError
 
 PIXELS = 3 * 32 * 32
+KINDS = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8")  # of the arrays that are read
 
 CIFAR10_PYTHON = Layout(
     "cifar-10-batches-py",
@@ -76,7 +78,7 @@ def _read(origin: Path, keys: _Keys, python: Layout, binary: Layout) -> Dataset:
     *batches, meta = files
     if layout is python:
         parts = {name: _pickled_batch(name, files[name], keys) for name in batches}
-        names = _unpickle(meta, files[meta]).get(keys.names)
+        [names] = _unpickle(meta, files[meta], keys.names)
     else:
         parts = {name: _binary_batch(name, files[name], keys) for name in batches}
         names = files[meta].decode("ascii", "replace").split()
@@ -107,8 +109,7 @@ def _binary_batch(name: str, data: bytes, keys: _Keys) -> tuple[np.ndarray, np.n
 
 
 def _pickled_batch(name: str, data: bytes, keys: _Keys) -> tuple[np.ndarray, Any]:
-    batch = _unpickle(name, data)
-    pixels, labels = batch.get("data"), batch.get(keys.labels)
+    pixels, labels = _unpickle(name, data, "data", keys.labels)
     count = len(labels) if isinstance(labels, list | np.ndarray) and np.shape(labels[:1]) == (1,) else 0
     if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape == (count, PIXELS)):
         raise InputError(
@@ -118,27 +119,73 @@ def _pickled_batch(name: str, data: bytes, keys: _Keys) -> tuple[np.ndarray, Any
     return pixels, labels
 
 
+class _Dtype:
+    """A NumPy dtype in a pickle: its kind, and the byte order that it is given afterwards."""
+
+    def __init__(self, kind: str, *_: Any) -> None:
+        self.kind = kind
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = state[1]
+
+
+class _Bytes:
+    """Bytes that Python 3 has written as text, for Python 2."""
+
+    def __init__(self, text: str, *_: Any) -> None:
+        self.text = text
+
+    def __setstate__(self, state: Any) -> None:
+        raise pickle.UnpicklingError("bytes have no state")
+
+
+class _Array:
+    """A NumPy array in a pickle. NumPy's own would take any dtype, and the file's bytes for pointers to objects."""
+
+    def __init__(self, *_: Any) -> None:
+        self.state: tuple[Any, ...] = ()
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.state = state
+
+    def array(self) -> np.ndarray:
+        """The array: of plain numbers, with exactly the bytes of its shape."""
+        _, shape, dtype, by_columns, data = self.state
+        if not isinstance(dtype, _Dtype) or dtype.kind not in KINDS:
+            raise pickle.UnpicklingError("it has an array of others than plain numbers")
+        text = data.text if isinstance(data, _Bytes) else data
+        numbers = np.frombuffer(text.encode("latin1") if isinstance(text, str) else text, dtype.kind)
+        return numbers.view(numbers.dtype.newbyteorder(dtype.order)).reshape(shape, order="F" if by_columns else "C")
+
+
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickles NumPy arrays only: other pickles could run any code."""
+    """Unpickles what becomes NumPy arrays: other pickles could run any code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        allowed: dict[tuple[str, str], Any] = {
-            ("numpy", "ndarray"): np.ndarray,
-            ("numpy", "dtype"): np.dtype,
-            ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-            ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-            ("_codecs", "encode"): lambda text, _: text.encode("latin1"),
+        allowed: dict[tuple[str, str], type] = {
+            ("numpy", "ndarray"): _Array,
+            ("numpy", "dtype"): _Dtype,
+            ("numpy.core.multiarray", "_reconstruct"): _Array,
+            ("numpy._core.multiarray", "_reconstruct"): _Array,
+            ("_codecs", "encode"): _Bytes,
         }
         if (module, name) in allowed:
             return allowed[module, name]
         raise pickle.UnpicklingError(f"it needs {module}.{name}")
 
 
-def _unpickle(name: str, data: bytes) -> dict[str, Any]:
+def _unpickle(name: str, data: bytes, *keys: str) -> list[Any]:
+    """The values at these keys of a pickled dict, None for one that it lacks."""
     try:
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(
+                data
+            ):  # memory is taken for so many values
+                raise pickle.UnpicklingError(f"it numbers a value {argument}")
         content = _ArraysOnly(io.BytesIO(data), encoding="latin1").load()
         if not isinstance(content, dict):
             raise pickle.UnpicklingError(f"it holds a {type(content).__name__}")
+        values = [content.get(key) for key in keys]
+        return [value.array() if isinstance(value, _Array) else value for value in values]
     except Exception as error:  # a damaged pickle raises almost any type
         raise InputError(f"{name}: is not one of CIFAR's pickles ({error}); download it again") from None
-    return content

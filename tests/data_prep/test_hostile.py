@@ -70,6 +70,51 @@ def test_cifars_labels_as_an_array(tmp_path):
     assert [sample.label for sample in cifar10(tmp_path).splits["test"]] == [3, 0, 9, 1]
 
 
+class Reduced:
+    """Is pickled as a call, and a state that what it returns is given."""
+
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call
+
+
+def pointers(kind, state, data=b"AAAAAAAA"):
+    """An array whose dtype, of this state, may say that the bytes of the file are pointers to objects."""
+    dtype = Reduced(np.dtype, (kind, False, True), state)
+    return Reduced(np.empty(0).__reduce__()[0], (np.ndarray, (0,), b"b"), (1, (len(data) // 8,), dtype, False, data))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pointers("V8", (3, "|", None, ("f",), {"f": (np.dtype("O"), 0)}, 8, 1, 1)),
+        pointers("O8", (3, "|", None, None, None, -1, -1, 1)),
+        pointers("i8", (3, "|", None, ("f",), {"f": (np.dtype("O"), 0)}, 8, 1, 63)),
+        pointers("i8", (3, "<", None, None, None, -1, -1, 0), bytes(9)),
+        pointers("M8", (4, "<", None, None, None, -1, -1, 0, ({}, (b"D", 1, 1, 1)))),
+        Reduced(np.dtype, ("i8",), None),
+        bytearray(8),
+    ],
+    ids=["field", "object", "numbers", "bytes", "dates", "dtype", "bytearray"],
+)
+def test_cifars_arrays_are_never_pointers(tmp_path, labels):
+    cifar(tmp_path, labels=labels)
+    refused(
+        "cifar10",
+        tmp_path,
+        rf"data_batch_1: (is not one of CIFAR's pickles|is not a batch of images .*|{LABELS}) ?.*; download it again",
+    )
+
+
+def test_a_pickle_takes_no_more_memory_than_its_bytes(tmp_path):
+    """Of an instruction to keep a value under a number of billions."""
+    cifar(tmp_path)
+    (tmp_path / "cifar-10-batches-py/data_batch_1").write_bytes(b"\x80\x02Nr\xff\xff\xff\x7f.")
+    refused("cifar10", tmp_path, "data_batch_1: is not one of CIFAR's pickles .it numbers a value 2147483647")
+
+
 @pytest.mark.parametrize("names", [{"other": 1}, {"label_names": 5}, {"label_names": [["a"]]}, {"label_names": []}])
 def test_cifars_names(tmp_path, names):
     cifar(tmp_path, names=names)
