@@ -30,13 +30,14 @@ LABELS = ("label", "labels")
 
 
 def read(origin: Path, targets: str = "") -> Dataset:
-    """The images of a table, in its order. Paths are absolute, or relative to its folder.
+    """The images of a table, in its order, or of the only one in a folder. Paths are absolute, or relative to that.
 
     targets: columns with a number for each image, separated by commas; `*` for all but `path` and `split`.
 
     Labels are whole numbers from 0, or class names, which are numbered in sorted order (`number_classes`). Without
     the column `split` all is train. Raises `InputError` with the line that is wrong.
     """
+    origin = find_table(origin)
     table = _read(origin)
     if not table.rows:
         raise InputError(f"{origin}: lists no images")
@@ -57,6 +58,23 @@ def read(origin: Path, targets: str = "") -> Dataset:
         return ImageFiles(origin.parent, [paths[i] for i in chosen], [labels[i] for i in chosen], of_split)
 
     return Dataset(names, {split: images(chosen) for split, chosen in splits.items()}, targets=values is not None)
+
+
+def find_table(origin: Path) -> Path:
+    """The table itself, or the only one in a folder. Raises `InputError` if there is none, or are several."""
+    if not origin.is_dir():
+        return origin
+    found = sorted(path for path in origin.iterdir() if path.suffix.lower() in (".csv", ".jsonl"))
+    if len(found) != 1:
+        held = f"holds {found[0].name} and {len(found) - 1} more" if found else "holds no .csv or .jsonl"
+        raise InputError(f"{origin}: is a folder that {held}; name the table itself")
+    return found[0]
+
+
+def relative_paths(table: Path) -> list[str]:
+    """The paths in a table that are relative to its folder, each once."""
+    paths = (path for _, path in _read(table).column("path") if _is_text(path) and not os.path.isabs(path))
+    return list(dict.fromkeys(map(os.path.normpath, paths)))
 
 
 class _Table(NamedTuple):

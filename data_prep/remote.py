@@ -1,15 +1,17 @@
 """Files at URLs (https://, s3://, gs://, hf://, ...), read by fsspec: in ranges, and again where the line was cut."""
 
 import base64
+import functools
 import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from widemix.errors import InputError, RunError
 from widemix.tally import print_status
@@ -18,40 +20,126 @@ TRIES = 5
 WAIT_S = 1.0  # before the second try; before each further one twice as long
 PIECE = 16 << 20  # bytes that are requested at once
 AT_ONCE = 8  # files: of small ones each waits for the server's answer
+HTTP = ("http://", "https://")
+MOST = 4 << 30  # bytes of a file that is read whole, such as the names of a split's samples
+WHOLE = 256 << 20  # bytes of an answer that is held in memory at most: a listing, or a file whose size is not stated
 PARTIAL = ".partial"  # after the name of a file that is not complete
 
 
 class Remote(NamedTuple):
-    """A folder at a URL."""
+    """A folder or a file at a URL."""
 
     url: str
+    root: str  # the file system's name for it
     files: Any  # fsspec's file system
-    root: str  # its name for the folder
 
-    def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        """The bytes from `begin` to `end` of a file in the folder, by default all.
+    def read(self, name: str, begin: int = 0, end: int | None = None, most: int = MOST) -> bytes:
+        """The bytes from `begin` to `end` of a file in the folder, by default all, of which there are at most `most`.
 
-        Raises `InputError` if there is no such file, and `RunError` if it cannot be read after several tries.
+        Raises `InputError` if there is no such file, or it is larger, and `RunError` if several tries fail.
         """
-        path, where = (f"{start.rstrip('/')}/{name}".rstrip("/") for start in (self.root, self.url))
-        reason = ""
-        for attempt in range(TRIES):
-            if attempt:
-                time.sleep(WAIT_S * 2 ** (attempt - 1))
+        file = Remote(*(f"{place.rstrip('/')}/{name}".rstrip("/") for place in (self.url, self.root)), self.files)
+        if end is not None:
+            return file._read(begin, end)
+        size = file.info().get("size")
+        if size is not None and size > most:
+            raise InputError(f"{file.url}: has {size:,} bytes; such a file has at most {most:,}")
+        if size is None:
+            return file._read()
+        return b"".join(file._read(start, min(start + PIECE, size)) for start in range(0, size, PIECE))
+
+    def info(self) -> dict[str, Any]:
+        """What is known of a file at the URL. Raises `InputError` if there is none."""
+
+        def ask() -> Any:
             try:
-                data = self.files.cat_file(path, start=begin, end=end) if end else self.files.cat_file(path)
-            except (FileNotFoundError, IsADirectoryError):
+                return self.files.info(self.root)
+            except FileNotFoundError as error:  # fsspec's of HTTP whatever has failed
+                cause = error.__cause__
+                raise error if cause is None or _status(cause) else cause from None
+
+        return dict(_try(self.url, "read", ask))
+
+    def _read(self, begin: int = 0, end: int | None = None) -> bytes:
+        def read() -> bytes:
+            data: bytes = (
+                self.files.cat_file(self.root, start=begin, end=end) if end else self.files.cat_file(self.root)
+            )
+            if end is not None and len(data) != end - begin:
+                raise _Said(
+                    f"{len(data)} of {end - begin} bytes came: the line was cut, or the server gives no ranges"
+                )
+            return data
+
+        return bytes(_try(self.url, "read", read))
+
+
+class _Said(Exception):
+    """The message says what is wrong with an answer."""
+
+
+class _NotKnown(_Said):
+    """It cannot be known whether the answer is whole, or will ever be."""
+
+
+def _status(error: BaseException | None) -> int:
+    """The HTTP status with which a server has refused a file, which no further try changes; 0 for other errors."""
+    response = getattr(error, "response", None)
+    metadata = response.get("ResponseMetadata", {}) if isinstance(response, Mapping) else {}  # of S3
+    statuses = (getattr(error, "status", 0), getattr(response, "status_code", 0), metadata.get("HTTPStatusCode", 0))
+    status = next((status for status in statuses if isinstance(status, int) and status), 0)
+    return status if 400 <= status < 500 and status not in (408, 429) else 0  # out of time; too many requests
+
+
+def _try(where: str, what: str, action: Callable[[], Any]) -> Any:
+    """What the action returns, after several tries; `InputError` for what no further one cures, else `RunError`."""
+    reason = ""
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(WAIT_S * 2 ** (attempt - 1))
+        try:
+            return action()
+        except Exception as error:  # each file system has its own types for a line that was cut
+            if "Credential" in type(error).__name__:
+                raise InputError(
+                    f"{where}: needs credentials ({error}); set those of its client, such as AWS_ACCESS_KEY_ID and "
+                    "AWS_SECRET_ACCESS_KEY for s3://"
+                ) from None
+            named = "" if isinstance(error, _Said | PermissionError) else f"{type(error).__name__}: "
+            reason = f"{named}{error}".partition("\n")[0]
+            missing = isinstance(error, FileNotFoundError | IsADirectoryError) or _status(error) == 404
+            if missing and what == "read":
                 raise InputError(f"{where}: no such file") from None
-            except PermissionError as error:
-                raise InputError(f"{where}: cannot be read ({error})") from None
-            except Exception as error:  # each file system has its own types for a line that was cut
-                _check_credentials(where, error)
-                reason = _first_line(error)
-                continue
-            if end is None or len(data) == end - begin:
-                return data
-            reason = f"{len(data)} of {end - begin} bytes came: the line was cut, or the server gives no ranges"
-        raise RunError(f"{where}: cannot be read ({reason}); the same command resumes")
+            if missing or isinstance(error, PermissionError | _NotKnown) or _status(error):
+                raise InputError(f"{where}: cannot be {what} ({reason})") from None
+    raise RunError(f"{where}: cannot be {what} ({reason}); the same command resumes")
+
+
+@functools.cache
+def _bounded_answers() -> dict[str, Any]:
+    """Arguments of fsspec's client for HTTP, whose answers are then whole when they are read, and not endless."""
+    import aiohttp
+
+    class Bounded(aiohttp.ClientResponse):
+        async def read(self) -> bytes:
+            coding = self.headers.get("Transfer-Encoding", "").lower()
+            if "Content-Length" not in self.headers and "chunked" not in coding:
+                raise _NotKnown("its server states no size, so that a cut would not be noticed; download it yourself")
+            pieces, size = [], 0
+            async for piece in self.content.iter_chunked(1 << 20):
+                size += len(piece)
+                if size > WHOLE:
+                    self.close()
+                    raise _NotKnown(
+                        f"its server answers with more than {WHOLE >> 20} MiB at once; download it yourself"
+                    )
+                pieces.append(piece)
+            return b"".join(pieces)
+
+        async def text(self, encoding: str | None = None, errors: str = "strict") -> str:
+            return (await self.read()).decode(encoding or self.charset or "utf-8", errors)
+
+    return {"client_kwargs": {"response_class": Bounded}}
 
 
 def open_remote(url: str) -> Remote:
@@ -60,12 +148,12 @@ def open_remote(url: str) -> Remote:
 
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback of each try
     try:
-        files, root = url_to_fs(url)
+        files, root = url_to_fs(url, **(_bounded_answers() if url.startswith(HTTP) else {}))
     except (ImportError, ValueError) as error:
         raise InputError(f"{url}: cannot be opened ({error}); pip install 'widemix[remote]'") from None
     except OSError as error:  # a file system that connects at once, such as ftp://
         raise InputError(f"{url}: cannot be reached ({error})") from None
-    return Remote(url.rstrip("/"), files, root)
+    return Remote(url.rstrip("/"), root, files)
 
 
 def download(url: str, to: Path, wanted: Callable[[str], bool] = lambda name: True) -> Path:
@@ -77,31 +165,51 @@ def download(url: str, to: Path, wanted: Callable[[str], bool] = lambda name: Tr
     """
     remote = open_remote(url)
     print_status(f"{url}: listing its files")
-    try:
-        found = remote.files.find(remote.root, detail=True)
-    except Exception as error:  # each file system has its own
-        _check_credentials(url, error)
-        raise InputError(f"{url}: cannot be listed ({_first_line(error)})") from None
+    found = _list(remote)
     files = [path for path, info in found.items() if info.get("type", "file") == "file"]
     if not files:
         raise InputError(f"{url}: holds no files, or cannot be reached")
     single = files == [remote.root.rstrip("/")]
-    named = []
-    for path in files:
-        name = Path(path).name if single else os.path.relpath(path, remote.root)
-        if ".." in Path(name).parts or os.path.isabs(name):
-            raise InputError(f"{url}: lists {path}, which lies outside of it")
-        if single or wanted(name):
-            named.append((path, name))
-    left, stopped = iter(named), Event()
+    named = [(path, Path(path).name if single else os.path.relpath(path, remote.root)) for path in files]
+    chosen = [(path, _within(url, name, path)) for path, name in named if single or wanted(name)]
+    _download_all(
+        (Remote(remote.files.unstrip_protocol(path), path, remote.files), found[path], to / name)
+        for path, name in chosen
+    )
+    return to / Path(files[0]).name if single else to
+
+
+def download_beside(url: str, names: Iterable[str], to: Path) -> None:
+    """Download files, named by paths from the folder of the file at a URL, to the folder `to`, as `download`."""
+    folder = open_remote(url.rpartition("/")[0])
+    web = url.startswith(HTTP)
+    for name in names:
+        _within(folder.url, name, name)
+    _download_all(
+        (Remote(*(f"{place}/{quote(name) if web else name}" for place in folder[:2]), folder.files), {}, to / name)
+        for name in names
+    )
+
+
+def _within(url: str, name: str, path: str) -> str:
+    """The name; `InputError` for one of a file that lies outside of the folder at the URL."""
+    if ".." in Path(name).parts or os.path.isabs(name):
+        raise InputError(f"{url}: lists {path}, which lies outside of it")
+    return name
+
+
+def _download_all(files: Iterable[tuple[Remote, dict[str, Any], Path]]) -> None:
+    """Download files, with what is known of each, to paths; all stop with one that fails."""
+    left, stopped, lock = iter(files), Event(), Lock()
 
     def work() -> None:
-        for path, name in left:
-            if stopped.is_set():
+        while not stopped.is_set():
+            with lock:
+                file = next(left, None)
+            if file is None:
                 return
-            file = Remote(remote.files.unstrip_protocol(path), remote.files, path)
             try:
-                _download(file, found[path], to / name, stopped)
+                _download(*file, stopped)
             except BaseException:
                 stopped.set()
                 raise
@@ -112,25 +220,31 @@ def download(url: str, to: Path, wanted: Callable[[str], bool] = lambda name: Tr
                 worker.result()
         finally:
             stopped.set()
-    return to / Path(files[0]).name if single else to
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+def _list(remote: Remote) -> Mapping[str, Any]:
+    """What fsspec says of each file of a folder, or of the one file at the URL, by path."""
+    if not remote.url.startswith(HTTP):
+        found: Mapping[str, Any] = _try(remote.url, "listed", lambda: remote.files.find(remote.root, detail=True))
+        return found
+    if not remote.root.endswith("/"):  # fsspec would read it to find links in it
+        info = remote.info()
+        if info.get("mimetype") != "text/html":
+            return {remote.root: info}
 
+    def refuse(error: Exception) -> None:  # otherwise a folder whose list does not come is left out
+        if not isinstance(error, FileNotFoundError):
+            raise error
 
-def _check_credentials(url: str, error: Exception) -> None:
-    """Raise `InputError` for an error of a store's client that trying again does not cure; each has its own type."""
-    if "Credential" in type(error).__name__:
-        raise InputError(
-            f"{url}: needs credentials ({error}); set those of its client, such as AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY for s3://"
-        ) from None
+    listed: Mapping[str, Any] = _try(
+        remote.url, "listed", lambda: remote.files.find(remote.root, detail=True, on_error=refuse)
+    )
+    return listed
 
 
 def _download(remote: Remote, listed: dict[str, Any], to: Path, stopped: Event) -> None:
     """Download a file, unless `stopped`, which leaves a part of it."""
-    info = remote.files.info(remote.root) if listed.get("size") is None else listed  # web servers list no sizes
+    info = remote.info() if listed.get("size") is None else listed  # web servers list no sizes
     size = info.get("size")
     if to.exists() and to.stat().st_size == size:
         return
@@ -143,6 +257,8 @@ def _download(remote: Remote, listed: dict[str, Any], to: Path, stopped: Event) 
             file.seek(0)
             file.truncate()
         if size is None:
+            if not remote.url.startswith(HTTP):  # whose answers are whole, or refused
+                raise InputError(f"{remote.url}: its store states no size, so that a cut would not be noticed")
             file.write(remote.read(""))
         else:
             for begin in range(file.tell(), size, PIECE):

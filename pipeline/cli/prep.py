@@ -142,9 +142,10 @@ def _prep(arguments: argparse.Namespace) -> Exit:
         return _restore(arguments)
     if arguments.source is None:
         raise InputError("the following arguments are required: SOURCE; see `widemix prep --help`")
+    from widemix.data_prep.csv_list import relative_paths
     from widemix.data_prep.dry_run import dry_run
     from widemix.data_prep.prepare import prepare
-    from widemix.data_prep.remote import download
+    from widemix.data_prep.remote import download, download_beside
     from widemix.data_prep.settings import PrepSettings, parse_fraction
     from widemix.data_prep.sources import wanted_files
     from widemix.recipe.plugins import import_modules
@@ -178,7 +179,9 @@ def _prep(arguments: argparse.Namespace) -> Exit:
     origin = arguments.origin
     if isinstance(origin, str):
         copy = arguments.to.absolute().with_name(f"{arguments.to.absolute().name}.source")
-        origin = download(origin, copy, wanted_files(arguments.source, settings.splits))
+        url, origin = origin, download(origin, copy, wanted_files(arguments.source, settings.splits))
+        if arguments.source == "csv" and origin.is_file():
+            download_beside(url, relative_paths(origin), copy)
     job = (arguments.source, origin, arguments.to, settings)
     options: dict[str, Any] = {"processes": arguments.processes, "force": arguments.force}
     options["extend"] = arguments.extend

@@ -209,8 +209,11 @@ def test_tables_of_paths(tmp_path, jpeg):
     assert found(csv_list.read(tmp_path / "list.csv"), "train") == {"images/again.png": ("cat", jpeg(2))}
     (tmp_path / "list.csv").write_text("label,path\n2,images/3.jpg\n0,images/1.jpg\n")
     assert [sample.label for sample in csv_list.read(tmp_path / "list.csv").splits["train"]] == [2, 0]
-    with pytest.raises(InputError, match=r"images: cannot be read as a \.csv"):
-        csv_list.read(tmp_path / "images")
+    assert [sample.label for sample in csv_list.read(tmp_path).splits["train"]] == [2, 0]  # the only table in it
+    (tmp_path / "b.jsonl").touch()
+    for place, words in ((tmp_path, "b.jsonl and 1 more"), (tmp_path / "images", "no .csv or .jsonl")):
+        with pytest.raises(InputError, match=rf"{place}: is a folder that holds {words}; name the table itself"):
+            csv_list.read(place)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import shutil
 import tarfile
 import threading
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -57,6 +57,8 @@ class Server(SimpleHTTPRequestHandler):
 
     cuts: list[str]  # names of files whose next answer is cut short, one for each time
     asked: list[str]
+    coding = "length"  # how the end of a .csv is stated: by its length, by chunks, or not at all; or it has none
+    protocol_version = "HTTP/1.1"
 
     def log_message(self, *_):
         pass
@@ -64,6 +66,9 @@ class Server(SimpleHTTPRequestHandler):
     def do_GET(self):
         path = Path(self.translate_path(self.path))
         self.asked.append(path.name)
+        if path.suffix == ".csv" and self.coding != "length":
+            self.send_without_length(path)
+            return
         if path.is_dir() or not path.exists():
             super().do_GET()
             return
@@ -71,7 +76,7 @@ class Server(SimpleHTTPRequestHandler):
         begin, end = 0, len(data)
         if "Range" in self.headers:
             first, last = self.headers["Range"].removeprefix("bytes=").split("-")
-            begin, end = int(first), int(last) + 1
+            begin, end = int(first), min(int(last) + 1, len(data))
         self.send_response(206 if "Range" in self.headers else 200)
         self.send_header("Content-Length", str(end - begin))
         self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
@@ -81,6 +86,33 @@ class Server(SimpleHTTPRequestHandler):
             end = (begin + end) // 2
             self.close_connection = True
         self.wfile.write(data[begin:end])
+
+    def do_HEAD(self):
+        path = Path(self.translate_path(self.path))
+        if path.suffix != ".csv" or self.coding == "length":
+            super().do_HEAD()
+            return
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+
+    def send_without_length(self, path):
+        data, self.close_connection = path.read_bytes(), True
+        chunk = b"" if self.coding == "close" else b"%x\r\n" % len(data)
+        self.send_response(200)
+        if chunk:
+            self.send_header("Transfer-Encoding", "chunked")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        with suppress(OSError):
+            while self.coding == "endless":
+                self.wfile.write(b"10000\r\n" + bytes(65536) + b"\r\n")
+        if path.name in self.cuts:
+            self.cuts.remove(path.name)
+            self.wfile.write(chunk + data[: len(data) // 2])
+        elif self.coding != "endless":
+            self.wfile.write(chunk + data + (b"\r\n0\r\n\r\n" if chunk else b""))
 
 
 @contextmanager
@@ -208,6 +240,64 @@ def test_a_line_that_is_cut_is_taken_up_again(tmp_path, prepared):
         assert server.asked.count("train.beton") == pieces + 1
 
 
+@pytest.fixture
+def table(tmp_path, folder):
+    """A folder with a table of images by their paths in it."""
+    place = tmp_path / "served" / "some images"
+    shutil.copytree(folder / "train", place)
+    images = sorted(path.relative_to(place.parent) for path in place.rglob("*") if path.is_file())
+    rows = [f"{path},{number % 2}\n" for number, path in enumerate(images)]
+    (place.parent / "list.csv").write_text("path,label\n" + "".join(rows))
+    return place.parent / "list.csv", len(images)
+
+
+@pytest.mark.parametrize(
+    ("coding", "cuts", "words"),
+    [
+        ("length", 0, ""),
+        ("length", 1, ""),
+        ("chunked", 0, ""),
+        ("chunked", 1, ""),
+        ("chunked", 50, "cannot be read (ClientPayloadError: "),
+        ("close", 0, "cannot be read (its server states no size, so that a cut would not be noticed"),
+        ("close", 1, "cannot be read (its server states no size, so that a cut would not be noticed"),
+        ("endless", 0, "cannot be read (its server answers with more than 1 MiB at once; download it yourself)"),
+    ],
+)
+def test_half_a_table_is_never_taken_for_a_whole_one(tmp_path, table, capsys, monkeypatch, coding, cuts, words):
+    """And what it lists comes too, from beside it."""
+    monkeypatch.setattr(remote, "WHOLE", 1 << 20)
+    path, count = table
+    with serve(path.parent) as (url, server):
+        server.cuts, server.coding = ["list.csv"] * cuts, coding
+        ended = main(["prep", "csv", "--from", f"{url}/list.csv", "--to", str(tmp_path / "o"), "--processes", "1"])
+    told = capsys.readouterr().err
+    assert words in told
+    assert (ended == 0) == (words == ""), told
+    if words:
+        assert not (tmp_path / "o").exists()
+        assert not list((tmp_path / "o.source").glob("*.csv"))
+    else:
+        assert read_manifest(tmp_path / "o").splits["train"].samples == count
+        assert contents(tmp_path / "o.source") == contents(path.parent)
+
+
+def test_a_url_of_one_file_is_read_once(tmp_path):
+    (tmp_path / "a.bin").write_bytes(os.urandom(3 * remote.PIECE))
+    with serve(tmp_path) as (url, server):
+        server.cuts.append("a.bin")
+        assert download(f"{url}/a.bin", tmp_path / "to").read_bytes() == (tmp_path / "a.bin").read_bytes()
+        assert server.asked == ["a.bin"] * 4  # three ranges, one of them twice
+
+
+def test_a_table_lists_nothing_outside_of_its_folder_at_a_url(tmp_path, table, capsys):
+    path, _ = table
+    path.write_text("path,label\n../secret.jpg,0\n")
+    with serve(path.parent) as (url, _):
+        assert main(["prep", "csv", "--from", f"{url}/list.csv", "--to", str(tmp_path / "o")]) == 2
+    assert "lists ../secret.jpg, which lies outside of it" in capsys.readouterr().err
+
+
 def test_why_a_file_cannot_be_read_is_the_first_line_of_the_last_try(memory, monkeypatch):
     answers = [b"12", OSError("the line was cut\nat 3 bytes"), b"12", OSError("the line was cut\nat 3 bytes")]
 
@@ -240,6 +330,7 @@ def test_a_file_is_tried_again_after_longer_and_longer_waits(memory, monkeypatch
             raise given
         return given
 
+    memory.pipe_file("/bucket/a", b"whole")
     monkeypatch.setattr(type(memory), "cat_file", answer)
     monkeypatch.setattr(remote, "WAIT_S", 1.0)
     monkeypatch.setattr(remote.time, "sleep", waits.append)
@@ -260,18 +351,18 @@ def test_a_file_is_tried_again_after_longer_and_longer_waits(memory, monkeypatch
             folder.read("a", 5, 8)
     answers[:] = [b"whole"]
     assert folder.read("a") == b"whole"
-    assert asked[-1] == ("/bucket/a", None, None)
+    assert asked[-1] == ("/bucket/a", 0, 5)
     assert len(waits) == 4
 
 
 def test_a_store_that_cannot_be_reached_or_listed_is_one_line(tmp_path, memory, monkeypatch):
-    for error, words in (
-        (type("NoCredentialsError", (Exception,), {})("none"), r"needs credentials \(none\)"),
-        (OSError("away\nand more"), r"cannot be listed \(OSError: away\)$"),
+    for error, kind, words in (
+        (type("NoCredentialsError", (Exception,), {})("none"), InputError, r"needs credentials \(none\)"),
+        (OSError("away\nand more"), RunError, r"cannot be listed \(OSError: away\); the same command resumes$"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(type(memory), "find", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
-            with pytest.raises(InputError, match=rf"^memory://bucket/x: {words}"):
+            with pytest.raises(kind, match=rf"^memory://bucket/x: {words}"):
                 download("memory://bucket/x", tmp_path / "x")
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda _: (_ for _ in ()).throw(ConnectionRefusedError("no")))
     with pytest.raises(InputError, match=r"^ftp://host/x: cannot be reached \(no\)"):
@@ -320,15 +411,14 @@ def test_what_is_complete_is_kept_and_what_is_longer_is_not(tmp_path, memory, mo
             download("memory://bucket/set", tmp_path / "out")
 
 
-def test_a_file_of_unknown_size_is_read_from_its_start_again(tmp_path, memory, monkeypatch):
+def test_a_store_that_states_no_size_is_refused(tmp_path, memory, monkeypatch):
     memory.pipe_file("/bucket/a.txt", b"abcdef")
     info = type(memory).info
     monkeypatch.setattr(type(memory), "info", lambda *words, **more: info(*words, **more) | {"size": None})
     monkeypatch.setattr(type(memory), "find", lambda *_, **__: {"/bucket/a.txt": {"type": "file"}})
-    version = hashlib.sha256(memory.ukey("/bucket/a.txt").encode()).hexdigest()[:8]
-    (tmp_path / f"a.txt.{version}.partial").write_bytes(b"abc")
-    assert download("memory://bucket/a.txt", tmp_path).read_bytes() == b"abcdef"
-    assert os.listdir(tmp_path) == ["a.txt"]
+    with pytest.raises(InputError, match=r"a\.txt: its store states no size, so that a cut would not be noticed"):
+        download("memory://bucket/a.txt", tmp_path)
+    assert not (tmp_path / "a.txt").exists()
 
 
 def test_ctrl_c_stops_all_downloads(tmp_path, memory, monkeypatch):
