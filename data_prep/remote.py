@@ -38,7 +38,7 @@ class Remote(NamedTuple):
 
         Raises `InputError` if there is no such file, or it is larger, and `RunError` if several tries fail.
         """
-        file = Remote(*(f"{place.rstrip('/')}/{name}".rstrip("/") for place in (self.url, self.root)), self.files)
+        file = self.file(name)
         if end is not None:
             return file._read(begin, end)
         size = file.info().get("size")
@@ -47,6 +47,11 @@ class Remote(NamedTuple):
         if size is None:
             return file._read()
         return b"".join(file._read(start, min(start + PIECE, size)) for start in range(0, size, PIECE))
+
+    def file(self, name: str) -> "Remote":
+        """A file in the folder; itself for an empty name."""
+        url, root = (f"{place.rstrip('/')}/{name}".rstrip("/") for place in (self.url, self.root))
+        return Remote(url, root, self.files)
 
     def info(self) -> dict[str, Any]:
         """What is known of a file at the URL. Raises `InputError` if there is none."""
@@ -182,13 +187,9 @@ def download(url: str, to: Path, wanted: Callable[[str], bool] = lambda name: Tr
 def download_beside(url: str, names: Iterable[str], to: Path) -> None:
     """Download files, named by paths from the folder of the file at a URL, to the folder `to`, as `download`."""
     folder = open_remote(url.rpartition("/")[0])
-    web = url.startswith(HTTP)
     for name in names:
         _within(folder.url, name, name)
-    _download_all(
-        (Remote(*(f"{place}/{quote(name) if web else name}" for place in folder[:2]), folder.files), {}, to / name)
-        for name in names
-    )
+    _download_all((folder.file(quote(name) if url.startswith(HTTP) else name), {}, to / name) for name in names)
 
 
 def _within(url: str, name: str, path: str) -> str:
