@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -105,6 +105,26 @@ def digits(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("digits")
     prepare("digits", None, folder, PrepSettings())
     return folder
+
+
+class System:
+    """What the operating system and other packages answer in a test: `system({"os.cpu_count": lambda: 8})`.
+
+    Nothing of ours: a test that replaces a part of widemix holds how it is written, and not what it does.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, answers: Mapping[str, object]) -> None:
+        for name, answer in answers.items():
+            assert not name.startswith("widemix"), name
+            self._monkeypatch.setattr(name, answer)
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch) -> System:
+    return System(monkeypatch)
 
 
 class Command:

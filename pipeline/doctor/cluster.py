@@ -48,7 +48,7 @@ def run_cluster_doctor(data: Path | None, rated: float | None, exclude: Path | N
     store.set(f"survey/{topology.rank}", json.dumps(facts))
     silent = _silent_ranks(store, "survey", topology.world, timeout_s)
     if not silent:
-        _measure_network(topology, store, facts, timeout_s)
+        measure_network(topology, store, facts, timeout_s)
         silent = _silent_ranks(store, "links", topology.world, timeout_s)
     faulty = _judge(store, topology, silent, rated) if topology.is_main else []
     exit_code = int(store.get("exit_code"))  # waits until rank 0 has set it
@@ -72,7 +72,7 @@ def _judge(store: dist.Store, topology: Topology, silent: Sequence[int], rated: 
     problems += compare_nodes(surveys) if surveys else []
     faulty = [problem.host for problem in problems if problem.state == "faulty"]
     names = [host for host in dict.fromkeys(faulty) if " " not in host]  # without a name it can't be excluded
-    _report(surveys, problems, rated)
+    print_report(surveys, problems, rated)
     if names:
         print(f"To exclude the faulty nodes: sbatch --exclude={','.join(names)}", flush=True)
     elif not faulty:
@@ -110,7 +110,7 @@ def _silent_ranks(store: dist.Store, key: str, world: int, timeout_s: float) -> 
     return silent
 
 
-def _measure_network(topology: Topology, store: dist.Store, facts: Survey, timeout_s: float) -> None:
+def measure_network(topology: Topology, store: dist.Store, facts: Survey, timeout_s: float) -> None:
     """Join the process group and measure links; ranks on which that fails or hangs stay silent."""
     backend = "cpu:gloo,cuda:nccl" if topology.device.type == "cuda" else "gloo"
     if topology.device.type == "cuda":
@@ -148,7 +148,7 @@ def _name_of(node: int) -> str:
     return f"node {node} of the launcher's list"
 
 
-def _report(surveys: Sequence[Survey], problems: Sequence[Problem], rated: float | None) -> None:
+def print_report(surveys: Sequence[Survey], problems: Sequence[Problem], rated: float | None) -> None:
     """Print the speed of the network, and a table of all problems."""
     console = Console(highlight=False, soft_wrap=True)
     hosts = {survey["host"] for survey in surveys}

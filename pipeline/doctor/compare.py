@@ -75,7 +75,7 @@ def outliers(surveys: Sequence[Survey]) -> list[Problem]:
     """Return nodes with another package version, kind of GPU or number of ranks than most nodes."""
     ranks = Counter(survey["host"] for survey in surveys)
     problems = []
-    for name in surveys[0]["versions"]:
+    for name in dict.fromkeys(name for survey in surveys for name in survey["versions"]):
         problems += _minority(name, {s["host"]: s["versions"].get(name, "absent") for s in surveys})
     problems += _minority("GPU", {s["host"]: (s["gpu"] or {}).get("name", "none") for s in surveys})
     return problems + _minority("ranks", {host: str(count) for host, count in ranks.items()})
