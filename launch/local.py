@@ -33,7 +33,6 @@ def launch(command: Sequence[str], ranks: int) -> int:
         "MASTER_ADDR": "127.0.0.1",
         # No port that the kernel gives to whoever asks for any: rank 0 takes it seconds later.
         "MASTER_PORT": str(free_ports(secrets.randbelow(1 << 20))["train"]),
-        "GLOO_SOCKET_IFNAME": "lo",
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
     }

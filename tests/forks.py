@@ -126,7 +126,7 @@ def free_port() -> int:
 
 def group_of(world: int) -> list[dict[str, str]]:
     """What a launcher tells each rank of a group on this machine."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     place |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
     return [place | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 

@@ -65,6 +65,19 @@ def waits_for(job: str) -> str:
     return reason
 
 
+def check_array(last: int) -> None:
+    """Raise `InputError` if Slurm's arrays end before this index; a machine that can't ask Slurm does not know."""
+    try:
+        size = re.search(r"MaxArraySize\s*= (\d+)", run(["scontrol", "show", "config"]))
+    except InputError:
+        return
+    if size and last >= int(size[1]):
+        raise InputError(
+            f"{last} runs: an array of Slurm's has at most {int(size[1]) - 1} here (MaxArraySize {size[1]}); divide "
+            "them among several --run-dir, each with some of the values"
+        )
+
+
 def check_pyxis() -> None:
     """Raise `InputError` if srun starts no containers; a machine that has only sbatch does not know."""
     if shutil.which("srun") and "--container-image" not in run(["srun", "--help"]):

@@ -13,7 +13,7 @@ from widemix.command_line.commands import load_from_arguments
 from widemix.errors import Exit, InputError
 from widemix.files import atomic_write
 from widemix.formats.manifest import read_manifest
-from widemix.launch.slurm.commands import check_pyxis, queued, run, waits_for
+from widemix.launch.slurm.commands import check_array, check_pyxis, queued, run, waits_for
 from widemix.launch.slurm.options import check_options, container_image, elastic_sizes, run_folder
 from widemix.launch.slurm.study_runs import TABLE, cross, kept_path, merge, ranges, unfinished
 from widemix.launch.torchrun import check_torch
@@ -171,7 +171,9 @@ def _open_runs(study_runs: list[StudyRun], folder: Path) -> tuple[list[str], lis
     missing = unfinished(folder, table, study_runs)
     indices = {index for _, index in queued_jobs}
     numbers = [number for number in missing if str(number) not in indices]
-    if not numbers:
+    if numbers:
+        check_array(numbers[-1])
+    else:
         raise InputError(f"{folder}: of {len(study_runs)} runs {len(missing)} are queued or running, the others done")
     return table, numbers
 

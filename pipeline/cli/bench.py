@@ -142,7 +142,7 @@ def add_scale(benches) -> None:
         metavar="DIR",
         help="folder of the rows and the figure (default: scale)",
     )
-    add("--ranks", type=int, default=1, metavar="N", help="number of ranks to start on this machine (default: 1)")
+    add("--ranks", type=int, metavar="N", help="number of ranks to start on this machine (default: 1)")
     cpus = "CPUs of each rank, the same for any number of ranks (default: an equal share of the node's)"
     add("--cpus", type=int, metavar="N", help=cpus)
     add("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
@@ -150,10 +150,10 @@ def add_scale(benches) -> None:
 
 
 def _scale(arguments: argparse.Namespace) -> int:
-    started = export_torchrun_env()
+    started = export_torchrun_env(ranks=arguments.ranks)
     recipe = load_from_arguments(arguments)
     check_least(arguments, 1, "batch", "steps", "ranks", "cpus")
-    if arguments.ranks > 1 and not started:
+    if (arguments.ranks or 1) > 1 and not started:
         from widemix.launch.local import launch
 
         return launch(["-m", "widemix", *(word for word in sys.argv[1:])], arguments.ranks)

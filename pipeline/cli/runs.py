@@ -38,7 +38,7 @@ def add_eval(commands) -> None:
     )
     add("--real", type=Path, metavar="FILE", help=real)
     ranks = "processes to start on this machine (default: 1); on several nodes use a launcher instead"
-    add("--ranks", type=int, default=1, metavar="N", help=ranks)
+    add("--ranks", type=int, metavar="N", help=ranks)
     parser.set_defaults(command=_eval)
 
 
@@ -48,7 +48,7 @@ def _eval(arguments: argparse.Namespace) -> int:
             raise InputError(f"--{option}: needs --details")
     check_least(arguments, 1, "ranks", "batch")
     check_networks(arguments.network)
-    if not export_torchrun_env() and arguments.ranks > 1:
+    if not export_torchrun_env(ranks=arguments.ranks) and (arguments.ranks or 1) > 1:
         from widemix.launch.local import launch
 
         return launch(["-m", "widemix", *sys.argv[1:]], arguments.ranks)

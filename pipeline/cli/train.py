@@ -42,7 +42,7 @@ def add_train(commands) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    if export_torchrun_env():
+    if export_torchrun_env(ranks=arguments.ranks):
         if arguments.dry_run:
             raise InputError("--dry-run: is for `widemix train` alone, without a launcher")
         return _train_rank(arguments)

@@ -11,6 +11,7 @@ import socket
 import zlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from widemix.distributed.launcher_table import FLUX, LAUNCHERS, SRUN, Launcher
@@ -28,16 +29,22 @@ _RANK_ALONE = {name: launcher.name for launcher in LAUNCHERS for name in (launch
 _RANK_ALONE |= {"PMIX_RANK": "prterun", "PALS_RANKID": "PALS", "ALPS_APP_PE": "aprun"}
 
 
-def export_torchrun_env(environ: MutableMapping[str, str] = os.environ) -> bool:
+def export_torchrun_env(environ: MutableMapping[str, str] = os.environ, ranks: int | None = None) -> bool:
     """Add torchrun's variables to the environment; return whether a launcher started this process.
 
+    ranks: how many processes the user asked for, by --ranks.
     `LauncherError` where a variable says that there are more processes than this one is to train with, or that
-    contradicts another.
+    contradicts another, or --ranks.
     """
     environ.update(torchrun_env(environ))
     _check_sizes(environ)
-    read_place(environ)
-    return bool(environ.get("RANK"))
+    world, started = read_place(environ).world, bool(environ.get("RANK"))
+    if started and ranks not in (None, world):
+        raise LauncherError(
+            f"--ranks {ranks}: a launcher has started this process as one of {world}, which work together; let it "
+            "start as many as you want, without --ranks"
+        )
+    return started
 
 
 def torchrun_env(environ: Mapping[str, str]) -> dict[str, str]:
@@ -138,14 +145,28 @@ def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:
 
 
 def _first_address(environ: Mapping[str, str], launcher: Launcher, several: bool) -> str:
-    """Return the host of rank 0: with Slurm the first of the list."""
-    if launcher.name == SRUN and environ.get("SLURM_STEP_NODELIST"):
-        return first_host(environ["SLURM_STEP_NODELIST"])
+    """Return the host of rank 0: with Slurm the first of the list, which is sorted, or of the user's own."""
     if not several:
         return "127.0.0.1"
+    if launcher.name == SRUN and environ.get("SLURM_DISTRIBUTION") == "arbitrary":
+        return _first_of_hostfile(environ)
+    if launcher.name == SRUN and environ.get("SLURM_STEP_NODELIST"):
+        return first_host(environ["SLURM_STEP_NODELIST"])
     if environ.get("SLURM_JOB_NODELIST"):
         return first_host(environ["SLURM_JOB_NODELIST"])
     raise LauncherError(f"MASTER_ADDR is not set: on several nodes {launcher.pass_on}")
+
+
+def _first_of_hostfile(environ: Mapping[str, str]) -> str:
+    """Return the host of the first task where the user lists that of each, which Slurm does not tell the tasks."""
+    with suppress(KeyError, OSError, UnicodeError):
+        lines = Path(environ["SLURM_HOSTFILE"]).read_text().splitlines()
+        if hosts := [host for line in lines if (host := re.split(r"[#*]", line)[0].strip())]:
+            return first_host(hosts[0])
+    raise LauncherError(
+        "SLURM_DISTRIBUTION=arbitrary: rank 0 is on the first node of srun's list, which no variable names; set "
+        "SLURM_HOSTFILE to a file with that list, which all nodes can read, or MASTER_ADDR to that node"
+    )
 
 
 def _job_number(environ: Mapping[str, str], launcher: Launcher) -> int:

@@ -26,6 +26,7 @@ Value = TypeVar("Value")
 TELL_AFTER_S = 30.0  # until a rank that waits says for what; then again after twice as long
 RESOLVE_S = 30.0  # for a host name that has just been made to be known everywhere
 REFUSED_S = 5.0  # that torchrun's store, which is open before it starts ranks, may refuse a connection
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _SHOWN = 16  # ranks that are named one by one
 
 
@@ -95,8 +96,11 @@ class Rendezvous:
             self._reach()
         limit = timedelta(seconds=self._timeout_s)
         later = 2 * limit + timedelta(minutes=1)  # so that `run` ends the waiting, in one line
+        listener = self._listen_on_loopback() if own and self._host in LOOPBACK else None
         try:
-            store = dist.TCPStore(self._host, self._port, None, own, later, wait_for_workers=False, multi_tenant=own)
+            store = dist.TCPStore(
+                self._host, self._port, None, own, later, False, multi_tenant=own, master_listen_fd=listener
+            )
         except dist.DistNetworkError as error:
             if "EADDRINUSE" in str(error):
                 raise LauncherError(
@@ -106,6 +110,17 @@ class Rendezvous:
             raise RunError(f"{self._name}: {self._place}: {_reason(error)}") from None
         store.set_timeout(limit)
         return store
+
+    def _listen_on_loopback(self) -> int | None:
+        """Return a descriptor that listens for this machine alone; without one the store listens on all addresses.
+
+        None where the port is in use: by a store of this process, which it then shares, or by another process.
+        """
+        family, *_, address = self._resolve()[0]
+        try:
+            return socket.create_server(address, family=family).detach()
+        except OSError:
+            return None
 
     def _lead(self, store: dist.Store) -> dist.Store:
         """On rank 0: answer the tickets of this attempt's ranks until all have read their answer."""

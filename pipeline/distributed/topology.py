@@ -99,6 +99,8 @@ def _join(rendezvous: Rendezvous, topology: Topology, limit: datetime.timedelta)
         set_gloo_interface(os.environ)
         if topology.device.type == "cuda" and (chosen := set_nccl_devices(os.environ)) and topology.is_main:
             print(f"NCCL on {platform.node()}: {', '.join(chosen)}", file=sys.stderr, flush=True)
+    elif "lo" in psutil.net_if_addrs():  # on one machine nobody else is to reach the ranks
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         _create_group(topology, store, limit)
     except RuntimeError as error:

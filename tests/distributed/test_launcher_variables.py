@@ -74,7 +74,7 @@ def test_every_launcher_is_read_like_torchrun(said):
     assert export_torchrun_env(environ)
     rank = read_topology(environ)
     assert (rank.rank, rank.world, rank.local_rank, rank.local_world) == (1, 2, 1, 2)
-    assert environ["MASTER_ADDR"] == ("n2" if "SLURM_JOB_ID" in said else "127.0.0.1")
+    assert environ["MASTER_ADDR"] == "127.0.0.1"
     assert export_torchrun_env(environ)  # once more changes nothing
     alone = without_launcher(environ)
     assert alone.keys().isdisjoint({"MASTER_ADDR", "MASTER_PORT"})
@@ -224,6 +224,57 @@ STANDALONE = {"TORCHELASTIC_RUN_ID": "9b0f8ab4-5b7a-4f5e-9d57-0c7c3a2e6f11", "RA
 def test_a_variable_that_says_there_are_more_processes_is_an_error_with_the_cure(said, message):
     with pytest.raises(LauncherError, match=message):
         export_torchrun_env(dict(said))
+
+
+@pytest.mark.parametrize(
+    ("environ", "command", "ranks"),
+    [
+        (SRUN, "train digits/mixer --ranks 2", 4),
+        (HYDRA, "train digits/mixer --ranks 4", 2),
+        (STANDALONE, "train digits/mixer --ranks 4", 1),
+        (HYDRA, "eval timm:mixer_b16_224 --data d --ranks 1", 2),
+        (HYDRA, "bench scale digits/mixer --ranks 3", 2),
+    ],
+)
+def test_another_number_of_ranks_than_the_launchers_is_refused(environ, command, ranks, monkeypatch, capsys):
+    torchruns = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    for name, value in (dict.fromkeys(torchruns, "") | environ).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(ROOT)
+    assert run_command(make_parser(), None, command.split()) == 2
+    number = command.split()[-1]
+    said = f"error: --ranks {number}: a launcher has started this process as one of {ranks}, which work together; let"
+    assert said in capsys.readouterr().err
+    assert export_torchrun_env(dict(environ), ranks=ranks)
+
+
+ARBITRARY = SRUN | {"SLURM_DISTRIBUTION": "arbitrary", "SLURM_STEP_TASKS_PER_NODE": "2,1(x2)", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("n3\nn2\nn3\n", "n3"),
+        ("# of today\n\n  n3*2 \nn2\n", "n3"),
+        ("n[5,3]\nn2\n", "n5"),
+        ("n4#", "n4"),
+        ("# none\n\n", None),
+        (None, None),
+    ],
+)
+def test_rank_0_is_on_the_first_node_of_the_users_list(hosts, first, tmp_path):
+    """As Slurm 22.05 reads the lists; SLURM_STEP_NODELIST is sorted."""
+    environ = ARBITRARY | {"SLURM_HOSTFILE": str(tmp_path / "hosts")}
+    if hosts is not None:
+        (tmp_path / "hosts").write_text(hosts)
+    if first:
+        assert torchrun_env(environ)["MASTER_ADDR"] == first
+    else:
+        with pytest.raises(LauncherError, match=r"^SLURM_DISTRIBUTION=arbitrary: .*; set SLURM_HOSTFILE to a file"):
+            torchrun_env(environ)
+    assert torchrun_env(environ | {"MASTER_ADDR": "n9"})["MASTER_ADDR"] == "n9"
+    one_node = environ | {"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "n2"}
+    assert torchrun_env(one_node)["MASTER_ADDR"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

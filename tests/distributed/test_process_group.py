@@ -90,18 +90,23 @@ def test_networks_are_chosen_where_ranks_are_on_several_nodes(
 
 
 @pytest.mark.parametrize(
-    ("interface", "by"), [("ib0", "GLOO_SOCKET_IFNAME ib0"), (None, "the address of its host name")]
+    ("interface", "local_world", "by"),
+    [
+        ("ib0", 2, "GLOO_SOCKET_IFNAME ib0"),
+        ("", 1, "the address of its host name"),
+        (None, 2, "GLOO_SOCKET_IFNAME lo"),
+    ],
 )
 @pytest.mark.usefixtures("calls")
-def test_a_rank_that_cannot_reach_another_names_the_way_that_it_took(monkeypatch, interface, by):
+def test_a_rank_that_cannot_reach_another_names_the_way_that_it_took(monkeypatch, interface, local_world, by):
     def fail(*_, **__):
         raise RuntimeError("connect timed out\nand a long story")
 
     monkeypatch.setattr(dist, "init_process_group", fail)
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    if interface:
-        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
-    group = process_group(Topology(1, 2, 1, 2, torch.device("cpu")), 60)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface or "")
+    if interface is None:
+        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    group = process_group(Topology(1, 2, 0, local_world, torch.device("cpu")), 60)
     with pytest.raises(RunError, match=rf"^rank 1 on \S+: no connection by {by}: connect timed out$"), group:
         pass
 

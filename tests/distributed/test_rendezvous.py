@@ -1,6 +1,7 @@
 """How ranks meet: who is missing is said, signals end the waiting, and an attempt sees no key of those before."""
 
 import os
+import re
 import signal
 import socket
 import threading
@@ -8,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -69,12 +71,37 @@ def places(monkeypatch) -> int:
     port = free_port()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     return port
 
 
 def join(rank: int, world: int = 2, timeout_s: float = 60) -> None:
     with process_group(Topology(rank, world, rank, world, torch.device("cpu")), timeout_s):
         pass
+
+
+def listen() -> None:
+    """Join the group, and print where this process listens."""
+    rank = int(os.environ["RANK"])
+    with process_group(Topology(rank, 2, rank, 2, torch.device("cpu")), 200):
+        for one in psutil.Process().net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN:
+                print(f"rank {rank} listens on {one.laddr.ip}, {one.laddr.port}")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_ranks_of_one_machine_listen_for_that_machine_alone(host, tmp_path):
+    if host == "::1" and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    port = str(free_port())
+    environ = {"MASTER_ADDR": host, "MASTER_PORT": port, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    group = Forks(listen, log=tmp_path / "log", environs=[environ | {"RANK": str(rank)} for rank in range(2)])
+    codes, said = group.wait(300)
+    assert codes == [0, 0], said
+    found = re.findall(r"rank (\d) listens on (\S+), (\d+)", said)
+    assert [(rank, number) for rank, _, number in found].count(("0", port)) == 1  # the store
+    assert {address for _, address, _ in found} <= {"127.0.0.1", "::1"}
+    assert {rank for rank, *_ in found} == {"0", "1"}  # gloo
 
 
 def test_a_taken_port_is_one_line(places):

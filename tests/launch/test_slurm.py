@@ -299,6 +299,18 @@ def test_a_faulty_node_is_kept_if_there_is_no_other(slurm, submit, undisturbed, 
     assert_same_curve(run, undisturbed, 1e-4)
 
 
+def test_rank_0_is_on_the_first_node_of_the_users_list(slurm, tmp_path):
+    (tmp_path / "hosts").write_text("# of mine\nn2*2\nn0\nn1\n")
+    show = "from widemix.distributed.launchers import *; export_torchrun_env()"
+    show += "; print(*map(os.environ.get, ('RANK', 'MASTER_ADDR')))"
+    listed = f"--export=ALL,SLURM_HOSTFILE={tmp_path}/hosts"
+    tasks = ("--nodes=3", "--ntasks=4", "--distribution=arbitrary")
+    found = slurm(
+        "env", f"SLURM_HOSTFILE={tmp_path}/hosts", "srun", *tasks, listed, sys.executable, "-c", show, check=True
+    )
+    assert sorted(found.splitlines()) == [f"{rank} n2" for rank in range(4)]
+
+
 def test_srun_alone_starts_the_ranks(slurm, digits, undisturbed, tmp_path):
     run = tmp_path / "run"
     small = ("--data.path", str(digits), *SMALL, *EPOCHS)

@@ -398,6 +398,32 @@ def test_a_study_that_is_submitted_again_adds_a_job_and_keeps_its_table(digits, 
     assert kept == {*(tmp_path / "run/slurm").glob("recipe-*.yaml")}
 
 
+@pytest.mark.parametrize(
+    ("runs", "config", "code"),
+    [
+        (6, "echo 'MaxArraySize            = 6'", 2),
+        (5, "echo 'MaxArraySize            = 6'", 0),
+        (6, "echo 'MaxJobCount             = 5'", 0),
+        (6, "echo 'no controller' >&2; exit 1", 0),
+    ],
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_more_runs_than_an_array_takes_are_told(digits, tmp_path, monkeypatch, capsys, runs, config, code, dry):
+    fake(tmp_path, monkeypatch, "Priority")
+    put_on_path({"scontrol": config}, tmp_path / "bin", monkeypatch)
+    parser = Parser()
+    module.add_arguments(parser)
+    words = ["recipes/digits/mixer.yaml", "--data.path", str(digits), "--run-dir", str(tmp_path / "run")]
+    words += ["--dry-run"] if dry else []
+    assert (
+        run_command(parser, module.submit, [*words, f"--vary=train.seed={','.join(map(str, range(runs)))}"]) == code
+    )
+    if code:
+        said = "error: 6 runs: an array of Slurm's has at most 5 here (MaxArraySize 6); divide them among several"
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "run").exists()
+
+
 def test_what_sbatch_refuses_leaves_nothing_behind(digits, tmp_path, monkeypatch, capsys):
     put_on_path({"sbatch": '[[ "$*" != *--test-only* ]] || { echo "sbatch: error: no such account"; exit 1; } >&2'},
                 tmp_path, monkeypatch)  # fmt: skip
