@@ -8,11 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from widemix.plots.style import COLORS, new_figure, save, styled
 from widemix.processes import end_with_parent
+from widemix.tally import Console
+from widemix.terminal import print
 
 DATA = Path("datasets/digits")
 MODELS = ("mixer", "rp_mixer")

@@ -13,6 +13,7 @@ from widemix.cgroups import usable_cpus
 from widemix.errors import InputError
 from widemix.launch.slurm.ports import free_ports
 from widemix.processes import KEYS, end_with_parent, leave_closed_terminal, stop_signals
+from widemix.terminal import print
 
 # After one rank has ended with an exit code other than 0, the others are killed if they have not ended within:
 STOP_TIMEOUT_S = 60.0  # after a stop with a checkpoint

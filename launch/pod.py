@@ -15,6 +15,7 @@ from widemix.command_line.commands import run_command
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, read_rank_statuses
 from widemix.errors import Exit, InputError
 from widemix.launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun, train_program
+from widemix.terminal import print
 
 # Codes from 128 mean to Kubeflow's operators that another start may help.
 START_AGAIN = 128 + 15

@@ -18,6 +18,7 @@ from pathlib import Path
 from widemix.errors import Exit, InputError
 from widemix.native.build import BuildError, compile_library, shipped
 from widemix.native.levels import LEVELS
+from widemix.terminal import print
 
 GLIBC = "2.28"  # Debian 10, RHEL 8 and what is newer
 JPEG = "libjpeg-turbo-3.2.0"

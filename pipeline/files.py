@@ -1,10 +1,16 @@
 """Writing files that other processes may read at any moment, and locking them."""
 
+import csv
 import errno
+import io
 import os
+import re
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
+
+from widemix.terminal import ANY_TEXT, print
 
 try:
     import fcntl
@@ -24,7 +30,7 @@ def atomic_write(path: Path, data: str | bytes) -> None:
     temporary = path.with_name(f".{path.name}")
     try:
         with temporary.open("wb") as file:
-            file.write(data.encode(errors="surrogateescape") if isinstance(data, str) else data)
+            file.write(data.encode(errors=ANY_TEXT) if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -38,11 +44,29 @@ def atomic_write(path: Path, data: str | bytes) -> None:
 
 def write_output(path: Path, data: str | bytes) -> None:
     """`atomic_write` of a file that a command was asked for; a line on stderr if that had another content."""
-    content = data.encode(errors="surrogateescape") if isinstance(data, str) else data
+    content = data.encode(errors=ANY_TEXT) if isinstance(data, str) else data
     if path.exists() and path.read_bytes() != content:
         written = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
         print(f"{path}: replaces the one of {written}", file=sys.stderr)
     atomic_write(path, content)
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows as CSV. A text that spreadsheets compute, such as `=1+1`, gets an apostrophe before it.
+
+    They would run commands and fetch addresses; names of files, classes and recipes may come from strangers.
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(_uncomputed, row) for row in rows)
+    return text.getvalue()
+
+
+_NUMBER = re.compile(r"[-+]?(\d[\d,]*\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]?(inf|nan)|-", re.I)
+_COMPUTED = re.compile(r"(^|[;\t\r\n])(?=[=+@\-\uff1d\uff0b\uff20\uff0d])")  # some take ; as what parts cells
+
+
+def _uncomputed(cell: object) -> object:
+    return cell if not isinstance(cell, str) or _NUMBER.fullmatch(cell) else _COMPUTED.sub(r"\1'", cell)
 
 
 def fsync_path(path: Path) -> None:

@@ -9,7 +9,11 @@ from threading import Timer
 from typing import TypeVar
 
 import rich.console
+from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.segment import Segment
+
+from widemix.terminal import print, visible
 
 T = TypeVar("T")
 _LINES, _REDRAWN = 5.0, 0.1  # seconds between lines, and between changes of a bar
@@ -20,7 +24,18 @@ def print_status(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class _Console(rich.console.Console):
+class Console(rich.console.Console):
+    """A console that shows the control characters of what is printed, its own excepted."""
+
+    def render(
+        self, renderable: RenderableType, options: rich.console.ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Yield the parts of what is printed; rich calls it for the cells of a table too."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
+class _Quiet(Console):
     def on_broken_pipe(self) -> None:
         """Go on in silence, where rich would end the process: Ctrl-C at `widemix train 2>&1 | tee log` ends tee."""
         self.quiet = True
@@ -35,7 +50,7 @@ class Display:
 
     def __init__(self, total: int, done: int = 0, text: str = "", enabled: bool = True, bar: bool = True):
         terminal = sys.stderr.isatty()  # rich takes FORCE_COLOR, which services set for their logs, as one too
-        self._console = _Console(
+        self._console = _Quiet(
             file=sys.stderr, quiet=not enabled, soft_wrap=True, markup=False, emoji=False, force_terminal=terminal
         )
         self._shown = -_LINES

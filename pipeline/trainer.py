@@ -50,6 +50,7 @@ from widemix.run.run_dir import (
 from widemix.run.saving import Saver
 from widemix.run.starts import StartRecord
 from widemix.run.trackers import Tracker, check_trackers, open_trackers
+from widemix.terminal import print
 from widemix.training.cadence import rarely_kept
 from widemix.training.faults import Rollback
 from widemix.training.finetune import UNUSED, freeze, load_init_weights, unused_parameters

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
+    ["widemix.terminal"],
     [
         "widemix.errors",
         "widemix.files",
@@ -102,6 +103,15 @@ def test_the_writer_of_prepared_data_knows_nothing_of_training(path):
     for module in imports(path):
         if module.startswith("widemix.") and not module.startswith("widemix.data_prep"):
             assert any(module.startswith(room) for room in FOR_DATA_PREP), f"{path.name} imports {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_what_prints_shows_control_characters(path):
+    """But for the first lines of a start, which have no names and come before any import."""
+    uses = any(isinstance(node, ast.Name) and node.id == "print" for node in ast.walk(ast.parse(path.read_text())))
+    own = name_of(path) in ("widemix.terminal", "widemix.cli")
+    assert own or uses == ("widemix.terminal.print" in imports(path)), "import print from widemix.terminal"
+    assert own or "rich.console.Console" not in imports(path), "import Console from widemix.tally"
 
 
 def test_one_name():

@@ -12,6 +12,8 @@ from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING
 
+from widemix.terminal import print
+
 if TYPE_CHECKING:  # importing torch takes seconds
     from torch.distributed import Store
 

@@ -17,6 +17,7 @@ from widemix.errors import Exit
 from widemix.files import atomic_write
 from widemix.metrics import main_metric
 from widemix.run.starts import read_starts
+from widemix.terminal import print
 
 # In the folder of logs, one name a line:
 FAULTY_NODES = "faulty-nodes"  # nodes that the preflight named

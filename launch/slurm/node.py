@@ -26,6 +26,7 @@ from widemix.launch.slurm.elastic import Meeting, train_elastic
 from widemix.launch.slurm.finish import FAULTY_NODES, STARTED
 from widemix.launch.torchrun import check_torch, data_for, local_folder, run_torchrun, stop_options, train_program
 from widemix.processes import end_with_parent
+from widemix.terminal import print
 
 LOCAL_VARIABLE = "WIDEMIX_ENVIRONMENT"  # the environment that a node has changed to
 JOIN_S = 120  # for the nodes of an attempt to start torchrun

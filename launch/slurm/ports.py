@@ -8,6 +8,7 @@ from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 from widemix.distributed.launchers import PORTS, USES, job_port
 from widemix.errors import Exit, RunError
+from widemix.terminal import print
 
 
 def free_ports(job: int) -> dict[str, int]:

@@ -21,6 +21,7 @@ from widemix.recipe import Recipe, check_world, dump_recipe
 from widemix.recipe.files import find_study
 from widemix.studies.study import is_study, read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
+from widemix.terminal import print
 
 SCRIPT = Path(__file__).resolve().with_name("train.sbatch")
 _PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to sbatch, under the same names

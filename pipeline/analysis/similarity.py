@@ -1,7 +1,5 @@
 """CKA between the layers of two networks over a prepared split: `widemix analyse cka`."""
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,6 +21,7 @@ from widemix.data.loader import EvalLoader
 from widemix.distributed.topology import read_topology
 from widemix.errors import InputError
 from widemix.evaluation.networks import Network
+from widemix.files import csv_text
 from widemix.formats.manifest import read_manifest
 from widemix.models.cost import model_cost
 from widemix.plots.style import COLORS, heat_map, label, new_figure, short_names, styled
@@ -196,13 +195,9 @@ def mean_diagonals(similarities: Sequence[Similarity]) -> list[dict[str, Any]]:
 
 def mean_diagonals_csv(similarities: Sequence[Similarity]) -> str:
     """Return `mean_diagonals` as a CSV table, without `matched`; empty where they are."""
-    text, rows = io.StringIO(), mean_diagonals(similarities)
-    if rows:
-        names = [name for name in rows[0] if name != "matched"]
-        writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue()
+    rows = mean_diagonals(similarities)
+    names = [name for name in rows[0] if name != "matched"] if rows else []
+    return csv_text([names, *([row[name] for name in names] for row in rows)]) if rows else ""
 
 
 def similarities_json(similarities: Sequence[Similarity]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from widemix.api.loader import Loader
 from widemix.api.prep import prepare
+from widemix.terminal import print
 
 # What recipes use: each compiles functions of its own.
 USES: tuple[dict[str, Any], ...] = (

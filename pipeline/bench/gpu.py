@@ -28,6 +28,7 @@ from widemix.errors import Exit, InputError
 from widemix.files import atomic_write
 from widemix.processes import end_with_parent
 from widemix.run.records import read_lines
+from widemix.terminal import print
 
 VERSIONS = ("torch", "timm", "numpy")
 ROOT = Path(__file__).resolve().parents[2]

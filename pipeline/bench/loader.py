@@ -25,6 +25,7 @@ from widemix.bench.timing import percent_longer
 from widemix.cgroups import usable_cpus
 from widemix.errors import InputError, RunError
 from widemix.tally import Tally
+from widemix.terminal import print
 
 VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba", "numpy")
 Timing = dict[str, float]  # of one process, as widemix.bench.loading prints it

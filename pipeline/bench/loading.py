@@ -27,6 +27,7 @@ from widemix.processes import children_cpu_seconds
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from widemix.recipe.train import TrainSection
+from widemix.terminal import print
 
 SIDE, BATCH = 224, 50
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)

@@ -10,6 +10,7 @@ from typing import Any
 
 from widemix.cgroups import usable_cpus
 from widemix.files import write_output
+from widemix.terminal import print
 
 
 def report(rows: list[dict[str, Any]], versions: Sequence[str], file: Path | None) -> None:

@@ -1,10 +1,11 @@
 """The command `widemix`."""
 
-import codecs
 import io
 import os
 import sys
 from threading import Timer, main_thread
+
+from widemix.terminal import ANY_TEXT
 
 
 def main() -> None:
@@ -34,17 +35,7 @@ def main() -> None:
 
 def print_all_text(stream: io.TextIOWrapper) -> None:
     r"""Let a stream take file names with the bytes that they have on disk, and what its encoding lacks as \xe9."""
-    codecs.register_error("widemix", _encode)
-    stream.reconfigure(errors="widemix")
-
-
-def _encode(error: UnicodeError) -> tuple[str | bytes, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    error.end = error.start + 1  # what follows may be of the other kind
-    try:
-        return codecs.lookup_error("surrogateescape")(error)
-    except UnicodeEncodeError:
-        return codecs.backslashreplace_errors(error)
+    stream.reconfigure(errors=ANY_TEXT)
 
 
 def _name_import() -> None:

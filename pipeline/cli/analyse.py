@@ -9,6 +9,7 @@ from widemix.cli.analyse_theory import add_regularisation, add_separation_rank, 
 from widemix.command_line.arguments import add_recipe_arguments
 from widemix.command_line.commands import check_least, load_from_arguments
 from widemix.errors import Exit
+from widemix.terminal import print
 
 
 def add_analyse(commands) -> None:

@@ -5,6 +5,7 @@ from functools import partial
 
 from widemix.cli.options import NETWORK, add_ema, add_evaluation, add_outputs, check_networks, write_outputs
 from widemix.errors import Exit
+from widemix.terminal import print
 
 
 def add_pixels(analyses) -> None:

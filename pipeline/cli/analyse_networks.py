@@ -8,6 +8,7 @@ from pathlib import Path
 from widemix.cli.options import NETWORK, add_ema, add_outputs, check_networks, write_outputs
 from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError
+from widemix.terminal import print
 
 
 def add_cka(analyses) -> None:

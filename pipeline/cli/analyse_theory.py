@@ -6,6 +6,7 @@ from widemix.cli.options import add_outputs, write_outputs
 from widemix.command_line.arguments import add_recipe_arguments
 from widemix.command_line.commands import check_least, check_most, load_from_arguments
 from widemix.errors import Exit, InputError
+from widemix.terminal import print
 
 _MOST_ROWS = 1e6
 _MOST_ENTRIES = 36  # of a network whose separation rank is computed

@@ -10,6 +10,7 @@ from widemix.command_line.arguments import add_recipe_arguments
 from widemix.command_line.commands import check_least, load_from_arguments
 from widemix.distributed.launchers import export_torchrun_env
 from widemix.errors import Exit, InputError
+from widemix.terminal import print
 
 # Modules of widemix.bench, but for those in ELSEWHERE. Each has `run(arguments) -> rows`, and `VERSIONS`: packages
 # whose versions are printed with the numbers.

@@ -1,7 +1,6 @@
 """widemix runs: run folders side by side."""
 
 import argparse
-import csv
 import shutil
 import sys
 import textwrap
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from widemix.errors import Exit, InputError, command
+from widemix.files import csv_text
+from widemix.terminal import print
 
 if TYPE_CHECKING:
     from widemix.run.listing import RunSummary
@@ -61,7 +62,7 @@ def _runs(arguments: argparse.Namespace) -> Exit:
         raise InputError(f"{', '.join(map(str, paths)) or 'runs'}: holds no runs")
     rows = _rows(found, of_csv=verb == "csv")
     if verb == "csv":
-        csv.writer(sys.stdout).writerows(rows)
+        print(csv_text(rows), end="")
         return Exit.DONE
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print("\n".join(table_lines(rows, width)))

@@ -11,6 +11,7 @@ from widemix.command_line.commands import check_most, load_from_arguments
 from widemix.distributed.launchers import export_torchrun_env
 from widemix.errors import Exit, InputError
 from widemix.files import write_output
+from widemix.terminal import print
 
 if TYPE_CHECKING:
     from widemix.estimate.hardware import Cluster

@@ -10,6 +10,7 @@ from widemix.errors import Exit, InputError
 from widemix.files import write_output
 from widemix.models.names import FORMS, HUB, TIMM
 from widemix.recipe.files import find_recipe
+from widemix.terminal import print
 
 NETWORK = (
     "A NETWORK is a run folder (its newest checkpoint), a checkpoint folder, a folder of `widemix export`, a recipe "

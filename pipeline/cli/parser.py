@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from widemix.command_line.arguments import Parser, accept_local_rank
+from widemix.terminal import print
 
 # The commands in the order of the help; in which module of `widemix.cli` which function adds them to a parser.
 COMMANDS = {

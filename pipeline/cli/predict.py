@@ -1,8 +1,6 @@
 """widemix predict."""
 
 import argparse
-import csv
-import io
 import json
 import sys
 import warnings
@@ -15,7 +13,8 @@ from widemix.cgroups import usable_cpus
 from widemix.cli.options import NETWORK, add_ema, check_networks
 from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError
-from widemix.files import write_output
+from widemix.files import csv_text, write_output
+from widemix.terminal import print
 
 if TYPE_CHECKING:
     from widemix.data_prep.listing import Images
@@ -78,7 +77,7 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     if arguments.to_file is None:
         print(text, end="")
     else:
-        write_output(arguments.to_file, text.encode("utf-8", "surrogateescape"))  # file names may be any bytes
+        write_output(arguments.to_file, text)
     left_out = f", {bad} could not be read" if bad else ""
     where = f"{arguments.to_file}: " if arguments.to_file else ""
     print(f"{where}{len(rows)} images predicted{left_out}", file=sys.stderr)
@@ -145,23 +144,15 @@ def _csv(rows: Sequence[tuple[str, list[tuple[str, float]]]], top: int) -> str:
     """image,class,probability; with more than one class class_1,probability_1,class_2, ..."""
     most = max((len(classes) for _, classes in rows), default=top)
     numbers = [""] if most == 1 else [f"_{number}" for number in range(1, most + 1)]
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["image", *(f"{column}{number}" for number in numbers for column in ("class", "probability"))])
-    for name, classes in rows:
-        writer.writerow([name, *(value for label, probability in classes for value in (label, f"{probability:.6f}"))])
-    return buffer.getvalue()
+    head = ["image", *(f"{column}{number}" for number in numbers for column in ("class", "probability"))]
+    cells = ([value for label, probability in found for value in (label, f"{probability:.6f}")] for _, found in rows)
+    return csv_text([head, *([name, *own] for (name, _), own in zip(rows, cells, strict=True))])
 
 
 def _csv_of_numbers(rows: Sequence[tuple[str, list[tuple[str, float]]]]) -> str:
     """image, and a column for each target."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    for _, found in rows[:1]:
-        writer.writerow(["image", *(target for target, _ in found)])
-    for name, found in rows:
-        writer.writerow([name, *(f"{value:.6g}" for _, value in found)])
-    return buffer.getvalue()
+    heads = [["image", *(target for target, _ in found)] for _, found in rows[:1]]
+    return csv_text([*heads, *([name, *(f"{value:.6g}" for _, value in found)] for name, found in rows)])
 
 
 def _json_lines_of_numbers(rows: Sequence[tuple[str, list[tuple[str, float]]]]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError, command
+from widemix.terminal import print
 
 if TYPE_CHECKING:
     from widemix.data_prep.dry_run import Estimate

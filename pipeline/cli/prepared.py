@@ -5,6 +5,7 @@ from pathlib import Path
 
 from widemix.cli.prep import parse_place, print_summary
 from widemix.errors import Exit, InputError, command
+from widemix.terminal import print
 
 
 def add_adopt(commands) -> None:

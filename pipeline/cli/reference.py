@@ -9,6 +9,7 @@ from widemix.cli.parser import make_parser
 from widemix.command_line.arguments import Parser, yaml_value
 from widemix.files import atomic_write
 from widemix.recipe import SECTIONS, tables
+from widemix.terminal import print
 
 ABOUT = "Made from the code, by `python -m widemix.cli.reference docs/reference`."
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from widemix.errors import Exit, InputError
 from widemix.files import write_output
+from widemix.terminal import print
 
 EXAMPLES = """widemix report runs/a                       write report.html
 widemix report runs/a runs/b --to ab.html   compare two runs

@@ -12,6 +12,7 @@ from widemix.distributed.launchers import export_torchrun_env
 from widemix.errors import Exit, InputError
 from widemix.run import checkpoint
 from widemix.tally import announce_import
+from widemix.terminal import print
 
 
 def add_eval(commands) -> None:

@@ -13,6 +13,7 @@ from widemix.errors import Exit, InputError
 from widemix.recipe import key_names, suggest
 from widemix.recipe.files import find_study
 from widemix.recipe.renamed import current_name
+from widemix.terminal import print
 
 if TYPE_CHECKING:
     from widemix.studies.plan import Plan, Run

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from widemix.errors import Exit, InputError
+from widemix.terminal import print
 
 
 def add_results(verbs) -> None:

@@ -16,6 +16,7 @@ from widemix.distributed.signals import stops_once
 from widemix.distributed.start_times import note_process
 from widemix.errors import Exit, InputError, command
 from widemix.recipe import Recipe, check_world, dump_recipe, match_folder
+from widemix.terminal import print
 
 _SHOWN = ("parameters", "training FLOPs", "memory", "step", "steps", "hours", "GPU hours")  # rows of `widemix cost`
 EXAMPLES = """widemix train digits/rp_mixer --run-dir runs/a      the same command resumes

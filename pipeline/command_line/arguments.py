@@ -10,6 +10,7 @@ from pathlib import Path
 
 from widemix.errors import InputError
 from widemix.recipe import SECTIONS, key_names, suggest, tables
+from widemix.terminal import print
 
 
 def _local_path(text: str) -> Path:

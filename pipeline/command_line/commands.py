@@ -23,6 +23,7 @@ from widemix.distributed.rank_status import write_rank_status
 from widemix.errors import Exit, InputError, LauncherError, RunError
 from widemix.processes import end_with_torchrun, keep_current_folder_off_path
 from widemix.recipe import Recipe, fill_classes, load_recipe
+from widemix.terminal import print
 
 
 def run_command(
@@ -37,7 +38,7 @@ def run_command(
 
     An `InputError` is printed as one line by rank 0, since all ranks make the same mistake; a `LauncherError` or a
     `RunError` as one line by the rank that it happened on, and so is an OSError about a file. Any other exception is
-    a bug: its traceback is printed, and given to torchrun.
+    a bug: its traceback is printed, and given to torchrun. Control characters of what is printed are shown.
     """
     keep_current_folder_off_path()
     end_with_torchrun()
@@ -181,7 +182,7 @@ def _fail(message: str) -> int:
 
 def _show_bug(error: Exception) -> int:
     """Print the traceback, and write it where torchrun looks for it, as its `@record` does."""
-    traceback.print_exception(error)
+    print("".join(traceback.format_exception(error)), end="", file=sys.stderr)
     if os.environ.get("TORCHELASTIC_ERROR_FILE"):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

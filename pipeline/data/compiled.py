@@ -24,6 +24,7 @@ from numba.core.options import TargetOptions
 
 from widemix import native
 from widemix.native.build import cache_folder, home_cache
+from widemix.terminal import print
 
 
 def _cache_folder() -> Path:

@@ -15,6 +15,7 @@ from widemix.data.augment.erase import Erasing, erase
 from widemix.data.mixup import Mixture
 from widemix.data.normalise import normalise, per_channel
 from widemix.recipe.data import DataSection
+from widemix.terminal import print
 
 
 class Finish:

@@ -21,6 +21,7 @@ from widemix.formats.beton import open_beton
 from widemix.formats.sources import describe_sample
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection
+from widemix.terminal import print
 
 ATTEMPTS = 10  # samples tried as the replacement of one that cannot be read
 

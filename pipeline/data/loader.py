@@ -29,6 +29,7 @@ from widemix.models.section import ModelSection
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import AnyDataSection, TextDataSection
 from widemix.recipe.train import TrainSection
+from widemix.terminal import print
 
 
 class TrainLoader:

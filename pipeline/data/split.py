@@ -16,6 +16,7 @@ from widemix.formats.checksums import Checksums, open_checksums
 from widemix.formats.manifest import UNCHECKED, check_counts, read_manifest, split_path
 from widemix.formats.text import TextBeton
 from widemix.recipe.data import AnyDataSection
+from widemix.terminal import print
 
 
 class PreparedFile(Protocol):

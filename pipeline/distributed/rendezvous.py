@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from widemix.distributed.launchers import how_to_train_alone, master_address
 from widemix.errors import LauncherError, RunError
+from widemix.terminal import print
 
 Value = TypeVar("Value")
 

@@ -25,6 +25,7 @@ from widemix.cgroups import usable_cpus
 from widemix.distributed.launchers import read_place, route_from
 from widemix.distributed.rendezvous import Rendezvous
 from widemix.errors import InputError, LauncherError, RunError
+from widemix.terminal import print
 
 Value = TypeVar("Value")
 

@@ -30,6 +30,7 @@ from widemix.distributed.topology import Topology
 from widemix.errors import InputError, RunError
 from widemix.native.build import BuildError
 from widemix.native.library import open_library
+from widemix.terminal import print
 
 HEARTBEAT_INTERVAL = 2.0  # seconds
 HEARTBEAT_TIMEOUT = 40.0  # seconds without a heartbeat after which a rank counts as dead

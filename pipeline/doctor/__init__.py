@@ -8,13 +8,13 @@ import logging
 import warnings
 from collections.abc import Mapping
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from widemix.doctor import machine, software
 from widemix.doctor.finding import Check, Finding, first_line, install, repair
-from widemix.tally import announce
+from widemix.tally import Console, announce
 
 CHECKS: Mapping[str, Check] = software.CHECKS | machine.CHECKS
 

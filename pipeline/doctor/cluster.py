@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -26,6 +25,8 @@ from widemix.doctor.compare import Problem, Survey, compare_nodes
 from widemix.doctor.links import measure_links
 from widemix.doctor.survey import disk_name, read_rate, survey
 from widemix.errors import InputError
+from widemix.tally import Console
+from widemix.terminal import print
 
 EXPECTED = 0.5  # fraction of the network's rated bandwidth; an all-reduce below it gets a remark
 

@@ -34,8 +34,9 @@ def sample_of(recipe: Recipe) -> str:
 
 def show(rows: list[Row], title: str) -> None:
     """Print the rows as a table."""
-    from rich.console import Console
     from rich.table import Table
+
+    from widemix.tally import Console
 
     table = Table(title=title, show_header=False)
     table.add_column()

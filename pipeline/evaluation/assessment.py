@@ -33,6 +33,7 @@ from widemix.metrics import all_metrics
 from widemix.run import checkpoint
 from widemix.run.evaluations import record_evaluation
 from widemix.tally import Tally
+from widemix.terminal import print
 
 BINS = 15  # of confidence, of equal width: the usual number for ECE
 BATCH, TIMEOUT_S = 128, 1800  # where there is no recipe

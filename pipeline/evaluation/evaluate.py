@@ -21,6 +21,7 @@ from widemix.errors import InputError
 from widemix.evaluation.macro_means import R2, AveragePrecision, MacroMean
 from widemix.formats.manifest import read_manifest
 from widemix.metrics import MEASURED, METRICS, PERCENT
+from widemix.terminal import print
 
 NAMED = 10  # columns without a value that a line names
 Observe = Callable[[torch.Tensor, Batch], None]

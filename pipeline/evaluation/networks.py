@@ -24,6 +24,7 @@ from widemix.recipe import Recipe, fill_classes, load_recipe
 from widemix.recipe.data import AnyDataSection, DataSection
 from widemix.recipe.files import find_recipe
 from widemix.run import checkpoint
+from widemix.terminal import print
 from widemix.training.finetune import load_init_weights
 
 

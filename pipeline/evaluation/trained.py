@@ -16,6 +16,7 @@ from widemix.recipe.data import DataSection
 from widemix.run import checkpoint
 from widemix.run.checkpoint import Checkpoint
 from widemix.tally import announce
+from widemix.terminal import print
 from widemix.training.finetune import check_indices
 
 

@@ -4,6 +4,7 @@ import sys
 
 from widemix.native.build import BuildError
 from widemix.native.library import open_library
+from widemix.terminal import print
 
 try:
     print(f"built on {open_library().jpeg_library().decode()}")

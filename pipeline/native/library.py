@@ -7,6 +7,7 @@ import sys
 
 from widemix.native.build import SOURCES, BuildError, compiled, planned
 from widemix.pillow_support import older_pillow
+from widemix.terminal import print
 
 MESSAGE = 200  # bytes of an error message of the C library, at most
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from widemix.errors import InputError
+from widemix.terminal import print
 
 # The old name of each, and its name now. Both are in one section and take the same values. No hash of an experiment
 # may depend on such a key, or runs and tables of studies made before would be those of another experiment.

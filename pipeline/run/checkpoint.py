@@ -24,6 +24,7 @@ from widemix.errors import InputError
 from widemix.files import fsync_path
 from widemix.formats.manifest import Prepared
 from widemix.metrics import METRICS
+from widemix.terminal import print
 
 if TYPE_CHECKING:
     from torch import Tensor

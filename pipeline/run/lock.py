@@ -13,6 +13,7 @@ from pathlib import Path
 from widemix.errors import InputError
 from widemix.files import try_lock
 from widemix.run.lease import EXPIRY_S, RENEWAL_S, Leases, machine_name, read_record
+from widemix.terminal import print
 
 KILLED_S = 5.0  # a killed process has its locks until its memory is freed
 LOCK_WAIT_S = 150.0  # NFS frees the locks of a machine that died after 90 s, Lustre after 100 or so

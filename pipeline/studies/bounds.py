@@ -4,14 +4,13 @@ Navon & Bronstein 2023, section 5. p is the number of layers, m the width of a t
 number of heads (in the bound of Mixers a constant). The ranks themselves have up to 3^p digits.
 """
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from widemix.errors import InputError
+from widemix.files import csv_text
 from widemix.plots.style import COLORS, new_figure, save, styled
 
 DOMINANCE = math.log2(3)  # 1.585: how many times deeper Mixers may be and still be dominated (proposition 5.10)
@@ -84,14 +83,13 @@ def _base(width: int, tokens: int, heads: int) -> float:
 
 def as_csv(rows: Sequence[Bounds]) -> str:
     """Return the table, one row a depth."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["depth", "mixer_upper_log3", "transformer_lower_log3", "transformer_upper_log3", "separated"])
+    names = ["depth", "mixer_upper_log3", "transformer_lower_log3", "transformer_upper_log3", "separated"]
+    lines: list[list[object]] = [[*names]]
     for row in rows:
         values = (row.mixer_upper, row.transformer_lower, row.transformer_upper)
         cells = ["" if math.isnan(value) else f"{value:.6g}" for value in values]
-        writer.writerow([row.depth, *cells, str(row.separated).lower()])
-    return text.getvalue()
+        lines.append([row.depth, *cells, str(row.separated).lower()])
+    return csv_text(lines)
 
 
 @styled

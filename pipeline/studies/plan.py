@@ -15,6 +15,7 @@ from widemix.studies.rows import Table, finished_row
 from widemix.studies.search import Arm, Trial, arms, chosen_runs
 from widemix.studies.study import Study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
+from widemix.terminal import print
 
 Run = Callable[[Sequence[StudyRun]], Exit]  # trains runs that have not ended, and puts their rows into the table
 

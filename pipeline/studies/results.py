@@ -1,12 +1,11 @@
 """Results of a study: one row for each run, done or missing, and the mean over seeds for each point of a figure."""
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from widemix.files import csv_text
 from widemix.studies.plotted import Figure
 from widemix.studies.quantity import MEASURED, is_number, label_of, value_of
 from widemix.studies.rows import Row, Table
@@ -155,10 +154,8 @@ def as_csv(results: Sequence[Result], study: Study) -> str:
     names = list(dict.fromkeys([*logged, *study.figure.y])) if study.measured else list(study.figure.y)
     names = [name for name in names if name not in keys]
     own_x = [study.figure.x] if study.figure.x not in (*keys, *names, "epoch") else []  # else a column already
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    head = ["panel", "line", *keys, "seed", *own_x, *names]
-    writer.writerow([*head, "epochs", "seconds", "core_seconds", "state", "host", "machine", "commit", "run"])
+    head: list[object] = ["panel", "line", *keys, "seed", *own_x, *names]
+    lines = [[*head, "epochs", "seconds", "core_seconds", "state", "host", "machine", "commit", "run"]]
     for result in results:
         study_run, values, row = result.study_run, dict(result.study_run.own), result.row
         line: list[object] = [study_run.panel, study_run.line, *(values.get(key, "") for key in keys)]
@@ -168,8 +165,8 @@ def as_csv(results: Sequence[Result], study: Study) -> str:
             line += [_number(row.seconds), _number(row.core_seconds), row.state, row.host, row.machine, row.commit]
         else:
             line += ["", "", "missing" if study.measured else "done", "", "", ""]
-        writer.writerow([*line, study_run.name])
-    return text.getvalue()
+        lines.append([*line, study_run.name])
+    return csv_text(lines)
 
 
 def _number(value: object) -> object:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from widemix.files import csv_text
 from widemix.studies.baselines import baseline_lines, points_below
 from widemix.studies.claims import Verdict, decide, verdicts
 from widemix.studies.findings import findings
@@ -275,9 +276,7 @@ def full_size_csv(papers: Sequence[Paper], studies: Path, gpu: str) -> str:
     """Return the table of the full studies: runs, and hours on one GPU of this kind; nan where they are not known."""
     from widemix.studies.requirements import requirements
 
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["study", "runs", "hours", "gpu"])
+    rows: list[list[object]] = [["study", "runs", "hours", "gpu"]]
     for name in dict.fromkeys(name for paper in papers for entry in paper.entries for name in entry.full):
         path = studies / f"{name}.yaml"
         study = read_study(path)
@@ -286,5 +285,5 @@ def full_size_csv(papers: Sequence[Paper], studies: Path, gpu: str) -> str:
         hours = [each.hours for each in requirements(own, gpu).values()]
         total = sum(each for each in hours if each is not None) * max(1, len(study.seeds))
         known = all(each is not None for each in hours)
-        writer.writerow([name, len(own) * max(1, len(study.seeds)), f"{total:.3g}" if known else "nan", gpu])
-    return text.getvalue()
+        rows.append([name, len(own) * max(1, len(study.seeds)), f"{total:.3g}" if known else "nan", gpu])
+    return csv_text(rows)

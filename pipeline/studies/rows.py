@@ -24,6 +24,7 @@ from widemix.errors import InputError
 from widemix.files import wait_for_lock
 from widemix.run.listing import metrics
 from widemix.studies.study_run import StudyRun
+from widemix.terminal import print
 
 _DIGITS = 6  # of measured numbers
 

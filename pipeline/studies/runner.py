@@ -20,6 +20,7 @@ from widemix.run.lease import RENEWAL_S, Leases
 from widemix.studies.rows import add_core_seconds
 from widemix.studies.study_run import StudyRun
 from widemix.tally import Display, show_clock
+from widemix.terminal import print
 
 _POLL_S = 0.1
 _LOOK_S = 10.0  # between looks for runs that others have given back

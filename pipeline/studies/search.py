@@ -4,13 +4,12 @@ What is tried next follows from the results so far alone, so that a search that 
 trials is the one that was never interrupted.
 """
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from widemix.errors import InputError
+from widemix.files import csv_text
 from widemix.recipe.yaml_text import yaml_text
 from widemix.studies.protocol import Range, Search
 from widemix.studies.study_run import StudyRun
@@ -126,14 +125,12 @@ def as_csv(searched: Iterable[tuple[Arm, Sequence[Trial]]]) -> str:
     """Return the table of all trials; those that diverged or have not ended have no top-1."""
     rows = [(arm, trial) for arm, trials in searched for trial in trials]
     names = list(dict.fromkeys(name for _, trial in rows for name in trial.values))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["point", *names, "top1", "state", "run"])
+    lines: list[list[object]] = [["point", *names, "top1", "state", "run"]]
     for arm, trial in rows:
         state = "missing" if trial.top1 is None else "done" if math.isfinite(trial.top1) else "diverged"
         numbers = [trial.values.get(name, "") for name in names]
-        writer.writerow([arm.name, *numbers, trial.top1 if state == "done" else "", state, trial.study_run.name])
-    return text.getvalue()
+        lines.append([arm.name, *numbers, trial.top1 if state == "done" else "", state, trial.study_run.name])
+    return csv_text(lines)
 
 
 def _as_chosen(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:
