@@ -40,10 +40,10 @@ def encoding_for(dataset: Dataset, origin: Path | None, settings: PrepSettings, 
     workers = 1 if in_memory else processes or usable_cpus()
     records = partial(encode_all, settings=settings, processes=workers)
     targets = len(dataset.classes) if dataset.targets else 0
+    compiled = None if in_memory else library()  # built here, before the processes that encode need it
     if in_memory or settings.raw:
         layout = image_layout(FIELDS, targets)
         return Encoding(layout, records, not in_memory, "images", {}, {})
-    compiled = library()  # built here, before the processes that encode need it
     versions = {"jpeg": compiled.jpeg_library().decode() if compiled else "none"}
     fields: Fields = SEGMENT_FIELDS if settings.segments else FIELDS
     if settings.encoding == "coefficients":

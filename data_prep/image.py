@@ -16,7 +16,7 @@ from PIL import Image, JpegImagePlugin
 from widemix.data_prep.coefficients import pack
 from widemix.data_prep.jpeg import SAMPLINGS, Frame, plain_frame
 from widemix.data_prep.opening import CorruptImage, load_image, open_image
-from widemix.data_prep.restart import interval_for, segment_table, with_markers
+from widemix.data_prep.restart import check_jpeg, interval_for, segment_table, with_markers
 from widemix.data_prep.samples import FileSlice, Origin, Sample
 from widemix.data_prep.settings import PAGE, PrepSettings
 from widemix.data_prep.shrink import shrink_jpeg, shrunk_size
@@ -174,7 +174,7 @@ def _encode_jpeg(sample: Sample, data: bytes, frame: Frame, settings: PrepSettin
     as_coefficients = settings.encoding == "coefficients" and stored == size
     if not _is_upright(frame, data, grey=as_coefficients):
         return None
-    if as_coefficients and (packed := pack(data)[0]):
+    if as_coefficients and (packed := pack(data)[0]) and len(packed) + ALIGNED <= (settings.page or PAGE):
         return Encoded(sample.name, sample.label, COEFFICIENTS, *size, packed, ", ".join(rules))
     if frame.grey:
         return None
@@ -194,6 +194,8 @@ def _decode(name: str, data: bytes, frame: Frame | None, settings: PrepSettings)
     frames = load_image(image, stored, settings.max_pixels)
     rules = [f"first of {frames} frames"] if frames > 1 else []
     rules += _wrong_suffix(name, image.format)
+    if image.format in ("JPEG", "MPO") and (warning := check_jpeg(data)):  # which Pillow does not pass on
+        rules.append(warning)
     if image.mode == "I" and image.format not in ("PNG", "PPM"):  # which Pillow scales to 16 bits
         raise CorruptImage("has 32-bit integer levels of an unknown range; scale them to 8 or 16 bits")
     turn = TURNS.get(_orientation(image))
@@ -234,10 +236,14 @@ def _is_upright(frame: Frame, data: bytes, grey: bool) -> bool:
 
 def _keep_coding(data: bytes, frame: Frame, settings: PrepSettings) -> tuple[bytes, bytes, str] | None:
     """The JPEG with the same pixels: (bytes, table of segments, rule); None as `with_markers`."""
-    if settings.encoding == "coefficients":  # of which there were none: is it damaged?
-        marked = with_markers(data, frame)
-        return marked and ((marked[0], b"", marked[2]) if marked[2].startswith("repaired") else (data, b"", ""))
-    return with_markers(data, frame) if settings.segments else (data, b"", "")
+    if settings.segments:
+        return with_markers(data, frame)
+    large = len(data) + ALIGNED > (settings.page or PAGE)  # by its metadata, which are dropped then
+    if not check_jpeg(data) and not large:
+        return data, b"", ""
+    marked = with_markers(data, frame)
+    dropped = "without its metadata, which are larger than a page"
+    return marked and (marked[0], b"", marked[2] or (dropped if large else ""))
 
 
 def _orientation(image: Image.Image) -> int:

@@ -33,13 +33,32 @@ class DamagedJpeg(Exception):
     """The entropy-coded data are cut short, or cannot be read."""
 
 
+def check_jpeg(data: bytes) -> str:
+    """libjpeg's warning of a JPEG of any kind, or ""; also without a compiled library. Raises `DamagedJpeg`."""
+    compiled, text = library(), ctypes.create_string_buffer(200)
+    if compiled is None:
+        return ""
+    outcome = compiled.check_jpeg(data, ctypes.c_int64(len(data)), text)
+    message = text.value.decode("ascii", "replace")
+    _refuse_damage(outcome, message)
+    return message
+
+
+def _refuse_damage(outcome: int, message: str) -> None:
+    if outcome == FAILED or "remature end" in message:
+        raise DamagedJpeg(message)
+
+
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled library, or None if it cannot be built; a note is then printed, once per process."""
     try:
         return open_library()
     except BuildError as error:
-        print_status(f"note: JPEGs, if there are any, are stored as they are, without restart markers: {error}")
+        print_status(
+            "note: JPEGs, if there are any, are stored as they are, without restart markers, some damaged ones too: "
+            f"{error}"
+        )
         return None
 
 
@@ -71,8 +90,7 @@ def call_codec(function: Callable[..., int], data: bytes, *settings: int) -> tup
     Raises `DamagedJpeg`.
     """
     outcome, output, size, message = run_codec(function, data, len(data) * 5 // 4 + MAX_GROWTH, *settings)
-    if outcome == FAILED or "remature end" in message:
-        raise DamagedJpeg(message)
+    _refuse_damage(outcome, message)
     fits = outcome in (WRITTEN, WARNED) and size <= len(output)
     return outcome, output[:size].tobytes() if fits else b"", message
 

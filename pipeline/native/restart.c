@@ -60,3 +60,32 @@ int restart_jpeg(const uint8_t *data, int64_t size, int interval, uint8_t *out, 
     jpeg_destroy_decompress(&source);
     return outcome;
 }
+
+/*
+ * Read the JPEG of `size` bytes, of any kind that libjpeg reads. Returns WRITTEN; WARNED if libjpeg warns of it, or FAILED
+ * if it cannot read it, with its message in `text`, of JMSG_LENGTH_MAX (200) bytes.
+ */
+int check_jpeg(const uint8_t *data, int64_t size, char *text) {
+    struct jpeg_decompress_struct source = {0};
+    struct jpeg_error jpeg_error;
+    volatile int outcome = FAILED;
+
+    source.err = jpeg_error_init(&jpeg_error, text);
+    if (setjmp(jpeg_error.escape) == 0) {
+        jpeg_create_decompress(&source);
+        jpeg_mem_src(&source, (unsigned char *)data, (unsigned long)size);
+        jpeg_read_header(&source, TRUE);
+        source.scale_denom = 8 * source.scale_num; /* all symbols are read, and few pixels made */
+        source.out_color_space = source.jpeg_color_space;
+        source.do_fancy_upsampling = FALSE;
+        jpeg_start_decompress(&source);
+        JSAMPARRAY row = source.mem->alloc_sarray((j_common_ptr)&source, JPOOL_IMAGE,
+                                                  source.output_width * (JDIMENSION)source.output_components, 1);
+        while (source.output_scanline < source.output_height)
+            jpeg_read_scanlines(&source, row, 1);
+        jpeg_finish_decompress(&source);
+        outcome = text[0] ? WARNED : WRITTEN;
+    }
+    jpeg_destroy_decompress(&source);
+    return outcome;
+}

@@ -148,6 +148,19 @@ def test_colours_of_ink_are_not_taken():
     assert "colours" in reason
 
 
+@pytest.mark.parametrize("options", [{}, {"restart_markers": False}, {"encoding": "coefficients"}], ids=str)
+def test_metadata_that_are_larger_than_a_page_are_dropped(tmp_path, options):
+    """With coefficients too, which are then of a JPEG without them."""
+    whole, path = KINDS["4:2:0"](scene(0, 150, 100)), tmp_path / "a.jpg"
+    note = b"\xff\xe2" + (65_000).to_bytes(2, "big") + bytes(64_998)
+    path.write_bytes(whole[:2] + 200 * note + whole[2:])
+    encoded = encode(Sample("a.jpg", 0, FileSlice(str(path))), PrepSettings(**options))
+    assert encoded.mode == (COEFFICIENTS if "encoding" in options else JPEG)
+    assert encoded.rule == ("without its metadata, which are larger than a page" if options else "")
+    jpeg = unpack(encoded.data) if "encoding" in options else encoded.data
+    assert np.array_equal(Image.open(io.BytesIO(jpeg)), Image.open(io.BytesIO(whole)))
+
+
 def test_a_grey_one_that_is_not_taken_becomes_one_in_rgb(tmp_path):
     """As it does where JPEGs are stored."""
     (tmp_path / "a.jpg").write_bytes(by_pillow(scene(0, 90, 60).convert("L"), progressive=True))

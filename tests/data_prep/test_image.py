@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from torchvision.transforms import v2
 
+from tests.data.crafted_jpegs import crafted
 from widemix.data_prep.image import Encoded, _check_page, encode
 from widemix.data_prep.jpeg import Frame, plain_frame
 from widemix.data_prep.opening import CorruptImage
@@ -325,13 +326,8 @@ def test_factors_of_which_every_decoder_has_the_sampling():
         assert not is_common(first, (1, 1), (1, 1))
 
 
-def test_odd_chroma_sampling_is_re_encoded(tmp_path, image):
-    image(7, 32, 32).save(tmp_path / "a.jpg", subsampling=0)
-    plain = (tmp_path / "a.jpg").read_bytes()
-    components = plain.index(b"\xff\xc0") + 10  # id, sampling, table: three times
-    patched = bytearray(plain)
-    patched[components + 1 : components + 9 : 3] = b"\x21\x21\x21"
-    (tmp_path / "a.jpg").write_bytes(patched)
+def test_odd_chroma_sampling_is_re_encoded(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(crafted((32, 32), (2, 1), (2, 1), (2, 1)))
     assert encode_file(tmp_path / "a.jpg").rule == "odd chroma sampling"
     encoded = encode_file(tmp_path / "a.jpg", PrepSettings())
     assert encoded.mode == JPEG
@@ -349,15 +345,42 @@ def bad_files(tmp_path, image):
     for suffix, data in whole.items():
         for cut in (20, len(data) // 3, len(data) // 2, len(data) - 40):
             yield f"cut{cut}.{suffix}", data[:cut]
+    for mode, options in (("RGB", {}), ("L", {}), ("CMYK", {}), ("RGB", {"progressive": True})):
+        image(6, 96, 96).convert(mode).save(tmp_path / "whole.jpg", **options)
+        data = (tmp_path / "whole.jpg").read_bytes()
+        for after in (b"", b"more"):  # after the end marker
+            yield f"ended {mode} {len(options)} {len(after)}.jpg", data[: len(data) - 40] + b"\xff\xd9" + after
     size = whole["jpg"].index(b"\xff\xc0") + 5
     yield "no height.jpg", whole["jpg"][:size] + b"\0\0" + whole["jpg"][size + 2 :]
+
+
+SETTINGS = (
+    {},
+    {"max_size": 8},
+    {"raw": True},
+    {"raw": True, "max_size": 8},
+    {"restart_markers": False},
+    {"encoding": "coefficients"},
+)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_what_libjpeg_warns_of_is_named_however_it_is_stored(tmp_path, image, settings):
+    """A JPEG that is cut between two restart markers, of whose end libjpeg makes grey pixels."""
+    image(6, 96, 96).save(tmp_path / "a.jpg", restart_marker_rows=1)
+    data = (tmp_path / "a.jpg").read_bytes()
+    (tmp_path / "a.jpg").write_bytes(data[: data.index(b"\xff\xd1")] + b"\xff\xd9")
+    encoded = encode_file(tmp_path / "a.jpg", PrepSettings(**settings))
+    assert "Corrupt JPEG data: found marker 0xd9 instead of RST1" in encoded.rule
+    if encoded.mode == JPEG:  # which then reads without a warning
+        (tmp_path / "a.jpg").write_bytes(encoded.data)
+        assert encode_file(tmp_path / "a.jpg", PrepSettings(raw=True)).rule == ""
 
 
 def test_bad_images_are_named_or_left_out(tmp_path, image):
     for name, data in bad_files(tmp_path, image):
         (tmp_path / name).write_bytes(data)
-        keeps = [{"restart_markers": False}] if name == "no height.jpg" else []
-        for keep in ({}, {"max_size": 8}, {"raw": True}, *keeps):
+        for keep in SETTINGS:
             with pytest.raises(InputError, match=name):
                 encode_file(tmp_path / name, PrepSettings(on_corrupt="error", **keep))
         encoded = encode_file(tmp_path / name)

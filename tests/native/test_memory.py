@@ -101,6 +101,7 @@ def test_of_jpegs_that_are_written_anew(compiled, kind):
     assert_frees(lambda: run_codec(compiled.restart_jpeg, data, room, 4))
     assert_frees(lambda: run_codec(compiled.shrink_jpeg, data, room, 60, 40, 90, 4))
     assert_frees(lambda: unpack(pack(data)[0]) if pack(data)[0] else None)
+    assert_frees(lambda: compiled.check_jpeg(data, ctypes.c_int64(len(data)), ctypes.create_string_buffer(200)))
 
 
 def test_of_jpegs_that_do_not_fit_or_are_none(compiled):
