@@ -13,7 +13,8 @@
 # make chaos   an hour of killed, damaged, starved and hung runs; ARGS='--minutes 10 --seed 3' makes it another
 # make mutants breaks the code in 300 random places, one at a time, and lists the breaks that no test notices;
 #              ARGS='--seed 3 --count 500 --only studies' breaks others, ARGS=--map brings up to date which tests run which lines
-# make known-mutants   the same in the places where it was broken before; ARGS='schedule.py' only those of one file
+# make known-mutants   the same in the places where it was broken before; ARGS='--only schedule.py' only those of one file
+# make matrix  all tests that notice each of 500 breaks, for as long as you let it; tests/README.md says how it is read
 # make soak    set up, then an hour of training data under kills; ARGS='--minutes 5' for less
 # make fuzz    set up, then 100,000 damaged and intact JPEGs through the C code, built with sanitizers, and libjpeg;
 #              ARGS='--cases 1000000 --seed 1' for others
@@ -28,7 +29,7 @@
 # make release-check   make wheels, then all that can be checked of a release without a network
 # The set-up lives in .venv and takes no time when nothing has changed. PYTHON=python3.12 picks another Python.
 
-.PHONY: demo test test-all quick test-gpu bench-gpu test-cluster nights soak fuzz sanitized chaos mutants known-mutants check lowest site wheels release-check setup
+.PHONY: demo test test-all quick test-gpu bench-gpu test-cluster nights soak fuzz sanitized chaos mutants known-mutants matrix check lowest site wheels release-check setup
 
 demo: setup
 	.venv/bin/python -m widemix.launch.demo
@@ -81,7 +82,10 @@ mutants: setup
 	.venv/bin/python -m tests.stress.mutants $(ARGS)
 
 known-mutants: setup
-	.venv/bin/python -m tests.stress.mutants.known $(ARGS)
+	.venv/bin/python -m tests.stress.mutants --known $(ARGS)
+
+matrix: setup
+	.venv/bin/python -m tests.stress.mutants --matrix --seed 300 --count 500 --budget 15 $(ARGS)
 
 soak: setup
 	.venv/bin/python -m tests.stress.soak $(ARGS)

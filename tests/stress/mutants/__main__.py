@@ -1,227 +1,164 @@
-"""Breaks the code in places that nobody chose, one at a time, and lists the breaks that no test notices.
+"""Breaks the code, one place at a time, and lists the breaks that no test notices.
 
     python -m tests.stress.mutants [--seed N] [--count N] [--only WORD] [--jobs N]
+    python -m tests.stress.mutants --known [--only WORD] [--jobs N]
 
-The places are sampled from the syntax trees, a room as often as its lines are many. For each the tests that run its
-line do so, by the map of `tests.stress.mutants.coverage`: those of the room first, for as long as --budget allows.
-Where there is no map it is made first; not so with --only, where the tests of the room and those that import the
-module run. A break that makes them hang is noticed. Outcomes, and the test that noticed each, are kept in
-runs/mutants/SEED.jsonl, from which the same command goes on. equivalent.yaml lists breaks that change nothing that a
-test could hold, each with the reason. Ends with 1 where fewer than `LEAST` of them are noticed.
+Without --known the places are sampled from the syntax trees, a room as often as its lines are many; with it they are
+those of known.txt, of which each must be noticed. For each break the test that noticed it before runs first (it is in
+matrix.jsonl.xz), then those that run its line, by the map of `tests.stress.mutants.coverage`, for as long as --budget
+allows. Where there is no map it is made first; not so with --only, where the tests of the room and those that import
+the module run. A break that makes them hang is noticed. Outcomes are kept in runs/mutants, from where the same
+command goes on. equivalent.txt lists breaks that change nothing that a test could hold, each with the reason. Ends
+with 1 where fewer than `LEAST` of the random ones are noticed, or not all of the known ones whose code is there.
 """
 
 import argparse
-import ast
-import difflib
 import json
 import os
 import random
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import yaml
-
-from tests.conftest import ROOT
 from tests.stress.mutants import coverage
 from tests.stress.mutants.checkout import Checkout
-from tests.stress.mutants.coverage import NO_TESTS, ROOMS, WORK, Coverage
-from tests.stress.mutants.mutations import EQUIVALENT
-from tests.stress.mutants.sites import Site, sites
+from tests.stress.mutants.choice import room_of, sample, tests_of
+from tests.stress.mutants.coverage import NO_TESTS, WORK, Coverage
+from tests.stress.mutants.matrix import NOTICED, Row, read_matrix, read_rows
+from tests.stress.mutants.names import EQUIVALENT, KNOWN, Change, Index, parse, sources
+from tests.stress.mutants.sites import Site
 from widemix.cgroups import usable_cpus
 
 LEAST = 0.9
-# Tests of these names, those first that notice most.
-BLOCKS = ("batch_last_by_c", "reorder", "fuzz", "sanitized", "build", "registers")
-IMAGES = ("decode", "coefficients", "shrink", "restart", "data/augment", "checksum", "native/", "golden")
-_MORE = 3  # times the budget for the test files that name the module
-_OF_BLOCKS = ("mix", "products", "block", "reorder", "move", "lanes")  # files of C that begin so
+FIRST, ALL = ("-x", "--all"), ("--tb=no",)  # of pytest: until one notices; all that notice
 
 
-class Broken(NamedTuple):
-    """A break as it is kept: `outcome` is noticed or hung, survived or uncovered, or equivalent."""
+class Break(NamedTuple):
+    """A named place; none where its code has gone, or is no longer one place."""
 
-    room: str
-    site: Site
-    old: str  # line
-    new: str
-    outcome: str
-    seconds: float
-    test: str = ""  # that noticed it
+    name: str
+    site: Site | None
 
 
-def room_of(file: str) -> str:
-    """The package that a file belongs to."""
-    first, second, *rest = Path(file).parts
-    return f"{first}/{second}" if first == "pipeline" and rest else first
+def breaks_of(index: Index, changes: list[Change]) -> list[Break]:
+    """Where changes can be made today."""
+    found = [(change, index.find(change)) for change in changes]
+    return [Break(str(change), sites[0] if len(sites) == 1 else None) for change, sites in found]
 
 
-def sources() -> dict[str, str]:
-    """The text of every file that can be broken, by path."""
-    files = (path for room in ROOMS for kind in ("*.py", "*.c", "*.h") for path in (ROOT / room).rglob(kind))
-    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(files) if path.is_file()}
+def outcome(
+    site: Site, text: str, checkout: Checkout, covered: Coverage, parts: list[list[str]], options: tuple[str, ...]
+) -> tuple[str, list[str], list[str]]:
+    """Break a checkout, and run tests: how that ended, the tests that noticed, all that ran."""
+    noticed, ran = list[str](), list[str]()
+    for tests in parts:
+        failing = [""]
+        while failing and not noticed:  # with what fails without a break too left out
+            code, ended = _broken(site, text, checkout, covered, tests, options)
+            failing = [test for test, how in ended.items() if how != "passed"]
+            noticed = checkout.sound(failing)
+            ran += [test for test in ended if test not in ran]
+            if options == ALL or code not in (0, 1, NO_TESTS):
+                break
+        if noticed or code not in (0, 1, NO_TESTS):
+            return "hung" if code is None else "noticed", noticed, ran
+    return "survived" if parts else "uncovered", [], ran
 
 
-def sample(texts: dict[str, str], seed: int, count: int, only: str) -> list[Site]:
-    """Different places, the same for a seed, the first of more are those of fewer."""
-    by_room: dict[str, dict[tuple[str, int], list[Site]]] = {}
-    lines: Counter[str] = Counter()
-    for file, text in texts.items():
-        if only in file:
-            lines[room_of(file)] += text.count("\n")
-            for site in sites(file, text):
-                by_room.setdefault(room_of(file), {}).setdefault((file, site.line), []).append(site)
-    rooms, numbers, found = sorted(by_room), random.Random(seed), dict[Site, None]()
-    most = sum(len(own) for places in by_room.values() for own in places.values())
-    while len(found) < min(count, most // 2):
-        [room] = numbers.choices(rooms, [lines[room] for room in rooms])
-        place = numbers.choice(list(by_room[room]))
-        site = numbers.choice(by_room[room][place])
-        if site.is_code(texts[site.file]):
-            found[site] = None
-    return list(found)
-
-
-def tests_of(site: Site, text: str, covered: Coverage, budget: float) -> list[list[str]]:
-    """The test files that run a place, those of its room first, then the others, within a budget of seconds.
-
-    Those that name the module have `_MORE` times as many. Of those that the map has not, the ones of the room, and
-    those that import the module. At last, with a budget of their own, those that have changed since the map was made
-    and may run the place by now, of the room and by name. For C, which the map has not, those of its kind.
-    """
-    stem, room = Path(site.file).stem, f"tests/{room_of(site.file).removeprefix('pipeline/')}/"
-    module = ".".join(["widemix", *Path(site.file.removeprefix("pipeline/")).with_suffix("").parts])
-
-    def split(tests: list[str]) -> tuple[list[str], list[str], list[str]]:
-        """Those that name the module, the other ones of its room, and all others."""
-        named = [test for test in tests if stem in test or module in (ROOT / test).read_text()]
-        own = [test for test in tests if test.startswith(room) and test not in named]
-        return named, own, [test for test in tests if test not in (*named, *own)]
-
-    if not site.file.endswith(".py"):
-        names = BLOCKS if stem.startswith(_OF_BLOCKS) else IMAGES
-        found = [test for name in (stem, *names) for test in covered.passing() if name in test]
-        return [_Within(covered, budget).take(list(dict.fromkeys(found)), _MORE)]
-    found = covered.covering(site.file, [site.line])
-    for lines in _around(site.line, text):
-        found = found or covered.covering(site.file, lines)
-    named, own, _ = split(covered.unmeasured())
-    found += named + own
-    found.sort(key=covered.seconds)
-    named, own, others = split(found)
-    later = split([test for test in covered.may_run(site.file) if test not in found])
-    within, again = _Within(covered, budget), _Within(covered, budget)
-    parts = [within.take(named, _MORE) + within.take(own), within.take(others)]
-    parts.append(again.take(later[0], _MORE) + again.take(later[1]))
-    return [part for part in parts if part] or [found[:1]] * bool(found)
-
-
-class _Within:
-    """Takes test files as long as they are within a budget of seconds."""
-
-    def __init__(self, covered: Coverage, budget: float):
-        self._covered, self._budget, self._spent = covered, budget, 0.0
-
-    def take(self, tests: list[str], times: float = 1) -> list[str]:
-        """Those that are within so many times the budget, with all that were taken before."""
-        kept = []
-        for test in tests:
-            if self._spent + self._covered.seconds(test) <= times * self._budget:
-                kept.append(test)
-                self._spent += self._covered.seconds(test)
-        return kept
-
-
-def _around(line: int, text: str) -> list[range]:
-    """The lines of the statement that a line is in, of its function, and all of a file whose lines numba compiles."""
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
-    spans = [range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in nodes]
-    inside = sorted((span for span in spans if line in span), key=len)
-    compiled = [range(1, text.count("\n") + 2)] if "jit" in text else []
-    return [*inside[:2], *inside[-1:], *compiled]
-
-
-def equivalent() -> set[tuple[str, str, str]]:
-    """The breaks of equivalent.yaml: file, old and new line."""
-    known = yaml.safe_load(EQUIVALENT.read_text()) or {} if EQUIVALENT.exists() else {}
-    return {(file, each["old"], each["new"]) for file, own in known.items() for each in own}
-
-
-def changed_lines(old: str, new: str) -> tuple[str, str]:
-    """What a diff shows of a break, without indentation."""
-    diff = [line for line in difflib.ndiff(old.splitlines(), new.splitlines()) if line[:2] in ("- ", "+ ")]
-    return tuple("\n".join(line[2:].strip() for line in diff if line[0] == sign) for sign in "-+")  # type: ignore
-
-
-def outcome(site: Site, text: str, checkout: Checkout, covered: Coverage, parts: list[list[str]]) -> tuple[str, str]:
-    """Break a checkout, and run tests; returns how that ended, and the test that noticed: one that passes without."""
-    while True:
-        ended, test = _broken(site, text, checkout, covered, parts)
-        if ended != "noticed" or not test or checkout.passes(test):
-            return ended, test
-        print(f"fails without a break, left out from here on: {test}", flush=True)
-
-
-def _broken(site: Site, text: str, checkout: Checkout, covered: Coverage, parts: list[list[str]]) -> tuple[str, str]:
-    """The same, where all tests pass without a break."""
+def _broken(
+    site: Site, text: str, checkout: Checkout, covered: Coverage, tests: list[str], options: tuple[str, ...]
+) -> tuple[int | None, dict[str, str]]:
+    """Pytest's exit code with a break, and how each test ended."""
     with checkout.changed(site.file, site.changed(text)) as environ:
         slow = 120 if "numba" not in Path(environ["NUMBA_CACHE_DIR"]).name or site.file.endswith((".c", ".h")) else 0
-        for tests in parts:
-            seconds = (60 + slow + 3 * sum(map(covered.seconds, tests))) * max(1, os.getloadavg()[0] / usable_cpus())
-            code = checkout.run(tests, environ, seconds)
-            if code not in (0, NO_TESTS):
-                return "hung" if code is None else "noticed", checkout.failed()
-    return "survived" if parts else "uncovered", ""
+        files = {test.partition("::")[0] for test in tests}
+        seconds = (60 + slow + 3 * sum(map(covered.seconds, files))) * max(1, os.getloadavg()[0] / usable_cpus())
+        return checkout.run(tests, environ, seconds, options), checkout.results()
 
 
-NOTICED = ("noticed", "hung")
-
-
-def table(broken: list[Broken]) -> str:
+def table(rows: list[Row]) -> str:
     """A row for each room: how many breaks, and how many of them were noticed."""
-    rows = ["| room | breaks | noticed | |", "|---|---:|---:|---:|"]
-    counted = [each for each in broken if each.outcome != "equivalent"]
-    for room in [*sorted({each.room for each in counted}), "all"]:
-        own = [each for each in counted if room in (each.room, "all")]
-        noticed = sum(each.outcome in NOTICED for each in own)
-        rows.append(f"| {room} | {len(own)} | {noticed} | {100 * noticed / max(1, len(own)):.0f} % |")
-    return "\n".join(rows)
+    lines = ["| room | breaks | noticed | |", "|---|---:|---:|---:|"]
+    counted = [row for row in rows if row.outcome not in ("equivalent", "gone")]
+    for room in [*sorted({room_of(row.file) for row in counted}), "all"]:
+        own = [row for row in counted if room in (room_of(row.file), "all")]
+        noticed = sum(row.outcome in NOTICED for row in own)
+        lines.append(f"| {room} | {len(own)} | {noticed} | {100 * noticed / max(1, len(own)):.0f} % |")
+    return "\n".join(lines)
 
 
-def report(broken: list[Broken]) -> int:
+def report(rows: list[Row], least: float) -> int:
     """Print the survivors and the table; returns the exit code."""
-    for each in broken:
-        if each.outcome in ("survived", "uncovered"):
-            print(f"{each.site.file}:{each.site.line}: {each.outcome}\n  - {each.old}\n  + {each.new}")
-    print(table(broken))
-    counted = [each.outcome in NOTICED for each in broken if each.outcome != "equivalent"]
-    hung = sum(each.outcome == "hung" for each in broken)
-    others = f"{hung} of these by a time limit; {len(broken) - len(counted)} more are equivalent"
-    print(f"{sum(counted)} of {len(counted)} noticed, {others}")
-    return int(sum(counted) < LEAST * len(counted))
+    for row in rows:
+        if row.outcome in ("survived", "uncovered", "gone"):
+            print(f"{row.outcome}: {row.name}  ({row.file}:{row.line})")
+    print(table(rows))
+    counted = [row.outcome in NOTICED for row in rows if row.outcome not in ("equivalent", "gone")]
+    numbers = {name: sum(row.outcome == name for row in rows) for name in ("hung", "equivalent", "gone")}
+    others = f"{numbers['hung']} of these by a time limit; {numbers['equivalent']} more are equivalent"
+    print(f"{sum(counted)} of {len(counted)} noticed, {others}, and {numbers['gone']} gone from the code")
+    return int(sum(counted) < least * len(counted))
 
 
-def read(path: Path, known: set[tuple[str, str, str]]) -> dict[Site, Broken]:
-    """What was kept of a seed."""
-    found = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        values: dict[str, Any] = json.loads(line)
-        each = Broken(**values | {"site": Site(*values["site"])})
-        if (each.site.file, each.old, each.new) in known:
-            each = each._replace(outcome="equivalent")
-        found[each.site] = each
-    return found
+class Run:
+    """What is to be done with each break, and where its row is kept."""
+
+    def __init__(self, arguments: argparse.Namespace, index: Index, checkouts: list[Checkout], kept: Path):
+        self._arguments, self._index, self._kept = arguments, index, kept
+        self._covered, self._before = Coverage.read(), read_matrix()
+        self._options = ALL if arguments.matrix else FIRST
+        self._equivalent: dict[str, set[tuple[str, ...]]] = defaultdict(set)
+        for change in parse(EQUIVALENT.read_text()):
+            for site in index.find(change):
+                self._equivalent[site.file].add(index.result(site))
+        self._free: SimpleQueue[Checkout] = SimpleQueue()
+        for checkout in checkouts:
+            self._free.put(checkout)
+
+    def one(self, each: Break) -> None:
+        """Try a break, and keep its row."""
+        checkout, began, site = self._free.get(), time.monotonic(), each.site
+        try:
+            ended, noticed, ran = self._outcome(each, checkout) if site else ("gone", [], [])
+        finally:
+            self._free.put(checkout)
+        place = (site.file, site.line) if site else ("", 0)
+        row = Row(each.name, *place, ended, round(time.monotonic() - began, 1), noticed, ran)
+        if self._options == FIRST:
+            row = row._replace(ran=[])
+        with self._kept.open("a") as file:
+            file.write(json.dumps(row._asdict()) + "\n")
+        print(f"{ended:10} {row.seconds:5.1f} s  {len(noticed):3}  {place[0]}:{place[1]}  {each.name}", flush=True)
+
+    def _outcome(self, each: Break, checkout: Checkout) -> tuple[str, list[str], list[str]]:
+        site, arguments = each.site, self._arguments
+        assert site is not None
+        if site.file in self._equivalent and self._index.result(site) in self._equivalent[site.file]:
+            return "equivalent", [], []
+        text = self._index.texts[site.file]
+        before = self._before[each.name].noticed if each.name in self._before else []
+        parts = (
+            [arguments.tests] if arguments.tests else tests_of(site, text, self._covered, arguments.budget, before)
+        )
+        if self._options == ALL:
+            files = (test.partition("::")[0] for part in parts for test in part)
+            parts = [list(dict.fromkeys(files))] if parts else []
+        return outcome(site, text, checkout, self._covered, parts, self._options)
 
 
-def main() -> int:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--known", action="store_true", help="the breaks of known.txt, instead of random ones")
+    matrix = "all tests that notice, instead of the first: see tests.stress.mutants.matrix"
+    parser.add_argument("--matrix", action="store_true", help=matrix)
     parser.add_argument("--seed", type=int, default=0, help="another seed breaks other places (default: 0)")
-    parser.add_argument("--count", type=int, default=300, help="how many (default: 300)")
-    parser.add_argument("--only", default="", metavar="WORD", help="files whose path contains it")
+    parser.add_argument("--count", type=int, help="how many (default: 300; all of the known ones)")
+    only = "in files whose path contains it; of the known breaks also those whose title or function does"
+    parser.add_argument("--only", default="", metavar="WORD", help=only)
     only = "only bring the map up to date, for test files whose path contains a word if there is one"
     parser.add_argument("--map", nargs="*", metavar="WORD", help=only)
     parser.add_argument("--jobs", type=int, default=2, help="at a time (default: 2)")
@@ -229,39 +166,55 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=60, metavar="SECONDS", help=budget)
     tests = "files of tests to run for each break, instead of those that the map names"
     parser.add_argument("--tests", nargs="+", default=[], metavar="FILE", help=tests)
-    parser.add_argument("--again", action="store_true", help="run those again that survived before")
-    arguments = parser.parse_args()
-    texts, kept, known = sources(), WORK / f"{arguments.seed}{arguments.only.replace('/', '-')}.jsonl", equivalent()
-    checkouts = [Checkout(WORK / str(number)) for number in range(arguments.jobs)]
+    again = "run those again that survived before; with --matrix all that it has, noticed or not"
+    parser.add_argument("--again", action="store_true", help=again)
+    return parser.parse_args()
+
+
+def chosen(arguments: argparse.Namespace, index: Index) -> tuple[Path, list[Break]]:
+    """The breaks, and the file of their rows."""
+    if arguments.known:
+        changes = parse(KNOWN.read_text())
+        pairs = zip(changes, breaks_of(index, changes), strict=True)
+        named = [each for change, each in pairs if arguments.only in f"{change.title} {each.name} {each.site}"]
+        count = min(len(named), arguments.count or len(named))
+        numbers = random.Random(arguments.seed).sample(range(len(named)), count)
+        return WORK / "known.jsonl", [named[number] for number in sorted(numbers)]
+    if arguments.matrix and arguments.again:
+        rows = [row for row in read_matrix().values() if row.ran and arguments.only in row.file]
+        lines = [row.name.partition(": ") for row in rows]
+        changes = [change for scope, _, code in lines for change in parse(f"{scope}\n    again: {code}\n")]
+        return WORK / "again.jsonl", breaks_of(index, changes)
+    sites = sample(index.texts, arguments.seed, arguments.count or 300, arguments.only)
+    name = "matrix" if arguments.matrix else f"{arguments.seed}{arguments.only.replace('/', '-')}"
+    return WORK / f"{name}.jsonl", [Break(str(index.name(site)), site) for site in sites]
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    mode = "matrix-" if arguments.matrix else "known-" if arguments.known else ""
+    checkouts = [Checkout(WORK / f"{mode}{number}") for number in range(arguments.jobs)]
     if arguments.map is not None or not (arguments.only or coverage.MAP.exists()):
         coverage.main(checkouts, arguments.map or ())
     if arguments.map is not None:
         return 0
-    covered, found = Coverage.read(), read(kept, known)
-    if arguments.again:
-        found = {site: each for site, each in found.items() if each.outcome in ("equivalent", *NOTICED)}
-    chosen = sample(texts, arguments.seed, arguments.count, arguments.only)
-    free: SimpleQueue[Checkout] = SimpleQueue()
-    for checkout in checkouts:
-        free.put(checkout)
-
-    def one(site: Site) -> None:
-        checkout, began, text = free.get(), time.monotonic(), texts[site.file]
-        try:
-            old, new = changed_lines(text, site.changed(text))
-            is_known = (site.file, old, new) in known
-            tests = [arguments.tests] if arguments.tests else tests_of(site, text, covered, arguments.budget)
-            ended, test = ("equivalent", "") if is_known else outcome(site, text, checkout, covered, tests)
-        finally:
-            free.put(checkout)
-        found[site] = Broken(room_of(site.file), site, old, new, ended, round(time.monotonic() - began, 1), test)
-        with kept.open("a") as file:
-            file.write(json.dumps(found[site]._asdict()) + "\n")
-        print(f"{ended:10} {found[site].seconds:5.1f} s  {site.file}:{site.line}  {site.kind}", flush=True)
-
+    index = Index(sources())
+    kept, breaks = chosen(arguments, index)
+    found = read_rows(kept)
+    if arguments.again and not arguments.matrix:
+        found = {name: row for name, row in found.items() if row.outcome in ("equivalent", *NOTICED)}
+    elif (arguments.known or arguments.again) and all(each.name in found for each in breaks):
+        found = {}  # all were done
+    run = Run(arguments, index, checkouts, kept)
     with ThreadPoolExecutor(len(checkouts)) as pool:
-        list(pool.map(one, [site for site in chosen if site not in found]))
-    return report([found[site] for site in chosen])
+        list(pool.map(run.one, [each for each in breaks if each.name not in found]))
+    rows = read_rows(kept)
+    if arguments.matrix:
+        before = read_matrix()
+        for each in breaks:
+            if each.name in before and before[each.name].outcome in NOTICED and rows[each.name].outcome == "survived":
+                print(f"noticed before, not now: {each.name}  ({before[each.name].noticed[:1]})")
+    return report([rows[each.name] for each in breaks], 1.0 if arguments.known else LEAST)
 
 
 if __name__ == "__main__":

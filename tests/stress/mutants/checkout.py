@@ -4,7 +4,6 @@ import filecmp
 import json
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -42,13 +41,15 @@ class Checkout:
         self._cache.mkdir(exist_ok=True)
         self._server: subprocess.Popen[str] | None = None
         self.cpu_seconds = 0.0  # of the last tests; none of those that were killed
-        self._passing: set[str] = set()  # tests that `passes` has seen to
-        self._failing: list[str] = []  # those that it has seen not to, which do not run from then on
+        self._passing: set[str] = set()  # tests that have passed here
+        self._failing: list[str] = []  # those that do not pass without a break, which do not run from then on
 
-    def run(self, tests: Sequence[str], environ: dict[str, str], seconds: float) -> int | None:
-        """Run test files in a fork of a process that has imported torch (server.py): until one fails, or too long.
+    def run(
+        self, tests: Sequence[str], environ: dict[str, str], seconds: float, options: Sequence[str] = ("-x", "--all")
+    ) -> int | None:
+        """Run tests in a fork of a process that has imported torch (server.py), by default until one fails.
 
-        Returns pytest's exit code; None if it was killed.
+        Returns pytest's exit code; None if it was killed after so many seconds.
         """
         if self._server is None:
             words = [sys.executable, str(Path(__file__).with_name("server.py"))]
@@ -56,10 +57,11 @@ class Checkout:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self._server = subprocess.Popen(words, env=own, **pipes)  # type: ignore[call-overload]
         assert self._server is not None
-        words = ["-x", "-q", "--all", "-p", "no:cacheprovider", "-p", "no:xdist", *_IMPORTED]
+        words = [*options, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *_IMPORTED]
         words += [*(f"--deselect={test}" for test in self._failing), *tests]
         log = self.folder / "log"  # of the last tests
         log.unlink(missing_ok=True)
+        log.with_suffix(".tests").unlink(missing_ok=True)
         job = {"root": str(self.root), "words": words, "environ": environ, "seconds": seconds, "log": str(log)}
         assert self._server.stdin is not None
         assert self._server.stdout is not None
@@ -68,22 +70,34 @@ class Checkout:
         code, self.cpu_seconds = json.loads(self._server.stdout.readline())
         return code
 
-    def passes(self, test: str) -> bool:
-        """Whether a test, or all of a file, pass here without a break; from then on, what does not is left out."""
-        test = test if test.endswith("]") else test.partition("[")[0]  # the log's has been cut off at a space
-        if test not in self._passing:
-            if self.run([test], self.environ(), _LIMIT_S) != 0:
-                assert test not in self._failing, f"{test} can't be left out"
-                self._failing.append(test)
-                return False
-            self._passing.add(test)
-        return True
+    def results(self) -> dict[str, str]:
+        """How each of the last tests ended: passed, failed, or started where all were killed; none that were skipped.
 
-    def failed(self) -> str:
-        """The first test that failed or could not be collected, of the last ones that ran; empty if none did."""
-        log = self.folder / "log"
-        found = re.search(r"^(?:FAILED|ERROR) (\S+)", log.read_text(errors="replace"), re.M) if log.exists() else None
-        return found[1] if found else ""
+        One that could not be collected is its file.
+        """
+        found: dict[str, str] = {}
+        log = self.folder / "log.tests"
+        for line in log.read_text().splitlines() if log.exists() else ():
+            how, test = json.loads(line)
+            if how != "passed" or found.get(test) == "started":
+                found[test] = how
+        self._passing |= {test for test, how in found.items() if how == "passed"}
+        return {test: how for test, how in found.items() if how != "skipped"}
+
+    def sound(self, tests: Sequence[str]) -> list[str]:
+        """Those that pass here without a break; from then on, what does not is left out."""
+        unknown = [test for test in tests if test not in self._passing]
+        if unknown:
+            self.run(unknown, self.environ(), _LIMIT_S, ("--all",))
+            ended = self.results()
+            for test in unknown:
+                own = {how for name, how in ended.items() if name.startswith(test)}
+                if own == {"passed"}:
+                    self._passing.add(test)
+                else:
+                    self._failing.append(test)
+                    print(f"fails without a break, left out from here on: {test}", flush=True)
+        return [test for test in tests if test in self._passing]
 
     def environ(self, numba: Path | None = None) -> dict[str, str]:
         """What its tests have in their environment besides. numba: another folder for what numba compiles."""

@@ -20,6 +20,7 @@ from threading import Lock
 from tests.conftest import ROOT
 from tests.longest import longest
 from tests.stress.mutants.checkout import Checkout
+from tests.stress.mutants.names import ROOMS
 from widemix.files import atomic_write
 
 WORK = ROOT / "runs/mutants"
@@ -27,7 +28,6 @@ MAP = Path(__file__).with_name("coverage.json.xz")
 LIMIT_S = 900
 NO_TESTS = 5  # pytest's exit code where all are left out
 SLOW = ("/end_to_end/", "/faults/", "/launch/", "/engine/", "/test_docs", "/test_setup")  # last
-ROOMS = ("pipeline", "data_prep", "launch")
 
 
 def test_files() -> list[str]:
@@ -98,7 +98,7 @@ def measure(checkout: Checkout, test: str) -> dict:
     trace.mkdir()
     environ = checkout.environ() | {"WIDEMIX_TRACE": f"{trace}{os.pathsep}{checkout.root}"}
     environ["PYTHONPATH"] = f"{Path(__file__).parent / 'trace'}{os.pathsep}{environ['PYTHONPATH']}"
-    code, lines = checkout.run([test, "--maxfail=0"], environ, LIMIT_S), defaultdict(set)
+    code, lines = checkout.run([test], environ, LIMIT_S, ("--all",)), defaultdict(set)
     seconds = checkout.cpu_seconds
     if code not in (0, NO_TESTS):  # some tests notice that they are traced
         code = checkout.run([test], checkout.environ(), LIMIT_S)

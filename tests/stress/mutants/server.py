@@ -44,11 +44,33 @@ def run_pytest(root: str, words: list[str], environ: dict[str, str], log: str) -
         if "WIDEMIX_TRACE" in environ:
             exec((Path(__file__).with_name("trace") / "sitecustomize.py").read_text(), TRACE)
         fork_fork_server()
-        code = int(importlib.import_module("pytest").main(words))
+        code = int(importlib.import_module("pytest").main(words, plugins=[Record(f"{log}.tests")]))
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+class Record:
+    """A plugin of pytest: how tests end, each as it does so, since the process may be killed."""
+
+    def __init__(self, path: str):
+        self._output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def _note(self, how: str, test: str) -> None:
+        with contextlib.suppress(OSError):  # a test has closed it
+            os.write(self._output, (json.dumps([how, test]) + "\n").encode())
+
+    def pytest_runtest_logstart(self, nodeid):
+        self._note("started", nodeid)
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed or report.skipped or report.when == "teardown":
+            self._note(report.outcome, report.nodeid)
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self._note("failed", report.nodeid)
 
 
 def fork_fork_server() -> None:

@@ -13,6 +13,8 @@ _TOKEN = r"\*\*|not\s+in\b|is\s+not\b|\bin\b|\bis\b|<<|>>|<=|>=|==|!=|//|[-+*/%<
 # How something looks, which no test should hold.
 LOOKS = {"alpha", "capsize", "color", "columns", "figsize", "fontsize", "height", "layout", "linestyle", "linewidth"}
 LOOKS |= {"loc", "marker", "markersize", "ncols", "pad", "rotation", "shrink", "zorder"}
+LEFT_OUT = LOOKS | {"frozen"}  # refuses an assignment that nothing makes
+SYMMETRIC = {"array_equal", "gcd", "lcm", "max", "min", "transpose"}  # functions of arguments in any order
 
 
 class Site(NamedTuple):
@@ -154,7 +156,8 @@ class _Python(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         plain = [argument for argument in node.args if not isinstance(argument, ast.Starred)]
-        if len(plain) == len(node.args):
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if len(plain) == len(node.args) and (name not in SYMMETRIC or len(plain) > 2):
             for first, second in pairwise(plain):
                 if self._text(first) != self._text(second):
                     between = self._data[self._span(first)[1] : self._span(second)[0]].decode()
@@ -162,11 +165,11 @@ class _Python(ast.NodeVisitor):
                     self._add("arguments", self._span(first)[0], self._span(second)[1], new)
         parts = sorted([*node.args, *node.keywords], key=self._span)
         for before, part, after in zip([None, *parts], parts, [*parts[1:], None], strict=False):
-            if isinstance(part, ast.keyword) and part.arg is not None and part.arg not in LOOKS:
+            if isinstance(part, ast.keyword) and part.arg is not None and part.arg not in LEFT_OUT:
                 start = self._span(part)[0] if before is None else self._span(before)[1]
                 stop = self._span(after)[0] if before is None and after is not None else self._span(part)[1]
                 self._add("arguments", start, stop, "")
-        self._each(node.func, *node.args, *(part for part in node.keywords if part.arg not in LOOKS))
+        self._each(node.func, *node.args, *(part for part in node.keywords if part.arg not in LEFT_OUT))
 
     def visit_Return(self, node: ast.Return) -> None:
         value = node.value
