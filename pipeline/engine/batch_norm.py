@@ -2,11 +2,12 @@
 
 torch's `SyncBatchNorm` runs on accelerators only. This one is plain tensor code around two all-reduces: at any number
 of ranks it computes what `nn.BatchNorm` computes on the ranks' batches together, and so do its gradients and buffers.
-Batch norms of frozen parameters stay in evaluation mode. `ForwardBuffers` takes back what a forward pass changed.
+Batch norms of frozen parameters stay in evaluation mode. `ForwardBuffers` takes back what a forward pass changed, and
+`average_over_ranks` makes ranks agree on it.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -94,10 +95,10 @@ _SYNCED: dict[Any, type[nn.Module]] = {_FORWARD: _OverRanks, BatchNormAct2d.forw
 def sync_batch_norms(module: nn.Module) -> None:
     """Take the statistics of a network's batch norms over all ranks, in place; parameters, buffers and names stay.
 
-    `InputError` on several ranks where a batch norm is of a class that computes something else.
+    `InputError` on several ranks where a norm of the batch is of a class that computes something else.
     """
     for part in module.modules():
-        if not isinstance(part, nn.modules.batchnorm._BatchNorm) or isinstance(part, (_OverRanks, nn.SyncBatchNorm)):
+        if isinstance(part, (_OverRanks, nn.SyncBatchNorm)) or not depends_on_batch(part):
             continue
         synced = _SYNCED.get(type(part).forward)
         if synced is not None:
@@ -107,6 +108,13 @@ def sync_batch_norms(module: nn.Module) -> None:
                 f"train.sync_batch_norm true: {type(part).__name__} has a forward pass of its own, whose statistics "
                 "cannot be taken over all ranks; set it to false"
             )
+
+
+def depends_on_batch(part: nn.Module) -> bool:
+    """Whether a module is a batch norm, of torch's or, as EvoNorm-B0, by its weights and its running variance."""
+    if isinstance(part, nn.modules.batchnorm._NormBase):
+        return isinstance(part, nn.modules.batchnorm._BatchNorm)
+    return hasattr(part, "running_var") and any(True for _ in part.parameters(recurse=False))
 
 
 class Frozen(nn.Module):
@@ -128,6 +136,10 @@ def freeze_batch_norms(module: nn.Module) -> None:
             part.eval()
 
 
+Version = tuple[str, torch.Tensor, int]  # a buffer by its name, and how often it was written to in place
+_Place = tuple[str, dict[str, torch.Tensor | None], str]  # a buffer's name, its module's buffers and its name there
+
+
 class ForwardBuffers:
     """The buffers of a network that a forward pass may change, and copies of them to go back to.
 
@@ -136,15 +148,29 @@ class ForwardBuffers:
     """
 
     def __init__(self, module: nn.Module):
-        groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
-        for buffer in module.buffers():
-            if buffer.is_floating_point() or buffer.numel() == 1:
-                groups[buffer.device, buffer.dtype].append(buffer)
-        self._groups = list(groups.values())
+        self._groups: dict[tuple[torch.device, torch.dtype], list[_Place]] = defaultdict(list)
+        self._tables: list[_Place] = []
+        for name, buffer in module.named_buffers():
+            owner, _, own = name.rpartition(".")
+            place = name, module.get_submodule(owner)._buffers, own  # a forward pass may put another tensor there
+            changes = buffer.is_floating_point() or buffer.numel() == 1
+            (self._groups[buffer.device, buffer.dtype] if changes else self._tables).append(place)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The buffers as they are now, by name."""
+        return {name: buffer for group in self._groups.values() for name, buffer in _now(group)}
+
+    def versions(self) -> list[Version]:
+        """What `changed` compares."""
+        return [(name, tensor, tensor._version) for name, tensor in self.tensors().items()]
+
+    def table_versions(self) -> list[Version]:
+        """The same of the tables of integers, which a forward pass must not change."""
+        return [(name, table, table._version) for name, table in _now(self._tables)]
 
     def copy(self) -> list[torch.Tensor]:
         """The values that they have now, for `restore`."""
-        return [torch.cat([buffer.reshape(-1) for buffer in group]) for group in self._groups]
+        return [torch.cat([buffer.reshape(-1) for _, buffer in _now(group)]) for group in self._groups.values()]
 
     @torch.no_grad()
     def restore(self, copies: Sequence[torch.Tensor], unless: torch.Tensor | None = None) -> None:
@@ -152,6 +178,43 @@ class ForwardBuffers:
         if unless is not None:
             now = self.copy()
             copies = [torch.where(unless.to(n.device), n, c) for n, c in zip(now, copies, strict=True)]
-        for group, values in zip(self._groups, copies, strict=True):
-            parts = values.split([buffer.numel() for buffer in group])
-            torch._foreach_copy_(group, [part.view(b.shape) for part, b in zip(parts, group, strict=True)])
+        for group, values in zip(self._groups.values(), copies, strict=True):
+            buffers = [buffer for _, buffer in _now(group)]
+            parts = values.split([buffer.numel() for buffer in buffers])
+            torch._foreach_copy_(buffers, [part.view(b.shape) for part, b in zip(parts, buffers, strict=True)])
+
+
+def changed(before: Sequence[Version], after: Sequence[Version]) -> list[str]:
+    """The names of the buffers that have been written to in between, or replaced."""
+    pairs = zip(before, after, strict=True)
+    return [name for (name, *one), (_, *other) in pairs if one[0] is not other[0] or one[1] != other[1]]
+
+
+def _now(places: Sequence[_Place]) -> list[tuple[str, torch.Tensor]]:
+    found = ((name, table[own]) for name, table, own in places)
+    return [(name, buffer) for name, buffer in found if buffer is not None]
+
+
+@torch.no_grad()
+def average_over_ranks(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give tensors on one device their means over ranks, where these differ. Every rank calls it.
+
+    `InputError` where numbers that are not of floating point differ.
+    """
+    if not tensors:
+        return
+    values = torch.cat([tensor.reshape(-1).double() for tensor in tensors.values()])
+    mean, bounds = values / dist.get_world_size(), torch.stack([values, -values])
+    dist.all_reduce(mean)
+    dist.all_reduce(bounds, op=dist.ReduceOp.MAX)
+    differ = (bounds[0] != -bounds[1]) | mean.isnan()
+    sizes = [tensor.numel() for tensor in tensors.values()]
+    parts = zip(tensors.items(), differ.split(sizes), mean.split(sizes), strict=True)
+    for (name, tensor), differs, averaged in parts:
+        if tensor.is_floating_point():
+            tensor.copy_(torch.where(differs.view(tensor.shape), averaged.view(tensor.shape), tensor))
+        elif differs.any():
+            raise InputError(
+                f"model: {name} is another number on each rank after the forward passes of training; use a "
+                "floating-point number, which is averaged over ranks"
+            )

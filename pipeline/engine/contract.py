@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from widemix.data.batches import Batch
 from widemix.distributed.topology import Topology
-from widemix.engine.batch_norm import ForwardBuffers
+from widemix.engine.batch_norm import ForwardBuffers, average_over_ranks, changed
 from widemix.engine.sharded_model import ShardedModel
 from widemix.errors import InputError
 from widemix.models.drop_path import DropPath, set_drop_path_keys
@@ -53,8 +52,8 @@ class Engine(ShardedModel):
         self.loss = LOSSES[train.loss].compute
         self._drop_paths = [part for part in module.modules() if isinstance(part, DropPath) and part.drop_prob]
         self._forward_buffers = ForwardBuffers(module)
-        self._recomputes = train.activation_checkpointing
-        self._averages_buffers = not train.sync_batch_norm and topology.world > 1
+        self._checkpoints, self._recomputes = train.activation_checkpointing, True
+        self._world = topology.world
 
     def step(self, batches: Sequence[Batch], lr: float) -> StepResult:
         """One optimizer step over the micro-batches of this rank, at this learning rate. Every rank calls it.
@@ -63,8 +62,13 @@ class Engine(ShardedModel):
         nor the statistics of batch norms and the EMA.
         """
         set_rate(self.optimizer, lr)
-        before = self._forward_buffers.copy()
+        before, tables = self._forward_buffers.copy(), self._forward_buffers.table_versions()
         result = self.train_step(batches)
+        if names := changed(tables, self._forward_buffers.table_versions()):
+            raise InputError(
+                f"model: its forward pass changes {names[0]}, a table of integers, of which each rank would have one "
+                "of its own; use floating-point numbers, which are averaged over ranks"
+            )
         stepped = result.grad_norm.isfinite()
         self._forward_buffers.restore(before, unless=stepped)
         if self.ema:
@@ -92,13 +96,15 @@ class Engine(ShardedModel):
         """A context for the backward pass of a micro-batch, in which nothing but gradients changes.
 
         Activation checkpointing calls parts of the network again in it, where batch norms would count the micro-batch
-        a second time.
+        a second time. A network may do so without train.activation_checkpointing, which its first micro-batch shows.
         """
         if not self._recomputes:
             yield
             return
-        forward = self._forward_buffers.copy()
+        forward, versions = self._forward_buffers.copy(), self._forward_buffers.versions()
         yield
+        if not self._checkpoints:
+            self._recomputes = bool(changed(versions, self._forward_buffers.versions()))
         self._forward_buffers.restore(forward)
 
     def check_used(self, unused: Sequence[str]) -> None:
@@ -111,15 +117,16 @@ class Engine(ShardedModel):
             )
 
     def average_buffers(self) -> None:
-        """Average batch norms' running statistics, and the EMA of them, over ranks where each rank has its own.
+        """Average what a forward pass changes, such as running statistics, and the EMA of it, where ranks differ.
 
-        Every rank calls it, before evaluation and saving, so that all ranks evaluate and save one model.
+        Every rank calls it, before evaluation and saving, so that all ranks evaluate and save one model. Synchronised
+        batch norms are the same on all ranks; those of a rank's own, instance norms and others are not.
         """
-        if self._averages_buffers:
-            averages = self.ema.tensors[len(self.optimizer_tensors()) :] if self.ema else []
-            for buffer in (*self._float_buffers().values(), *averages):
-                dist.all_reduce(buffer)
-                buffer /= dist.get_world_size()
+        if self._world > 1:
+            average_over_ranks(self._forward_buffers.tensors())
+            if self.ema:
+                averages = self.ema.tensors[len(self.optimizer_tensors()) :]
+                average_over_ranks(dict(zip(self._float_buffers(), averages, strict=True)))
 
     def blocks(self) -> list[str]:
         """The parts of the network whose gradients have norms of their own: stem, blocks.0, blocks.1, ... head."""

@@ -1,6 +1,7 @@
 """From a recipe's model section to a network."""
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from widemix.errors import InputError
 from widemix.models.drop_path import raise_linearly
@@ -23,6 +24,9 @@ def build_model(section: ModelSection, image_size: int, num_classes: int) -> tor
         raise InputError(
             f"model: a {section.kind} with these sizes does not fit into memory; take smaller ones"
         ) from None
+    tensors = (*network.named_parameters(), *network.named_buffers())
+    if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
+        raise InputError(f"model: {lazy[0]} of a {section.kind} has no shape yet; give its layer the sizes")
     if getattr(section, "drop_path_rises", False):
         raise_linearly(list(network.get_submodule("blocks").children()))
     return network

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch.nn.modules.batchnorm import _NormBase
-
 from widemix.distributed.topology import Topology, on_main
+from widemix.engine.batch_norm import depends_on_batch
 from widemix.errors import InputError
 from widemix.files import atomic_write
 from widemix.formats.manifest import Prepared, data_hashes, read_manifest
-from widemix.models.registry import build_model
+from widemix.models.registry import build_on_meta
 from widemix.recipe import (
     Recipe,
     differences,
@@ -234,7 +233,7 @@ def _check_usable(run_dir: Path, recipe: Recipe, resume: str) -> None:
         )
     before = load_stored_recipe(stored)
     changed = run_differences(before, recipe)
-    if before.train.grad_accum_steps != recipe.train.grad_accum_steps and _has_batch_norms(recipe):
+    if before.train.grad_accum_steps != recipe.train.grad_accum_steps and has_batch_norms(recipe):
         changed.append("train.grad_accum_steps")  # the batch of a batch norm is a micro-batch
     if changed and _has_results(run_dir):  # an earlier start without any does not count
         if changed == ["train.epochs"] and (run_dir / "done.json").exists():
@@ -309,6 +308,7 @@ def _check_data(origin: Checkpoint, recipe: Recipe, data: dict[str, str]) -> Non
         )
 
 
-def _has_batch_norms(recipe: Recipe) -> bool:
-    network = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-    return any(isinstance(part, _NormBase) for part in network.modules())
+def has_batch_norms(recipe: Recipe) -> bool:
+    """Whether the recipe's network takes statistics of a batch: then its numbers depend on train.grad_accum_steps."""
+    network = build_on_meta(recipe.model, recipe.data.image_size, max(1, recipe.data.num_classes))
+    return any(depends_on_batch(part) or hasattr(part, "running_var") for part in network.modules())

@@ -18,11 +18,13 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
 from tests.conftest import ROOT
+from tests.engine.toys import Stateful
 from widemix.data.batches import Batch
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.distributed.topology import Topology, mean_over_ranks, on_main, read_topology
 from widemix.engine import Engine, State, broadcasts_rank0_weights, build_engine, prepare
 from widemix.engine.memory_layout import set_memory_layout
+from widemix.errors import InputError
 from widemix.evaluation.evaluate import evaluate_engine
 from widemix.models.registry import build_model, build_on_meta
 from widemix.recipe import load_recipe
@@ -331,6 +333,40 @@ def averaged_buffers(data: Path) -> dict[str, Any]:
     return found | {"saved": engine.state().model}
 
 
+STATEFUL = ("instance norm", "evo norm", "another tensor", "spectral norm")
+
+
+def stateful_engine(setting: Setting, layer: str, recomputed: bool = False) -> Any:
+    """An engine of the setting's recipe around another network, see `Stateful`."""
+    recipe = setting.recipe
+    torch.manual_seed(0)
+    module = Stateful(layer, recomputed)
+    prepare(module, recipe.train, setting.topology.device)
+    return build_engine(recipe.engine, module, recipe.optim, recipe.train, setting.topology)
+
+
+def changed_by_forward_passes(data: Path) -> dict[str, Any]:
+    """By layer: all ranks' buffers after three steps and as they are averaged, and those of the EMA; an error too."""
+    setting, found = Setting(REPMLP, data, ("train.sync_batch_norm", "false"), *EMA), {}
+    world = dist.get_world_size()
+    for layer in STATEFUL:
+        engine = stateful_engine(setting, layer)
+        setting.run(engine, range(3))
+        engine.average_buffers()
+        state = engine.state()
+        own = {key: value.clone() for key, value in engine.module.named_buffers()}
+        own |= {f"ema {key}": state.ema[key] for key in own if setting.topology.is_main}
+        found[layer] = [own] * world
+        dist.all_gather_object(found[layer], own)
+    engine = stateful_engine(setting, "count")
+    setting.run(engine, range(1))
+    try:
+        engine.average_buffers()
+    except InputError as error:
+        found["count"] = str(error)
+    return found
+
+
 PROBE = [("train.freeze", "[body]"), ("model.drop_path", "0"), ("model.depth", "1"), *EMA]
 
 
@@ -405,6 +441,7 @@ JOBS: dict[str, Callable[[Path], Any]] = {
         overflowing,
         sampled_and_normed,
         averaged_buffers,
+        changed_by_forward_passes,
         probed,
         deepspeeds_own,
         resumed,

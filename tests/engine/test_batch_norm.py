@@ -7,11 +7,11 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from timm.layers import BatchNormAct2d
+from timm.layers import BatchNormAct2d, EvoNorm2dB0, FrozenBatchNormAct2d
 from torch import nn
 
 from tests.conftest import Command
-from tests.engine.ranks import EMA, ENGINES, REPMLP, Setting, overrides_for
+from tests.engine.ranks import EMA, ENGINES, REPMLP, Setting, overrides_for, stateful_engine
 from tests.forks import Forks, group_of
 from widemix.engine import batch_norm
 from widemix.engine.batch_norm import ForwardBuffers, freeze_batch_norms, sync_batch_norms
@@ -109,6 +109,26 @@ def test_activation_checkpointing_counts_no_batch_twice(digits, name, accumulate
         assert [key for key in one if not torch.equal(one[key], other[key])] == []
 
 
+@pytest.mark.usefixtures("alone")
+def test_a_network_that_recomputes_by_itself_counts_no_batch_twice(digits):
+    setting = Setting(REPMLP, digits, ("train.grad_accum_steps", "2"))
+    states = []
+    for recomputed in (False, True):
+        engine = stateful_engine(setting, "batch norm", recomputed)
+        setting.run(engine, range(2))
+        states.append(engine.state().model)
+    plain, recomputed = states
+    assert int(recomputed["layer.num_batches_tracked"]) == 4
+    assert [key for key in plain if not torch.equal(plain[key], recomputed[key])] == []
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_table_of_integers_that_a_forward_pass_changes_is_refused(digits):
+    setting = Setting(REPMLP, digits)
+    with pytest.raises(InputError, match=r"its forward pass changes layer\.uses, a table of integers"):
+        setting.run(stateful_engine(setting, "table"), range(1))
+
+
 @pytest.mark.long
 def test_a_user_sees_no_warning_of_torchs(digits, tmp_path):
     """Of its sums over ranks, or of strides of gradients along dimensions of size 1, as depthwise kernels have."""
@@ -175,6 +195,16 @@ def test_timms_batch_norms_keep_their_activation_and_drop():
 class OfOwn(nn.BatchNorm1d):
     def forward(self, x):
         return 2 * super().forward(x)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_norms_of_the_batch_that_are_no_batch_norms_are_refused_and_those_of_a_sample_are_not():
+    of_samples = nn.Sequential(nn.InstanceNorm2d(5, affine=True, track_running_stats=True), FrozenBatchNormAct2d(5))
+    kinds = [type(part) for part in of_samples]
+    sync_batch_norms(of_samples)
+    assert [type(part) for part in of_samples] == kinds
+    with pytest.raises(InputError, match="EvoNorm2dB0 has a forward pass of its own"):
+        sync_batch_norms(nn.Sequential(EvoNorm2dB0(5)))
 
 
 def test_a_batch_norm_that_computes_something_else_is_refused_on_several_ranks_and_none_is_changed_twice(monkeypatch):

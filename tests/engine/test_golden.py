@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from tests.engine.plain import plain_loop
-from tests.engine.ranks import GOLDEN, GOLDEN_STEPS, Setting, golden, sampled_and_normed
+from tests.engine.ranks import (
+    GOLDEN,
+    GOLDEN_STEPS,
+    STATEFUL,
+    Setting,
+    changed_by_forward_passes,
+    golden,
+    sampled_and_normed,
+)
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 TOLERANCE = {"fp32": 1e-6, "bf16": 1e-3}
@@ -92,3 +100,25 @@ def test_running_statistics_of_each_rank_are_averaged_where_they_are_used(ranks)
         saved = [] if name.startswith("ema ") else [found["saved"][name]]
         for of_rank in (*after, *saved):
             torch.testing.assert_close(of_rank, (before[0] + before[1]) / 2)
+
+
+@pytest.mark.parametrize("layer", STATEFUL)
+def test_what_a_forward_pass_changes_is_one_rank_s_on_all_ranks(ranks, changed_on_one, layer):
+    """EvoNorm's statistics are of each rank's samples, so that only its ranks agree."""
+    (one,), two = changed_on_one[layer], ranks(2, "changed_by_forward_passes")[layer]
+    for name, value in two[1].items():
+        assert torch.equal(two[0][name], value)
+    assert any(value.any() for value in one.values())
+    for name, value in one.items():
+        if layer != "evo norm":
+            torch.testing.assert_close(two[0][name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_counts_that_differ_between_ranks_are_refused(ranks, changed_on_one):
+    assert "layer.uses is another number on each rank" in ranks(2, "changed_by_forward_passes")["count"]
+    assert "count" not in changed_on_one
+
+
+@pytest.fixture(scope="module")
+def changed_on_one(alone, digits):
+    return changed_by_forward_passes(digits)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.engine.ranks import EMA, ENGINES, REPMLP, SUPPORTED, Setting, overrides_for
+from tests.engine.ranks import EMA, ENGINES, REPMLP, STATEFUL, SUPPORTED, Setting, overrides_for, stateful_engine
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 
@@ -35,9 +35,15 @@ def test_nor_do_the_statistics_of_batch_norms_and_the_average(digits, name, chec
     skip_a_step(setting)
 
 
-def skip_a_step(setting):
+@pytest.mark.parametrize("layer", STATEFUL)
+def test_nor_does_what_else_a_forward_pass_changes(digits, layer):
+    setting = Setting(REPMLP, digits, *EMA)
+    skip_a_step(setting, lambda: stateful_engine(setting, layer))
+
+
+def skip_a_step(setting, make=None):
     """Two steps, one that is not finite, which must change nothing, and two steps as if it had not been."""
-    engine, undisturbed = setting.engine(), setting.engine()
+    engine, undisturbed = (make or setting.engine)(), (make or setting.engine)()
     for one in (engine, undisturbed):
         setting.run(one, range(2))
     before = engine.state()

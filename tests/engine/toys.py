@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from timm.layers import EvoNorm2dB0
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
 from widemix.models.families import KINDS, register
@@ -90,6 +92,55 @@ class Toy(nn.Module):
         if hasattr(self, "near"):
             logits = logits + self.near(x.relu())
         return logits * self.temperature if hasattr(self, "temperature") else logits
+
+
+class RunningMean(nn.Module):
+    """Puts a new tensor in its buffer's place: [B, C, H, W] -> the same shape."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, 2, 3))
+        return x
+
+
+class Counts(nn.Module):
+    """Counts in integers, one of each channel or in all: [B, C, H, W] -> the same shape."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.register_buffer("uses", torch.zeros(numbers, dtype=torch.int64))
+
+    def forward(self, x):
+        self.uses += (x.detach() > 0).sum((0, 2, 3)) if self.uses.numel() > 1 else (x.detach() > 0).sum()
+        return x
+
+
+class Stateful(nn.Module):
+    """A layer whose forward pass changes a buffer, in a small network: [B, 3, H, W] -> [B, 10]."""
+
+    LAYERS: ClassVar = {
+        "instance norm": lambda: nn.InstanceNorm2d(WIDTH, track_running_stats=True),
+        "evo norm": lambda: EvoNorm2dB0(WIDTH),
+        "another tensor": lambda: RunningMean(WIDTH),
+        "spectral norm": lambda: spectral_norm(nn.Conv2d(WIDTH, WIDTH, 1)),
+        "batch norm": lambda: nn.BatchNorm2d(WIDTH),
+        "table": lambda: Counts(WIDTH),
+        "count": lambda: Counts(()),
+    }
+
+    def __init__(self, layer, recomputed=False):
+        super().__init__()
+        self.stem, self.layer, self.head = nn.Conv2d(3, WIDTH, 3), self.LAYERS[layer](), nn.Linear(WIDTH, 10)
+        self.recomputed = recomputed
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = checkpoint(self.layer, x, use_reentrant=False) if self.recomputed else self.layer(x)
+        return self.head(x.relu().mean((2, 3)))
 
 
 class ToySection(ModelSection):

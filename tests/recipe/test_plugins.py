@@ -81,6 +81,13 @@ def test_a_plugins_network_is_built_by_its_name(recipe: Path) -> None:
     assert type(parse_recipe(values).model).__name__ == "LinearSection"  # imported anew
 
 
+def test_a_layer_without_sizes_is_refused(recipe: Path) -> None:
+    lazy = PLUGIN.replace("nn.Linear(3 * side**2, num_classes)", "nn.LazyLinear(num_classes)")
+    recipe.with_name("my_plugin.py").write_text(lazy)
+    with pytest.raises(InputError, match=r"model: head\.weight of a my_linear has no shape yet"):
+        widemix.build_model(load_recipe(recipe))
+
+
 def test_an_installed_packages_plugin_needs_no_key(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
