@@ -14,10 +14,13 @@ import yaml
 
 from widemix.errors import InputError
 from widemix.recipe import Recipe, recipe_hash
-from widemix.recipe.yaml_text import parse_yaml, yaml_text
+from widemix.recipe.key_table import takes_text
+from widemix.recipe.renamed import current_name
+from widemix.recipe.yaml_text import QUOTED, parse_yaml, yaml_text
 from widemix.studies.study_run import StudyRun
 
 TABLE = "cells.tsv"
+_PATHS = re.compile(rf"(?:^|,)(\s*(?:{QUOTED.pattern})\s*(?=,|$)|[^,]*)", re.DOTALL)  # or names, separated by commas
 
 
 def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] = ()) -> list[StudyRun]:
@@ -33,7 +36,7 @@ def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] =
         match = re.fullmatch(r"(\w+\.\w+)=(.+)", text)
         if not match:
             raise InputError(f"--vary {text}: should be section.key=VALUE,VALUE,...")
-        axes.append([(match[1], value) for value in _values(match[2], text)])
+        axes.append([(match[1], value) for value in _values(match[1], match[2], text)])
     keys = [text.partition("=")[0] for text in vary]
     if repeated := [key for key in keys if keys.count(key) > 1]:
         raise InputError(f"--vary {repeated[0]}: is given twice; list all its values in one --vary")
@@ -45,8 +48,10 @@ def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] =
     return study_runs
 
 
-def _values(text: str, option: str) -> list[str]:
-    """Split at commas, but not within brackets."""
+def _values(key: str, text: str, option: str) -> list[str]:
+    """Split at commas, but not within brackets or quotes."""
+    if takes_text(current_name(key)):
+        return _checked(option, [each.strip() for each in _PATHS.findall(text)])
     try:
         sequence, values = yaml.compose(f"[{text}]", yaml.SafeLoader), parse_yaml(f"[{text}]")
     except yaml.YAMLError:
@@ -56,6 +61,10 @@ def _values(text: str, option: str) -> list[str]:
         node.value if isinstance(node, yaml.ScalarNode) and node.style is None else yaml_text(value)  # as typed
         for node, value in zip(sequence.value, values, strict=True)
     ]
+    return _checked(option, texts)
+
+
+def _checked(option: str, texts: list[str]) -> list[str]:
     if bad := [text for text in texts if not text or "\t" in text or "\n" in text]:
         raise InputError(f"--vary {option}: {bad[0]!r} cannot be a value")
     return texts

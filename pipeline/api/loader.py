@@ -25,7 +25,7 @@ from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from widemix.recipe.train import TrainSection
 from widemix.section import Section
 
-EVALUATED = ("val", "validation", "test", "holdout")  # splits that are trained on only where a caller says so
+EVALUATED = ("val", "valid", "validation", "dev", "eval", "test", "holdout")  # unless a caller says otherwise
 
 
 class _State(Section):
@@ -52,7 +52,8 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
 
     path, split: the folder that `widemix prep` wrote, and the split in it.
     batch_size: samples per rank.
-    is_training: augment and shuffle. Default: unless the split is named val, validation, test or holdout.
+    is_training: augment and shuffle. Default: for the split train, and not for val, valid, validation, dev, eval,
+        test and holdout; of others it has to be said.
     shuffle, drop_last: default: as `is_training`.
     rank, world: default: those of torch.distributed, or of the launcher's variables.
     device: default: the GPU of this rank if there is one.
@@ -116,13 +117,17 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         on_corrupt: Literal["error", "replace"] = "error",
     ):
         self.manifest = read_manifest(Path(path))
-        self.is_training = split not in EVALUATED if is_training is None else is_training
+        known = self.manifest.splits.get(split)
+        if is_training is None and known and split not in ("train", *EVALUATED):
+            raise InputError(
+                f"split {split!r}: set is_training=True to augment and shuffle it, False to evaluate on it"
+            )
+        self.is_training = split == "train" if is_training is None else is_training
         shuffle = self.is_training if shuffle is None else shuffle
         drop_last = self.is_training if drop_last is None else drop_last
         self.topology = process_topology(rank, world, device)
         self.batch_size, self.seed = batch_size, seed
         self.views = expand_views(views)
-        known = self.manifest.splits.get(split)
         targeted = known is not None and "targets" in known.fields and not any(known.per_class)
         data = build_section(
             DataSection,

@@ -29,8 +29,9 @@ def keys_page() -> str:
     """Return the page of all recipe keys, as Markdown."""
     parts = [
         f"# Recipe keys\n\n{ABOUT}\n",
-        "In a recipe a key is below its section; on the command line it is `--section.key VALUE`, with the value in "
-        "YAML.\nA key without a default has to be given. `widemix train --help SECTION` prints the same.\n",
+        "In a recipe a key is below its section; on the command line it is `--section.key VALUE`: numbers, lists and "
+        "null as in YAML,\npaths and names as they are, or in YAML's quotes. A key without a default has to be "
+        "given. `widemix train --help SECTION` prints the same.\n",
     ]
     for section in SECTIONS:
         for title, known in tables(section):

@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         if self._takes_keys:
             text = f"--help SECTION lists those of {', '.join(SECTIONS[:-1])} or {SECTIONS[-1]}."
             parts.append(
-                "recipe keys: --section.key VALUE, the value in YAML, overrides the recipe's.\n"
+                "recipe keys: --section.key VALUE overrides the recipe's.\n"
                 + textwrap.fill(text, 80, initial_indent="  ", subsequent_indent="  ")
                 + "\n"
             )

@@ -44,6 +44,9 @@ def _cache_folder() -> Path:
     return folder
 
 
+# numba reads a file of the current folder, a stranger's perhaps, again and again: also where compiled code is cached.
+numba.core.config._config_fname = os.devnull
+numba.config.reload_config()
 numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
 
 # Held during a fork, so that no other thread holds it: in the forked process nobody would release it.

@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Annotated, Any
 
 import yaml
@@ -14,13 +15,14 @@ from widemix.arguments import FilePath, check_arguments, is_iterable
 from widemix.errors import InputError, command
 from widemix.models.families import KINDS
 from widemix.recipe.error_messages import error_message, suggest
-from widemix.recipe.key_table import SECTIONS, key_names
+from widemix.recipe.key_table import SECTIONS, key_names, takes_text, value_types
 from widemix.recipe.plugins import import_plugins
 from widemix.recipe.renamed import current_name, rename_keys, warn_renamed
 from widemix.recipe.schema import Recipe
-from widemix.recipe.yaml_text import dump_yaml, parse_yaml, read_yaml, yaml_error_message
+from widemix.recipe.yaml_text import QUOTED, dump_yaml, parse_yaml, read_yaml, yaml_error_message, yaml_text
 
 SHIPPED = (Path(__file__).parents[1] / "recipes").resolve()
+_NULLS = ("null", "~")
 
 
 def _pairs(overrides: Any) -> list[tuple[str, str]]:
@@ -40,6 +42,7 @@ def load_recipe(
 
     path: a YAML file, or the name of a shipped recipe such as `digits/rp_mixer`; so `extends`, relative to the file.
     overrides: pairs of `section.key` and a value as YAML text, such as `("train.epochs", "3")`; the last one wins.
+        A path or a name that is not in quotes is taken as it is: `("data.path", "data #2")`.
 
     Raises `InputError`, in one line that names file or command line, key and cure.
     """
@@ -176,7 +179,7 @@ def _override(values: dict[str, Any], name: str, text: str, known: Iterable[str]
         raise InputError(f"--{name}: has an empty value; give one, or null where the key takes it")
     section, leaf = name.split(".")
     try:
-        value = parse_yaml(text)
+        value = _text(name, text) if takes_text(name) else parse_yaml(text)
     except yaml.YAMLError as error:
         quoted = "; put quotes around text with special characters"
         raise InputError(f"--{name} {text}: not valid YAML, {yaml_error_message(error)}{quoted}") from None
@@ -184,6 +187,20 @@ def _override(values: dict[str, Any], name: str, text: str, known: Iterable[str]
         raise InputError(f"{section}: must be a mapping")
     kept = _of_kind(values[section], value) if name == "model.kind" else values[section]
     values[section] = {**kept, leaf: value}
+
+
+def _text(name: str, text: str) -> str | None:
+    """The value of a key that takes a path or a name: not YAML but in quotes, and for null where the key takes it."""
+    if QUOTED.fullmatch(text) or (text in _NULLS and NoneType in value_types(name)):
+        return parse_yaml(text)
+    return text
+
+
+def as_override(name: str, value: Any) -> tuple[str, str]:
+    """Return a key and a value that YAML has read as an override; raises `InputError` for a path that is no text."""
+    if takes_text(current_name(name)) and not isinstance(value, str | None):
+        raise InputError(f"--{name} {yaml_text(value)}: must be text; put quotes around it")
+    return name, yaml_text(value)
 
 
 def _of_kind(model: dict[str, Any], kind: Any) -> dict[str, Any]:

@@ -65,6 +65,18 @@ def _key_names(_: tuple[type[BaseModel], ...]) -> dict[str, None]:
     return dict.fromkeys(f"{s}.{name}" for s in SECTIONS for family in families(s) for name in family.model_fields)
 
 
+def value_types(name: str) -> set[type]:
+    """The types of the values that a `section.key` takes, such as str and NoneType; none of one that there isn't."""
+    section, _, leaf = name.partition(".")
+    known = [family.model_fields.get(leaf) for family in families(section)] if section in SECTIONS else []
+    return {kind for info in known if info for kind in _value_types(info.annotation)}
+
+
+def takes_text(name: str) -> bool:
+    """Whether a `section.key` takes text alone, such as a path or a name, or null."""
+    return str in (types := value_types(name)) and types <= {str, NoneType}
+
+
 def families(section: str) -> tuple[type[BaseModel], ...]:
     """The classes that a section may have: the registered ones of `model`, one, or those of a union by `kind`."""
     if section == "model":
@@ -88,6 +100,17 @@ def _key(info: FieldInfo) -> Key:
         if isinstance(one, OneOf):
             values, text = one.choices, f"{text}. {one.help}"
     return Key(values, ... if info.is_required() else info.default, text)
+
+
+def _value_types(annotation: Any) -> Iterator[type]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        yield from map(type, arguments)
+    elif origin is Annotated or origin in (Union, UnionType):
+        for part in arguments[: 1 if origin is Annotated else None]:
+            yield from _value_types(part)
+    else:
+        yield origin or annotation
 
 
 def _type_name(annotation: Any) -> str:

@@ -65,6 +65,7 @@ def yaml_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)  # a text in quotes, as YAML has them
 _NOT_AS_YAML_1_1 = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
 _Yaml.yaml_implicit_resolvers = {
     first: [known for known in resolvers if known[0] not in _NOT_AS_YAML_1_1]

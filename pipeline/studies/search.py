@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from widemix.errors import InputError
 from widemix.files import csv_text
-from widemix.recipe.yaml_text import yaml_text
+from widemix.recipe.files import as_override
 from widemix.studies.protocol import Range, Search
 from widemix.studies.study_run import StudyRun
 
@@ -42,7 +42,7 @@ class Arm:
         if taken := {name for name, _ in study_run.varied} & {*search.set, *self.ranges, "data.eval_split"}:
             raise InputError(f"search: the study varies {min(taken)}")
         held = {"data.eval_split": search.split, **search.set}
-        shared = (*study_run.shared, *((name, yaml_text(value)) for name, value in held.items()))
+        shared = (*study_run.shared, *(as_override(name, value) for name, value in held.items()))
         seeded = study_run.seeded or ("train.seed",)
         return replace(study_run, shared=shared, seed=search.seed, seeded=seeded, chosen=_as_chosen(values))
 

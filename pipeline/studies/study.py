@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from widemix.errors import InputError, command
 from widemix.recipe import load_recipe, suggest
-from widemix.recipe.files import SHIPPED, find_recipe
+from widemix.recipe.files import SHIPPED, as_override, find_recipe
 from widemix.recipe.renamed import current_name, warn_renamed
 from widemix.recipe.yaml_text import read_yaml, yaml_error_message, yaml_text
 from widemix.section import Section, key
@@ -212,7 +212,7 @@ def _group_runs(path: Path, study: Study, number: int, overrides: Sequence[tuple
         warn_renamed(name, current_name(name), str(path))
     if conflicts := [name for name, _ in overrides if current_name(name) in set(map(current_name, varies))]:
         raise InputError(f"--{conflicts[0]}: {path} varies it")
-    constant = [(name, yaml_text(value)) for name, value in {**study.set, **group.set}.items()]
+    constant = [as_override(name, value) for name, value in {**study.set, **group.set}.items()]
     shared = (*constant, *overrides)
     for panel, recipe in group.recipes.items():
         file = find_recipe(recipe, path.parent)
@@ -237,7 +237,7 @@ def _combinations(
             if isinstance(group.axes[axis], list):
                 names = split_axis(axis)
                 row = value if len(names) > 1 else [value]
-                varied += [(name, yaml_text(one)) for name, one in zip(names, row, strict=True)]
+                varied += [as_override(name, one) for name, one in zip(names, row, strict=True)]
         for axis, value in zip(group.axes, chosen, strict=True):
             constraint = group.axes[axis]
             if isinstance(constraint, dict):
@@ -245,7 +245,7 @@ def _combinations(
                 solution = solve(names, next(iter(constraint)), value, base)
                 if solution is None:
                     break
-                varied += [(name, yaml_text(solution)) for name in names]
+                varied += [as_override(name, solution) for name in names]
         else:
             labels = [_label(axis, value, group) for axis, value in zip(group.axes, chosen, strict=True)]
             yield tuple(varied), ", ".join([group.label, *filter(None, labels)])

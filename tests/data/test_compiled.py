@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +64,23 @@ def test_four_ranks_start_at_once_and_the_next_compiles_nothing(tmp_path):
     later = start(tmp_path)
     assert later.communicate(timeout=600)[0] == outputs[0]
     assert files(tmp_path) == before
+
+
+def test_a_file_in_the_current_folder_does_not_set_numba(tmp_path):
+    """Code could be planted in the cache that it names, also by changing it while a command runs."""
+    script = """
+        import os, pathlib
+        os.environ.pop("NUMBA_CACHE_DIR", None)
+        import numba, widemix.data.compiled
+        pathlib.Path(".numba_config.yaml").write_text("{cache_dir: cache, disable_jit: 1}")
+        numba.njit(lambda x: x + 1.5)(2)  # numba reads its settings again when it compiles
+        print(numba.config.DISABLE_JIT, numba.config.CACHE_DIR != "cache")
+    """
+    (tmp_path / ".numba_config.yaml").write_text("{cache_dir: other, disable_jit: 1}")
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "0 True\n"
+    assert [path.name for path in tmp_path.iterdir()] == [".numba_config.yaml"]
 
 
 def test_another_constant_has_another_folder_in_the_users_too(tmp_path, monkeypatch):
@@ -163,6 +181,7 @@ def test_the_first_plain_batch_compiles_no_texts_of_errors(digits, tmp_path):
     """An expression or assignment of whole arrays takes numba five seconds: it compiles the text of its error."""
     program = """
 import sys
+import textwrap
 from numba.core import event
 names = set()
 class Listener(event.Listener):

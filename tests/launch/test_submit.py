@@ -158,6 +158,16 @@ def test_without_options_a_job_has_whole_nodes_a_rank_for_each_gpu_and_no_checks
     assert (others[4], others[-2:]) == ("exclude", [sys.executable, "--"])
 
 
+def test_values_of_paths_and_names_are_not_yaml():
+    """Which `O #2,P` is not, nor a folder `a: b`."""
+    texts = {"O #2, a: b,1e3,~": ["O #2", "a: b", "1e3", "~"], "'a,b',\"c\\td\"": ["a,b", "c\td"], "a": ["a"]}
+    for text, paths in texts.items():
+        runs = cross(RECIPE, [f"data.path={text}", "train.seed=0"])
+        assert [run.recipe.data.path for run in runs] == paths
+    with pytest.raises(InputError, match="cannot be a value"):
+        cross(RECIPE, ["data.path=a,,b"])
+
+
 @pytest.mark.parametrize(
     ("time", "minutes"),
     [

@@ -19,6 +19,7 @@ from widemix.api.sections import jitter_strengths, process_topology
 from widemix.api.views import expand_views, view_sections
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.distributed.topology import Topology
+from widemix.errors import InputError
 from widemix.formats.beton import open_beton
 from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.pillow_support import older_pillow
@@ -59,21 +60,28 @@ def test_what_prep_holds_out_is_evaluated_on(tmp_path: Path) -> None:
     assert loader(tmp_path / "digits", 64).is_training
 
 
-@pytest.mark.parametrize("split", ["train", "val", "validation", "test", "holdout", "extra"])
+EVALUATED = ("val", "valid", "validation", "dev", "eval", "test", "holdout")
+
+
+@pytest.mark.parametrize("split", ["train", *EVALUATED, "Valid", "extra", "training"])
 def test_a_split_is_trained_on_by_its_name(images: Path, tmp_path: Path, split: str) -> None:
-    """And then shuffled, in whole batches; if not, there is all of it, in order."""
+    """And then shuffled, in whole batches; if not, there is all of it, in order. `valid` was trained on."""
     for path in images.iterdir():
         (tmp_path / path.name).symlink_to(path)
     manifest = read_manifest(images)
     renamed = manifest.model_copy(update={"splits": {split: manifest.splits["train"]}})
     (tmp_path / "manifest.json").unlink()
     (tmp_path / "manifest.json").write_text(manifest_json(renamed))
-    found = loader(tmp_path, 12, split=split)
-    labels = torch.cat([targets for _, targets in found]).tolist()
-    trained = split in ("train", "extra")
-    assert found.is_training is trained
-    assert (len(found), len(labels)) == ((4, 48) if trained else (5, 53))
-    assert (labels == labels_of(images)[: len(labels)].tolist()) is not trained
+    if split not in ("train", *EVALUATED):
+        with pytest.raises(InputError, match=f"split '{split}': set is_training=True"):
+            loader(tmp_path, 12, split=split)
+    choices = {None: split == "train"} if split in ("train", *EVALUATED) else {True: True, False: False}
+    for given, trained in choices.items():
+        found = loader(tmp_path, 12, split=split, is_training=given)
+        labels = torch.cat([targets for _, targets in found]).tolist()
+        assert found.is_training is trained
+        assert (len(found), len(labels)) == ((4, 48) if trained else (5, 53))
+        assert (labels == labels_of(images)[: len(labels)].tolist()) is not trained
 
 
 def test_a_field_of_classes_may_be_named_targets(images: Path, tmp_path: Path) -> None:

@@ -196,6 +196,28 @@ def test_a_network_of_another_kind_keeps_what_it_has_of_the_base(write):
     assert load_recipe(same) == mixer
 
 
+WORDS = [
+    *("O #2", "1e3", "null", "~", "~/data", "yes", "0123", "1_000", "2020-01-01", "a: b", "[a", "{}", "&x", "*x"),
+    *(" O ", "it's", "- a", "---", "a\tb", "'a' 'b'", '"a" # "b"', "%a", "@a", "`a", "a,b", "?", "|", ">", "!x"),
+]
+
+
+@pytest.mark.parametrize("text", WORDS)
+@pytest.mark.parametrize("name", ["data.path", "data.train_split", "data.eval_split", "train.init_from"])
+def test_an_override_of_a_path_or_a_name_is_not_yaml(name, text):
+    """`--data.path 'O #2'` was the folder O."""
+    found = flat_recipe(load_recipe(DIGITS, {"data.path": "d", name: text}.items()))[name]
+    assert found == (None if text in ("null", "~") and name == "train.init_from" else text)
+
+
+def test_an_override_of_a_path_in_quotes_is_what_they_hold():
+    for text, path in {"'it''s #2'": "it's #2", '"a\\tb"': "a\tb", "'''a'''": "'a'", '"null"': "null"}.items():
+        assert load_recipe(DIGITS, [("data.path", text)]).data.path == path
+    assert load_recipe(DIGITS, [("data.path", "d"), ("train.init_from", "'null'")]).train.init_from == "null"
+    with pytest.raises(InputError, match=r"engine\.kind 'ddp # x': input should be"):
+        load_recipe(DIGITS, [("engine.kind", "ddp # x")])
+
+
 def test_overrides_are_yaml_and_win():
     overrides = [("train.epochs", "7"), ("optim.betas", "[0.8, 0.9]"), ("augment.auto_augment", "null")]
     recipe = load_recipe(DIGITS, overrides)
