@@ -3,15 +3,23 @@
 A node serves a block over HTTP as soon as it has checked it, so that all nodes of the chain receive at the same time:
 one copy takes as long as one reader, plus a block per node. A node whose neighbour fails reads from the shared
 file system, as it does without a neighbour.
+
+Others may reach the port, or have taken it first. At the begin of a connection each side proves to the other that it
+knows the job's token, by an HMAC of both sides' challenges and the server's address; the token itself is not sent.
+What is sent is not encrypted.
 """
 
 import hmac
 import os
 import re
+import secrets
 import socket
 import sys
 import threading
 import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,7 +30,21 @@ from widemix.tally import print_status
 
 BEGIN_S = 60.0  # for the neighbour to begin
 _ANSWER_S = 10.0  # in which a server says that it does not have a block yet
-_TIMEOUT_S = 60.0  # of a connection on which nothing comes
+_TIMEOUT_S = 60.0  # for an answer to be there whole
+_PROOF_S = 10.0  # for a client to prove that it knows the token
+_MOST_UNPROVEN = 32  # connections of such clients; the oldest is closed
+_RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")
+
+
+def _proof(token: str, side: str, challenges: tuple[str, str], server: tuple) -> str:
+    """Return what proves that one side, `client` or `server`, knows the token; `server` is the server's address."""
+    address = str(server[0]).partition("%")[0].removeprefix("::ffff:")
+    text = "\n".join((side, *challenges, address, str(server[1])))
+    return hmac.digest(token.encode(), text.encode(), "sha256").hex()
+
+
+def _is(given: str | None, expected: str) -> bool:
+    return hmac.compare_digest((given or "").encode(), expected.encode())
 
 
 class Neighbour:
@@ -58,30 +80,68 @@ class Neighbour:
 
     def _request(self, name: str, begin: int, end: int) -> bytes | None:
         """The bytes; None if the neighbour does not have them yet."""
-        if not hasattr(self._own, "connection"):
-            self._own.connection = HTTPConnection(self.address, self._port, timeout=_TIMEOUT_S)
+        if not hasattr(self._own, "connection") or self._own.connection.sock is None:
+            self._own.connection, self._own.proof = self._connect()
             self._connections.append(self._own.connection)
         connection = self._own.connection
         try:
-            headers = {"Range": f"bytes={begin}-{end - 1}"}
-            connection.request("GET", f"/{self._token}/{quote(name)}", headers=headers)
-            response = connection.getresponse()
-            data = response.read()
+            with _in_time(connection):
+                headers = {"Range": f"bytes={begin}-{end - 1}", "Proof": self._own.proof}
+                connection.request("GET", f"/{quote(name)}", headers=headers)
+                response = connection.getresponse()
+                if response.status == 503:
+                    connection.close()
+                    return None
+                data = response.read(end - begin)
         except (OSError, HTTPException):
             connection.close()
             raise
-        if response.status == 503:
-            return None
-        if response.status != 206 or len(data) != end - begin:
+        if response.status != 206 or len(data) != end - begin or not response.isclosed():
+            connection.close()
             raise OSError(f"answers with {response.status}")
         return data
+
+    def _connect(self) -> tuple[HTTPConnection, str]:
+        """A connection to a server that knows the token, and the proof that this node does. Raises OSError."""
+        connection, challenge = HTTPConnection(self.address, self._port, timeout=_TIMEOUT_S), secrets.token_hex(16)
+        connection.connect()
+        server = connection.sock.getpeername()
+        connection.auto_open = 0  # a new connection begins with new challenges
+        try:
+            with _in_time(connection):
+                connection.request("GET", "/", headers={"Challenge": challenge})
+                response = connection.getresponse()
+                response.read(1)
+            challenges = (challenge, response.getheader("Challenge", ""))
+            if not _is(response.getheader("Proof"), _proof(self._token, "server", challenges, server)):
+                raise OSError(f"port {self._port} is another program's, which does not know this job's token")
+        except BaseException:
+            connection.close()
+            raise
+        return connection, _proof(self._token, "client", challenges, server)
+
+
+@contextmanager
+def _in_time(connection: HTTPConnection) -> Iterator[None]:
+    """Cut a connection off unless the block ends in time: one that sends a byte now and then never times out."""
+
+    def cut_off(sock: socket.socket = connection.sock) -> None:
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(_TIMEOUT_S, cut_off)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Relay:
     """Serves the blocks of the copy that this node makes; use it in a `with` block.
 
     neighbour: the node to read from, None on the first one. port: of the server, on all addresses; if it is in use,
-    the next node reads from the shared file system. token: what a request must know.
+    the next node reads from the shared file system. token: what nodes of the job alone know.
     """
 
     def __init__(self, neighbour: Neighbour | None, port: int, token: str):
@@ -134,11 +194,26 @@ class Relay:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # the default of 5 is soon full, and a client then waits for seconds
 
     def __init__(self, relay: Relay, port: int):
         self.relay = relay
+        self.unproven: OrderedDict[socket.socket, None] = OrderedDict()  # connections, the oldest first
         self.address_family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
         super().__init__(("", port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer on a thread of its own; of too many that nobody proves anything on, close the oldest connection."""
+        self.unproven[request] = None
+        if len(self.unproven) > _MOST_UNPROVEN:
+            with suppress(OSError, KeyError):  # it has ended since
+                self.unproven.popitem(last=False)[0].shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Forget a connection that ends."""
+        self.unproven.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing of a node that has died, or was cut off, while it read; what it was is in its own log."""
@@ -149,22 +224,39 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # else a small piece waits for the receipt of its header, up to 40 ms
+    timeout = _PROOF_S
     server: _Server
+    _expected = ""  # what proves that the client knows the token; nothing before the challenges
 
     def do_GET(self) -> None:
-        """Send a range of a file that lies in one block."""
-        token, _, name = self.path.removeprefix("/").partition("/")
-        match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if match is None or not hmac.compare_digest(token.encode(), self.server.relay.token.encode()):
+        """Answer a challenge; or send a range of a file that lies in one block, to a client that knows the token."""
+        match = _RANGE.fullmatch(self.headers.get("Range", ""))
+        if self.path == "/" and "Challenge" in self.headers and not self._expected:
+            self._prove()
+        elif match and self._expected and _is(self.headers.get("Proof"), self._expected):
+            self.server.unproven.pop(self.connection, None)
+            self.connection.settimeout(None)
+            self._send(unquote(self.path.removeprefix("/")), int(match[1]), int(match[2]) + 1)
+        else:
             self.send_error(404)
-            return
-        begin, end = int(match[1]), int(match[2]) + 1
-        descriptor = self.server.relay.wait_for(unquote(name), begin // blocks.BLOCK)
+
+    def _prove(self) -> None:
+        token, server = self.server.relay.token, self.connection.getsockname()
+        challenges = (self.headers["Challenge"], secrets.token_hex(16))
+        self._expected = _proof(token, "client", challenges, server)
+        self.send_response(200)
+        self.send_header("Challenge", challenges[1])
+        self.send_header("Proof", _proof(token, "server", challenges, server))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _send(self, name: str, begin: int, end: int) -> None:
+        descriptor = self.server.relay.wait_for(name, begin // blocks.BLOCK)
         if descriptor is None:
             self.send_error(503)
             return
         self.send_response(206)
-        self.send_header("Content-Length", str(end - begin))
+        self.send_header("Content-Length", str(max(end - begin, 0)))
         self.end_headers()
         self.wfile.flush()
         while begin < end:

@@ -1,11 +1,15 @@
 """Staging from node to node: one reader, blocks handed on as they come, and what happens when a node fails."""
 
+import hashlib
+import hmac
 import os
 import socket
 import struct
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -146,12 +150,126 @@ def test_damaged_blocks_of_a_neighbour_are_not_taken(tmp_path, folder, ports, ca
     assert f"{HOME}: its block 7 of test.beton is damaged; what is missing" in said
 
 
+def prove(port: int, token: str = TOKEN, host: str = HOME) -> tuple[HTTPConnection, str]:
+    """A connection to a relay, and what proves to it that this side knows the token: written once more."""
+    connection = HTTPConnection(host, port, timeout=60)
+    connection.request("GET", "/", headers={"Challenge": "mine"})
+    answer = connection.getresponse()
+    answer.read()
+    texts = [f"{side}\nmine\n{answer.headers['Challenge']}\n{host}\n{port}" for side in ("server", "client")]
+    server, client = (hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest() for text in texts)
+    assert (answer.headers["Proof"] == server) is (token == TOKEN)
+    return connection, client
+
+
+@contextmanager
+def served(port: int, path: Path, size: int):
+    """A relay that serves a block of a file as `a`."""
+    path.write_bytes(bytes(size))
+    with Relay(None, port, TOKEN) as relay, path.open("rb") as file:
+        relay.add_file("a", file.fileno())
+        relay.add_blocks("a", range(1))
+        yield relay
+
+
 def test_only_those_who_know_the_token_are_served(tmp_path, folder, ports, capsys):
     with Relay(None, ports[0], TOKEN) as first:
         stage(folder, tmp_path / "n0", first)
         with Relay(Neighbour(HOME, ports[0], "guess"), ports[1], TOKEN) as second:
             assert contents(stage(folder, tmp_path / "n1", second)) == contents(folder)
-    assert f"{HOME}: answers with 404" in capsys.readouterr().err
+    said = f"{HOME}: port {ports[0]} is another program's, which does not know this job's token; what is missing"
+    assert said in capsys.readouterr().err
+
+
+ENDLESS = {
+    "a body": [b"HTTP/1.1 206 Partial\r\nChallenge: x\r\n\r\n", bytes(1 << 20)],
+    "headers": [b"HTTP/1.1 200 OK\r\n", b"A: b\r\n"],
+    "a header": [b"HTTP/1.1 200 OK\r\nA: ", b"b" * 1000],
+    "answers before the answer": [b"", b"HTTP/1.1 100 Continue\r\n\r\n"],
+    "a byte now and then": [b"HTTP/1.1 200 ", b"O"],
+    "not yet": [b"", b"HTTP/1.1 503 Wait\r\nContent-Length: 0\r\n\r\n"],
+    "what is no HTTP": [b"", b"\n" * 1000],
+}
+
+
+@pytest.mark.parametrize(("begin", "again"), ENDLESS.values(), ids=ENDLESS)
+def test_who_has_the_port_first_learns_no_token_and_ends_no_staging(
+    tmp_path, folder, ports, monkeypatch, capsys, begin, again
+):
+    """Its endless answer once filled the memory."""
+    monkeypatch.setattr(module, "_TIMEOUT_S", 2.0)
+    heard: list[bytes] = []
+
+    def answer(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            heard.append(connection.recv(1 << 16))
+            connection.sendall(begin)
+            while True:
+                connection.sendall(again)
+                time.sleep(0.05 if len(again) == 1 else 0)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=[server.accept()[0]], daemon=True).start()
+
+    with socket.create_server((HOME, ports[0])) as server:
+        threading.Thread(target=accept, daemon=True).start()
+        with Relay(Neighbour(HOME, ports[0], TOKEN), ports[1], TOKEN) as relay:
+            assert contents(stage(folder, tmp_path / "n1", relay)) == contents(folder)
+        server.shutdown(socket.SHUT_RDWR)
+    assert f"{HOME}: " in (said := capsys.readouterr().err)
+    assert f"what is missing is read from {folder}\n" in said
+    assert heard
+    assert TOKEN.encode() not in b"".join(heard)
+
+
+def test_a_proof_that_is_passed_on_to_another_node_is_none(ports, tmp_path):
+    """Else who has the port of one node could read the data from the next one's."""
+
+    def pass_on(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+
+    with served(ports[0], tmp_path / "a", 3), socket.create_server((HOME, ports[1])) as between:
+        neighbour = Neighbour(HOME, ports[1], TOKEN)
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(neighbour.read, "a", 0, 3)
+            with between.accept()[0] as client, socket.create_connection((HOME, ports[0])) as server:
+                pool.submit(pass_on, client, server)
+                pool.submit(pass_on, server, client)
+                with pytest.raises(OSError, match="is another program's"):
+                    asked.result(300)
+                for one in (client, server):
+                    one.shutdown(socket.SHUT_RDWR)
+
+
+def test_connections_on_which_nothing_is_proven_are_few(ports, tmp_path):
+    with served(ports[0], tmp_path / "a", 3), ExitStack() as stack:
+        before = threading.active_count()
+        idle = [stack.enter_context(socket.create_connection((HOME, ports[0]), timeout=300)) for _ in range(100)]
+        assert [one.recv(1) for one in idle[:68]] == [b""] * 68
+        assert threading.active_count() - before <= 40
+        neighbour = Neighbour(HOME, ports[0], TOKEN)
+        assert neighbour.read("a", 0, 3) == bytes(3)
+        more = [stack.enter_context(socket.create_connection((HOME, ports[0]), timeout=300)) for _ in range(100)]
+        assert more[0].recv(1) == b""
+        assert neighbour.read("a", 1, 3) == bytes(2)  # on the connection that it has
+        neighbour.close()
+
+
+def test_a_connection_on_which_nothing_comes_is_closed(ports, tmp_path, monkeypatch):
+    monkeypatch.setattr(module._Handler, "timeout", 0.2)
+    with served(ports[0], tmp_path / "a", 3), socket.create_connection((HOME, ports[0]), timeout=300) as idle:
+        assert idle.recv(1) == b""
+        connection, proof = prove(ports[0])
+        connection.request("GET", "/a", headers={"Proof": proof, "Range": "bytes=0-2"})
+        assert connection.getresponse().read() == bytes(3)
+        time.sleep(0.5)
+        connection.request("GET", "/a", headers={"Proof": proof, "Range": "bytes=0-1"})
+        assert connection.getresponse().read() == bytes(2)
+        connection.close()
 
 
 def test_a_neighbour_without_a_server_costs_a_moment(tmp_path, folder, ports, monkeypatch, capsys):
@@ -185,12 +303,10 @@ def test_a_node_that_dies_while_it_reads_is_no_error_of_the_one_before(ports, mo
     """Its broken pipe once filled the log with a traceback, above the reason why the job ended."""
     ended, shutdown = threading.Event(), module._Server.shutdown_request
     monkeypatch.setattr(module._Server, "shutdown_request", lambda *each: (shutdown(*each), ended.set()))
-    (tmp_path / "file").write_bytes(bytes(16 << 20))
-    with Relay(None, ports[0], TOKEN) as first, (tmp_path / "file").open("rb") as file:
-        first.add_file("a", file.fileno())
-        first.add_blocks("a", range(1))
-        with socket.create_connection((HOME, ports[0])) as dies:
-            dies.sendall(f"GET /{TOKEN}/a HTTP/1.1\r\nRange: bytes=0-{(16 << 20) - 1}\r\n\r\n".encode())
+    with served(ports[0], tmp_path / "a", 16 << 20):
+        connection, proof = prove(ports[0])
+        connection.request("GET", "/a", headers={"Proof": proof, "Range": f"bytes=0-{(16 << 20) - 1}"})
+        with connection.sock as dies:
             assert dies.recv(100)
             dies.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert ended.wait(300)
@@ -242,21 +358,47 @@ def test_each_file_is_served_by_its_name_and_only_the_blocks_that_were_checked(p
         assert neighbour._request(names[1], 1 << 20, (1 << 20) + 1) is None
         assert neighbour._request("e.beton", 0, 1) is None
         relay.add_blocks(names[0], range(2, 3))
-        with pytest.raises(OSError, match="no answer in HTTP"):  # beyond the end of the file
+        with pytest.raises(OSError, match="answers with 206"):  # beyond the end of the file
             neighbour.read(names[0], 2 << 20, (2 << 20) + 5)
         neighbour.close()
 
 
-@pytest.mark.parametrize("words", ["/secret/a", "/secre/a", "/secrets/a", "/a", "/"])
-@pytest.mark.parametrize("bytes_of", ["bytes=0-2", "bytes=0-2,4-6", "bytes=0-", "bytes=-3", "=0-2", ""])
-def test_what_is_no_request_of_a_neighbour_is_not_found(words, bytes_of):
-    answers = []
-    relay = SimpleNamespace(token=TOKEN, wait_for=lambda name, block: answers.append((name, block)))
-    handler = object.__new__(module._Handler)
-    handler.server, handler.path, handler.headers = SimpleNamespace(relay=relay), words, {"Range": bytes_of}
-    handler.send_error = answers.append
-    handler.do_GET()
-    assert answers == ([("a", 0), 503] if (words, bytes_of) == ("/secret/a", "bytes=0-2") else [404])
+@pytest.mark.parametrize(
+    ("token", "path", "headers", "status"),
+    [
+        (TOKEN, "/a", {"Range": "bytes=0-2"}, 206),
+        (TOKEN, "/b", {"Range": "bytes=0-2"}, 503),
+        *(
+            (TOKEN, "/a", {"Range": text}, 404)
+            for text in (
+                "bytes=0-2,4-6",
+                "bytes=0-",
+                "bytes=-3",
+                "=0-2",
+                "",
+                f"bytes=0-{'9' * 5000}",
+                "bytes=0-\u0663",
+            )
+        ),
+        (TOKEN, "/a", {}, 404),
+        (TOKEN, "/", {"Challenge": "another"}, 404),
+        (TOKEN, "/a", {"Range": "bytes=0-2", "Proof": ""}, 404),
+        (TOKEN, "/a", {"Range": "bytes=0-2", "Proof": "\u00e9"}, 404),
+        ("secrets", "/a", {"Range": "bytes=0-2"}, 404),
+        ("", f"/{TOKEN}/a", {"Range": "bytes=0-2"}, 404),
+    ],
+)
+def test_what_is_no_request_of_a_neighbour_is_not_found(
+    ports, tmp_path, monkeypatch, capsys, token, path, headers, status
+):
+    monkeypatch.setattr(module, "_ANSWER_S", 0.05)
+    with served(ports[0], tmp_path / "a", 3):
+        connection, proof = prove(ports[0], token)
+        sent = {name: value.encode() for name, value in ({"Proof": proof} | headers).items()}
+        connection.request("GET", path, headers=sent)
+        assert connection.getresponse().status == status
+        connection.close()
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, ConnectionResetError, TimeoutError, ValueError])
