@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from widemix.files import advise
+from widemix.files import advise, open_to_write
 from widemix.formats.blocks import BlockHashes
 
 MAX_PENDING = 16  # writes and flushes that may wait at a time, which bounds memory
@@ -26,7 +26,7 @@ class DiskFile:
 
     def __init__(self, path: Path, keep: int, hashes: BlockHashes | None = None) -> None:
         """Continue an existing file after its first `keep` bytes, of which `hashes` are; with 0, write a new one."""
-        self.file = path.open("r+b" if keep else "wb")
+        self.file = open_to_write(path, "r+b" if keep else "wb")
         if keep:
             self.file.truncate(keep)
         self._writer, self._flusher = ThreadPoolExecutor(1), ThreadPoolExecutor(1)

@@ -8,15 +8,16 @@ import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from widemix.data_prep.settings import rename_old_keys
 from widemix.errors import InputError
-from widemix.files import atomic_write, try_lock
+from widemix.files import atomic_write
 from widemix.formats.manifest import NAME, Manifest, manifest_json, read_manifest
 from widemix.formats.text import TOKENIZER
+from widemix.lock import HeldFolder, hold
 from widemix.tally import print_status
 
 UNFINISHED = ".unfinished"
@@ -24,6 +25,13 @@ UNFINISHED = ".unfinished"
 OURS = ("lock", "plan", ".plan", "*.beton", "*.journal", "*.crc32c", "*.sources", TOKENIZER, f".{TOKENIZER}")
 FINISHED = (".beton", ".crc32c", ".sources")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+HELD = HeldFolder(
+    lock=f"lock{UNFINISHED}",
+    leases=f"leases{UNFINISHED}",
+    busy="another process is writing to it; wait until it ends, or name another folder",
+    reopens=False,  # whoever held it has just finished it
+    links="*.beton*",  # of `adopt`
+)
 
 
 @contextmanager
@@ -43,50 +51,45 @@ def prep_dir(to: Path, plan: dict[str, Any], force: bool) -> Iterator[None]:
     interrupted preparation has another plan (unless `force`, which starts again). If the block raises, finished
     shards are kept; if there are none, everything that was created is removed.
     """
-    missing = [folder for folder in (to, *to.parents) if not folder.exists()]
-    try:
+    with lock_folder(to):
         try:
-            to.mkdir(parents=True, exist_ok=True)
-            lock = lock_path(to).open("a")
+            _resume(to, plan, force)
+            yield
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            raise InputError(f"{to}: the disk is full; free some space and run the same command again") from None
+        finally:
+            _keep_or_clear(to)
+
+
+@contextmanager
+def lock_folder(to: Path) -> Iterator[None]:
+    """Hold the output folder as its only writer. At the end its lock is removed, and empty folders that it has made.
+
+    Raises `InputError` if another process is the writer, or if it cannot be written to.
+    """
+    missing = [folder for folder in (to, *to.parents) if not folder.exists()]
+    with ExitStack() as stack:
+        stack.callback(_remove_empty, missing)
+        try:
+            stack.enter_context(hold(to, kind=HELD))
         except OSError as error:
             raise InputError(f"{to}: cannot be written to ({error.strerror})") from None
-        with lock:
-            lock_folder(to, lock.fileno())
-            try:
-                _resume(to, plan, force)
-                yield
-            except OSError as error:
-                if error.errno not in DISK_FULL:
-                    raise
-                raise InputError(f"{to}: the disk is full; free some space and run the same command again") from None
-            finally:
-                _keep_or_clear(to)
-    finally:
-        for folder in missing:
-            if folder.exists() and not any(folder.iterdir()):
-                folder.rmdir()
+        stack.callback((to / HELD.lock).unlink, missing_ok=True)
+        yield
 
 
-def lock_path(to: Path) -> Path:
-    """The file whose lock the folder's only writer holds."""
-    return to / f"lock{UNFINISHED}"
-
-
-def lock_folder(to: Path, descriptor: int) -> None:
-    """Lock the folder by its open lock file, until that is closed. Raises `InputError` if another process has it."""
-    busy = InputError(f"{to}: another process is writing to it; wait until it ends, or name another folder")
-    if try_lock(descriptor) is False:
-        raise busy
-    path = lock_path(to)
-    if not path.exists() or path.stat().st_ino != os.fstat(descriptor).st_ino:  # its holder has just finished
-        raise busy
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        if folder.exists() and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def clear_leftovers(to: Path) -> None:
     """Remove the temporary files of a process that was killed just after it wrote the manifest."""
     if leftovers(to) and os.access(to, os.W_OK):
-        with lock_path(to).open("a") as lock:
-            lock_folder(to, lock.fileno())
+        with lock_folder(to):
             _clear(to)
 
 
@@ -128,7 +131,7 @@ def check_target(to: Path, force: bool) -> None:
     """
     if not to.exists():
         return
-    ours = {path.name for path in leftovers(to)} | {f".{NAME}"}
+    ours = {path.name for path in leftovers(to)} | {f".{NAME}", HELD.leases}
     others = sorted(path.name for path in to.iterdir() if path.name not in ours)
     strange = [name for name in others if not name.endswith(FINISHED) and name != TOKENIZER]
     if strange:
@@ -187,7 +190,6 @@ def _resume(to: Path, plan: dict[str, Any], force: bool) -> None:
 def _keep_or_clear(to: Path) -> None:
     if all(any(to.glob(f"*.{kind}{UNFINISHED}")) for kind in ("beton", "journal")):
         print_status(f"{to}: finished parts are kept; the same command resumes from them")
-        lock_path(to).unlink(missing_ok=True)
     else:
         _clear(to)
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from widemix.errors import InputError, RunError
+from widemix.files import open_to_write
 from widemix.tally import print_status
 
 TRIES = 5
@@ -253,7 +254,7 @@ def _download(remote: Remote, listed: dict[str, Any], to: Path, stopped: Event) 
     version = hashlib.sha256(remote.files.ukey(remote.root).encode()).hexdigest()[:8]  # not resumed with another one
     partial = to.with_name(f"{to.name}.{version}{PARTIAL}")
     print_status(f"{remote.url}: downloading {'' if size is None else f'{size / 2**20:,.1f} MiB '}to {to}")
-    with partial.open("ab") as file:
+    with open_to_write(partial, "ab") as file:
         if size is None or file.tell() > size:
             file.seek(0)
             file.truncate()

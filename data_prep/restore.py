@@ -2,15 +2,14 @@
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from widemix.data_prep.coefficients import unpack
-from widemix.data_prep.prep_dir import UNFINISHED, check_outside, lock_folder, lock_path, translate_errors
+from widemix.data_prep.prep_dir import UNFINISHED, check_outside, lock_folder, translate_errors
 from widemix.errors import InputError
 from widemix.formats.beton import COEFFICIENTS, RAW, Beton, open_beton
 from widemix.formats.checksums import MISMATCH, Checksums, compute_checksums, crc32c, open_checksums
@@ -49,7 +48,7 @@ def restore(prepared: Path, to: Path) -> dict[str, tuple[int, int]]:
     check_outside(to, folder.resolve())
     splits = [_open(beton) for beton in betons]
     failed: list[str] = []
-    with _locked(to):
+    with lock_folder(to):
         counts = {split.beton.path.stem: _restore(split, to, failed) for split in splits}
     os.sync()  # once, since a flush of each file takes several times as long as all else
     if failed:
@@ -66,18 +65,6 @@ def _open(beton: Beton) -> _Split:
     if 1 + max((sample for sample, _ in sources.values()), default=-1) != len(beton):  # a name may be there twice
         raise InputError(f"{path.with_suffix(SUFFIX)}: is of another file; prepare the folder again")
     return _Split(beton, checksums, _places(path, sources))
-
-
-@contextmanager
-def _locked(to: Path) -> Iterator[None]:
-    to.mkdir(parents=True, exist_ok=True)
-    path = lock_path(to)
-    with path.open("a") as lock:
-        lock_folder(to, lock.fileno())
-        try:
-            yield
-        finally:
-            path.unlink()
 
 
 def _restore(split: _Split, to: Path, failed: list[str]) -> tuple[int, int]:

@@ -8,8 +8,11 @@ import re
 import sys
 import time
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import IO, Any
 
+from widemix.errors import InputError
 from widemix.terminal import ANY_TEXT, print
 
 try:
@@ -25,9 +28,11 @@ def atomic_write(path: Path, data: str | bytes) -> None:
     file names in it as they are on disk.
 
     The data go to `.NAME` in the same folder, which is renamed. A process that is killed may leave that file behind;
-    the next write replaces it. Raises `OSError`; the old content then stays.
+    the next write replaces it. Raises `OSError`; the old content then stays. `InputError` where either is a link.
     """
     temporary = path.with_name(f".{path.name}")
+    for each in (path, temporary):
+        refuse_link(each)
     try:
         with temporary.open("wb") as file:
             file.write(data.encode(errors=ANY_TEXT) if isinstance(data, str) else data)
@@ -67,6 +72,30 @@ _COMPUTED = re.compile(r"(^|[;\t\r\n])(?=[=+@\-\uff1d\uff0b\uff20\uff0d])")  # s
 
 def _uncomputed(cell: object) -> object:
     return cell if not isinstance(cell, str) or _NUMBER.fullmatch(cell) else _COMPUTED.sub(r"\1'", cell)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise `InputError` where a file or folder that is to be written or removed is a link: a folder that someone has
+    sent may have one to anything."""
+    if path.is_symlink():
+        raise InputError(
+            f"{path}: is a link to {os.readlink(path)}, and nothing is written or removed through links; put that "
+            "itself in its place, or remove the link"
+        )
+
+
+def refuse_links(folder: Path, allowed: str = "") -> None:
+    """`refuse_link` of all that is in a folder and below, but what matches the pattern `allowed`, such as wandb/*."""
+    for root, folders, files in os.walk(folder):
+        for path in (Path(root, name) for name in (*folders, *files)):
+            if not fnmatch(str(path.relative_to(folder)), allowed):
+                refuse_link(path)
+
+
+def open_to_write(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
+    """Open a file as `Path.open` does; `InputError` where it is a link."""
+    refuse_link(path)
+    return path.open(mode, buffering)
 
 
 def fsync_path(path: Path) -> None:

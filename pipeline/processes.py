@@ -5,8 +5,9 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 KEYS: dict[int, str] = {signal.SIGINT: "Ctrl-C"}  # of a terminal, which signals all
 if sys.platform != "win32":
@@ -25,6 +26,28 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     unless_ignored = (signal.SIGHUP, signal.SIGQUIT)
     others = (number for number in unless_ignored if signal.getsignal(number) != signal.SIG_IGN)
     return (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *others)
+
+
+@contextmanager
+def unwinding() -> Iterator[None]:
+    """Let a signal other than Ctrl-C's unwind this block, which removes what it has not finished, and then end the
+    process."""
+    came: list[int] = []
+
+    def unwind(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, unwind) for number in stop_signals() if number != signal.SIGINT}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def leave_closed_terminal() -> None:

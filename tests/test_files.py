@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from widemix.errors import InputError
 from widemix.files import advise, atomic_write, fsync_path, try_lock, wait_for_lock, write_output
 
 
@@ -96,6 +97,16 @@ def test_file_and_folder_are_flushed(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     atomic_write(tmp_path / "a", "text")
     assert flushed == [str(tmp_path / ".a"), str(tmp_path)]
+
+
+@pytest.mark.parametrize("name", ["a", ".a"])
+def test_nothing_is_written_through_a_link(tmp_path, name):
+    (tmp_path / "theirs").write_text("before")
+    (tmp_path / name).symlink_to("theirs")
+    for write in (atomic_write, write_output):
+        with pytest.raises(InputError, match=rf"/{name}: is a link to theirs, and nothing is written or removed"):
+            write(tmp_path / "a", "after")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"theirs": "before", name: "before"}
 
 
 def test_what_a_command_replaces_is_said(tmp_path, capsys):

@@ -10,9 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    ["widemix.terminal"],
+    ["widemix.terminal", "widemix.errors"],
     [
-        "widemix.errors",
         "widemix.files",
         "widemix.cgroups",
         "widemix.processes",
@@ -22,6 +21,8 @@ LAYERS = [
         "widemix.torch_support",
         "widemix.pillow_support",
     ],
+    ["widemix.lease"],
+    ["widemix.lock"],
     ["widemix.arguments"],
     ["widemix.metrics"],
     ["widemix.native"],
@@ -53,6 +54,7 @@ FOR_DATA_PREP = {
     "widemix.errors",
     "widemix.arguments",
     "widemix.files",
+    "widemix.lock",
     "widemix.cgroups",
     "widemix.native",
     "widemix.pillow_support",

@@ -4,7 +4,7 @@ from tests.conftest import ROOT, begin_with_longest
 from tests.longest import longest, measured
 
 REPORT = """<testsuites><testsuite>
-<testcase classname="tests.test_files" time="3.5"/><testcase classname="tests.run.test_lease.Holder" time="9.6"/>
+<testcase classname="tests.test_files" time="3.5"/><testcase classname="tests.test_lease.Holder" time="9.6"/>
 <testcase classname="" name="tests.data_prep.test_s3" time="9"/>
 <testcase classname="tests.cli.test_help" time="4.9"/><testcase classname="tests.test_files" time="2.5"/>
 </testsuite></testsuites>"""
@@ -18,7 +18,7 @@ def test_the_list_has_files_that_are_there_in_order():
 
 def test_a_report_is_added_up_by_file(tmp_path):
     (tmp_path / "junit.xml").write_text(REPORT)
-    assert measured(tmp_path / "junit.xml") == {"tests/run/test_lease.py": 10, "tests/test_files.py": 6}
+    assert measured(tmp_path / "junit.xml") == {"tests/test_lease.py": 10, "tests/test_files.py": 6}
 
 
 def test_the_longest_files_come_first_and_the_others_as_they_were():

@@ -44,6 +44,8 @@ def places(tmp_path_factory, digits) -> dict[str, str]:
     for name in ("empty", "classes/train/empty_class"):
         (tmp / name).mkdir(parents=True)
     (tmp / "itself").symlink_to("itself")
+    (tmp / "linked/page.html").symlink_to("../lr.yaml")
+    (tmp / "linked/checkpoints").symlink_to("../classes")
     (tmp / "null").symlink_to("/dev/null")  # itself would be replaced where the check is broken
     (tmp / "binary.yaml").write_bytes(bytes(range(128, 256)))
     (tmp / "many_digits.yaml").write_text(f"train: {{epochs: {'1' * 5000}}}\n")

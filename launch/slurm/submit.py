@@ -11,7 +11,7 @@ from pathlib import Path
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import load_from_arguments
 from widemix.errors import Exit, InputError
-from widemix.files import atomic_write
+from widemix.files import atomic_write, open_to_write, refuse_link
 from widemix.formats.manifest import read_manifest
 from widemix.launch.slurm.commands import check_array, check_pyxis, queued, run, waits_for
 from widemix.launch.slurm.options import check_options, container_image, elastic_sizes, run_folder
@@ -219,6 +219,7 @@ def submit(arguments: argparse.Namespace) -> Exit:
     sbatch, *rest = submission.command
     run([sbatch, "--test-only", *rest])  # refuses what could never start, which Slurm would queue for ever
     logs = submission.folder / "slurm"
+    refuse_link(logs)
     logs.mkdir(parents=True, exist_ok=True)
     for recipe in submission.recipes:
         atomic_write(kept_path(submission.folder, recipe), dump_recipe(recipe))
@@ -227,7 +228,7 @@ def submit(arguments: argparse.Namespace) -> Exit:
         atomic_write(submission.folder / TABLE, "".join(f"{line}\n" for line in submission.table))
     print(text)
     job = run(submission.command).strip().partition(";")[0]
-    with (logs / "jobs.jsonl").open("a") as record:
+    with open_to_write(logs / "jobs.jsonl", "a") as record:
         record.write(json.dumps({"job": job, "command": submission.command}) + "\n")
     count = f", {len(submission.numbers)} runs" if submission.numbers else ""
     if waits_for(job) in _CLOSED:

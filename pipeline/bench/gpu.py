@@ -25,7 +25,7 @@ from widemix.bench.report import machine, markdown
 from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.cgroups import usable_cpus
 from widemix.errors import Exit, InputError
-from widemix.files import atomic_write
+from widemix.files import atomic_write, open_to_write, refuse_link
 from widemix.processes import end_with_parent
 from widemix.run.records import read_lines
 from widemix.terminal import print
@@ -229,6 +229,7 @@ def _read(where: Where, name: str) -> dict[str, Any]:
 def _run_part(name: str, where: Where, limit: float) -> bool:
     """Whether the part ended within `limit` seconds without an error."""
     part, folder = PARTS[name], where.to / name
+    refuse_link(folder)
     folder.mkdir(exist_ok=True)
     for earlier in (ROWS, JUNIT):
         (folder / earlier).unlink(missing_ok=True)  # of an earlier try, which this one may not come to
@@ -236,7 +237,7 @@ def _run_part(name: str, where: Where, limit: float) -> bool:
     command = [str(word) for word in part.words(where, folder)]
     print(f"{name}: {shlex.join(command)}", flush=True)
     began = time.monotonic()
-    with output.open("w") as log:
+    with open_to_write(output, "w") as log:
         code = _run(command, log, limit)
     seconds = round(time.monotonic() - began, 1)
     state = {0: _DONE, None: f"ran past {limit / 60:g} minutes"}.get(code, f"exit code {code}")

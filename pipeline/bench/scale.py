@@ -36,6 +36,7 @@ from widemix.distributed.topology import (
 from widemix.engine import build_engine, check_engine, prepare
 from widemix.engine.memory_layout import set_memory_layout
 from widemix.errors import InputError
+from widemix.files import atomic_write
 from widemix.models.registry import build_model
 from widemix.optim.build import build_optimizer, set_rate
 from widemix.recipe import Recipe, check_world
@@ -207,7 +208,7 @@ def read_rows(folder: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
 def write_row(folder: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
     """Add a row to a folder, in place of an earlier one of as many ranks; return all, as `with_efficiency` does."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{row['ranks']}-ranks.json").write_text(json.dumps(row, indent=1) + "\n")
+    atomic_write(folder / f"{row['ranks']}-ranks.json", json.dumps(row, indent=1) + "\n")
     return with_efficiency(sorted(read_rows(folder, row["settings"]), key=lambda row: row["ranks"]))
 
 

@@ -10,6 +10,7 @@ from widemix.cli.options import add_ema, add_evaluation, add_outputs, check_netw
 from widemix.command_line.commands import check_least
 from widemix.distributed.launchers import export_torchrun_env
 from widemix.errors import Exit, InputError
+from widemix.processes import unwinding
 from widemix.run import checkpoint
 from widemix.tally import announce_import
 from widemix.terminal import print
@@ -115,7 +116,10 @@ def _export(arguments: argparse.Namespace) -> Exit:
     with announce_import():
         from widemix.evaluation.trained import export_checkpoint
 
-    labels, line = export_checkpoint(arguments.path, arguments.to, arguments.ema, arguments.onnx, arguments.license)
+    with unwinding():
+        labels, line = export_checkpoint(
+            arguments.path, arguments.to, arguments.ema, arguments.onnx, arguments.license
+        )
     print(f"{arguments.to}: {len(labels)} classes; {line}")
     return Exit.DONE
 

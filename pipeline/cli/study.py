@@ -126,7 +126,7 @@ def _trained(arguments: argparse.Namespace) -> "tuple[Plan, Path]":
 
 
 def _plan(arguments: argparse.Namespace) -> Exit:
-    from widemix.run.lease import Leases
+    from widemix.lease import Leases
     from widemix.studies.plan import state
     from widemix.studies.study_run import unique
 

@@ -151,6 +151,8 @@ def _check_file(option: str, file: Path) -> None:
         raise InputError(f"{option} {file}: is a folder; name a file")
     if file.exists() and not file.is_file():  # writing would replace a device such as /dev/null by a file
         raise InputError(f"{option} {file}: is not an ordinary file; name another")
+    if file.is_symlink():
+        raise InputError(f"{option} {file}: is a link to {os.readlink(file)}; name that itself")
     if not file.parent.is_dir():
         raise InputError(f"{option} {file}: there is no folder {file.parent}")
     existed = file.exists()

@@ -9,8 +9,9 @@ import numpy as np
 from PIL import Image
 
 from widemix.errors import InputError
+from widemix.files import refuse_links
+from widemix.lock import HeldFolder, hold
 from widemix.run import checkpoint
-from widemix.run.lock import hold
 from widemix.run.tensorboard import Board
 
 
@@ -26,6 +27,7 @@ def add_to_tensorboard(images: Mapping[str, bytes], run: Path) -> Path:
     tags = {
         f"analysis/{name}": np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) for name, png in images.items()
     }
+    refuse_links(run, HeldFolder.links)
     with ExitStack() as stack:
         dropped = None
         with suppress(InputError):

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from widemix.files import open_to_write
+
 NAME = "evaluations.jsonl"
 
 
@@ -18,11 +20,13 @@ def record_evaluation(checkpoint: Path, line: Mapping[str, Any]) -> str | None:
     Nothing is written for a checkpoint that has been copied out of its run.
     """
     run = checkpoint.resolve().parent.parent
+    if checkpoint.parent.is_symlink():
+        return f"{checkpoint.parent}: is a link, to a folder of which {NAME} is left alone"
     if not (run / "recipe.yaml").is_file():
         return None
     finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in line.items()}
     try:
-        with (run / NAME).open("a") as file:
+        with open_to_write(run / NAME, "a") as file:
             file.write(json.dumps(finite) + "\n")
     except OSError as error:
         return f"{run / NAME}: cannot be written to ({error.strerror})"

@@ -18,6 +18,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from widemix.files import open_to_write
+
 BY_EPOCH = "over_epochs_x100/"  # tags whose steps are hundredths of an epoch begin so
 Dropped = Callable[[str, int], bool]  # of a tag and the step of its line
 
@@ -43,7 +45,7 @@ class EventFile:
         hidden = path.with_name(f".{path.name}")
         for stale in run_dir.glob(f".{_PREFIX}*") if dropped else ():  # of a start that was killed while it wrote one
             stale.unlink()
-        self._file = hidden.open("wb", buffering=_BUFFER)
+        self._file = open_to_write(hidden, "wb", _BUFFER)
         self._records = RecordWriter(self._file)
         self.add_event(Event(wall_time=time.time(), file_version="brain.Event:2"))
         self.places: dict[str, int] = {}

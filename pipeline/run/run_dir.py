@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from widemix.engine.batch_norm import depends_on_batch
 from widemix.errors import InputError
 from widemix.files import atomic_write
 from widemix.formats.manifest import Prepared, data_hashes, read_manifest
+from widemix.lock import hold
 from widemix.models.registry import build_on_meta
 from widemix.recipe import (
     Recipe,
@@ -27,12 +29,12 @@ from widemix.recipe import (
 from widemix.run import checkpoint
 from widemix.run.checkpoint import Checkpoint
 from widemix.run.environment import read_environment
-from widemix.run.lock import hold
 from widemix.run.metrics import SUPERSEDED
 
 _SKIPPED_RANGES = "skipped_ranges.json"
 _ORIGIN = "origin.json"  # of a run that --resume PATH has started
-_OF_A_START = {".lock", "recipe.yaml", "environment.json", "deepspeed.json"}  # written before the first step
+# Written before the first step.
+_OF_A_START = {".lock", "leases", "recipe.yaml", "environment.json", "deepspeed.json"}
 _NOT_A_RUN = (".lock", ".recipe.yaml", "leases", "slurm")  # files that may be there before the first start
 # Keys that say which samples a step has.
 _DATA_ORDER = re.compile(
@@ -118,9 +120,7 @@ def _removing_unstarted(run_dir: Path) -> Iterator[None]:
     except InputError:
         written = list(run_dir.iterdir()) if run_dir.is_dir() else []
         if written and {path.name for path in written} <= _OF_A_START:
-            for path in written:
-                path.unlink()
-            run_dir.rmdir()
+            shutil.rmtree(run_dir)
         raise
 
 

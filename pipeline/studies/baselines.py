@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from widemix.errors import InputError
+from widemix.files import open_to_write
 from widemix.studies.results import Result
 from widemix.studies.study_run import StudyRun
 
@@ -67,7 +68,7 @@ def add_baselines(study_runs: Iterable[StudyRun], folder: Path) -> list[Baseline
             known[key] = measure(study_run)
             new.append(known[key])
             folder.mkdir(parents=True, exist_ok=True)
-            with (folder / FILE).open("a") as file:
+            with open_to_write(folder / FILE, "a") as file:
                 file.write(json.dumps(asdict(known[key]), separators=(",", ":")) + "\n")
                 file.flush()
                 os.fsync(file.fileno())

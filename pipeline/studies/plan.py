@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from widemix.errors import Exit, InputError
-from widemix.run.lease import Leases
+from widemix.lease import Leases
 from widemix.studies.claims import verdicts
 from widemix.studies.protocol import Search
 from widemix.studies.quantity import COMPUTED, MEASURED, OF_RECIPE, is_number, value_of

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from widemix.errors import InputError
-from widemix.files import wait_for_lock
+from widemix.files import open_to_write, refuse_link, wait_for_lock
 from widemix.run.listing import metrics
 from widemix.studies.study_run import StudyRun
 from widemix.terminal import print
@@ -91,6 +91,7 @@ class Table:
         if row.run in self.rows:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_link(self.path)
         line = json.dumps(asdict(row), separators=(",", ":")) + "\n"
         with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             with suppress(OSError):  # of a file system without locks
@@ -164,7 +165,7 @@ def finished_row(study_run: StudyRun, folder: Path) -> Row | None:
 
 def add_core_seconds(folder: Path, study_run: StudyRun, seconds: float) -> None:
     """Note the CPU time that one start of a run took."""
-    with _times(folder, study_run).open("a") as file:
+    with open_to_write(_times(folder, study_run), "a") as file:
         file.write(f"{seconds:.1f}\n")
 
 

@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from widemix.distributed.launchers import without_launcher
 from widemix.errors import Exit, RunError
+from widemix.files import open_to_write, refuse_link
+from widemix.lease import RENEWAL_S, Leases
 from widemix.metrics import main_metric
 from widemix.processes import children_cpu_seconds, end_with_parent, leave_closed_terminal, stop_signals
-from widemix.run.lease import RENEWAL_S, Leases
 from widemix.studies.rows import add_core_seconds
 from widemix.studies.study_run import StudyRun
 from widemix.tally import Display, show_clock
@@ -31,7 +32,7 @@ _AFTER_STOP = (Exit.REQUEUE, -signal.SIGTERM, 128 + signal.SIGTERM)  # the latte
 class _Running:
     study_run: StudyRun
     process: subprocess.Popen
-    log: TextIO
+    log: IO[str]
     slot: int
     began: float
     renewed: float
@@ -114,8 +115,10 @@ class Runner:
         command += ["--run-dir", str(self._folder / study_run.name), "--ranks", str(self._ranks)]
         command += [f"--{name}={value}" for name, value in study_run.overrides]
         logs = self._folder / "logs"
+        for place in (logs, self._folder / study_run.name):
+            refuse_link(place)
         logs.mkdir(exist_ok=True)
-        log = (logs / f"{study_run.name}.log").open("a")
+        log = open_to_write(logs / f"{study_run.name}.log", "a")
         # Of several runners that srun started, each trains runs of its own.
         environ = without_launcher(os.environ) | self._devices(slot)
         cpus = self._cpus(slot)

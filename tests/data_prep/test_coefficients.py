@@ -20,13 +20,13 @@ from widemix.command_line.commands import run_command
 from widemix.data_prep.coefficients import count_bytes, pack, unpack
 from widemix.data_prep.encode import encode_all
 from widemix.data_prep.image import encode
+from widemix.data_prep.prep_dir import lock_folder
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.restore import _jpeg_place, _places, restore
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
 from widemix.errors import InputError
-from widemix.files import try_lock
 from widemix.formats import coefficients
 from widemix.formats.beton import COEFFICIENTS, JPEG, open_beton
 from widemix.formats.manifest import read_manifest
@@ -563,13 +563,12 @@ def test_a_killed_restore_is_resumed(images, tmp_path):
     assert files(back) == files(tmp_path / "whole")
 
 
-def test_two_restores_at_once_are_refused(images, tmp_path):
+def test_two_restores_at_once_are_refused(images, tmp_path, monkeypatch):
+    monkeypatch.setattr("widemix.lock.KILLED_S", 0.1)
     prepare("image-folder", images, tmp_path / "out", SETTINGS, processes=1)
-    (tmp_path / "back").mkdir()
-    with (tmp_path / "back/lock.unfinished").open("a") as lock:
-        assert try_lock(lock.fileno())
-        with pytest.raises(InputError, match="another process is writing to it; wait until it ends"):
-            restore(tmp_path / "out", tmp_path / "back")
+    busy = "another process is writing to it; wait until it ends"
+    with lock_folder(tmp_path / "back"), pytest.raises(InputError, match=busy):
+        restore(tmp_path / "out", tmp_path / "back")
 
 
 def test_larger_images_are_shrunk_first(tmp_path):

@@ -8,6 +8,8 @@ import pkgutil
 import subprocess
 import sys
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +24,7 @@ from widemix.data_prep.adopt import adopt
 from widemix.data_prep.dry_run import dry_run
 from widemix.data_prep.encoding import encoding_for
 from widemix.data_prep.join import join
-from widemix.data_prep.prep_dir import lock_folder, lock_path, prep_dir
+from widemix.data_prep.prep_dir import lock_folder, prep_dir
 from widemix.data_prep.prepare import plan_of, prepare, select
 from widemix.data_prep.restore import restore
 from widemix.data_prep.samples import Dataset, FileSlice, ImageFiles, Origin, PixelArrays
@@ -156,10 +158,9 @@ def test_what_a_kill_left_beside_the_manifest_is_removed_where_the_folder_may_be
         patch.setattr("widemix.data_prep.prep_dir.os.access", lambda *_: False)
         prepare("image-folder", folder, out, SETTINGS, processes=1)
     assert contents(out) == before | {"plan.unfinished": b""}
-    with lock_path(out).open("a") as lock:
-        lock_folder(out, lock.fileno())
-        with pytest.raises(InputError, match="another process is writing to it"):
-            prepare("image-folder", folder, out, SETTINGS, processes=1)
+    monkeypatch.setattr("widemix.lock.KILLED_S", 0.1)
+    with lock_folder(out), pytest.raises(InputError, match="another process is writing to it"):
+        prepare("image-folder", folder, out, SETTINGS, processes=1)
     prepare("image-folder", folder, out, SETTINGS, processes=1)
     assert contents(out) == before
 
@@ -573,17 +574,15 @@ def test_an_empty_folder_that_was_there_stays_after_an_error(tmp_path):
     assert list(tmp_path.rglob("*")) == [tmp_path / "out"]
 
 
-def test_a_lock_on_a_file_that_is_no_longer_there_is_none(tmp_path, monkeypatch):
-    """Its holder has removed it, and another process may have made a new one meanwhile."""
-    for meanwhile in (lambda path: None, lambda path: path.touch()):
-        with lock_path(tmp_path).open("a") as lock:
-            lock_path(tmp_path).unlink()
-            meanwhile(lock_path(tmp_path))
-            with pytest.raises(InputError, match="another process is writing to it"):
-                lock_folder(tmp_path, lock.fileno())
-    with lock_path(tmp_path).open("a") as lock:
-        monkeypatch.setattr("widemix.data_prep.prep_dir.try_lock", lambda _: None)  # a file system without locks
-        lock_folder(tmp_path, lock.fileno())
+def test_who_waits_for_a_folder_that_is_then_finished_is_refused(tmp_path):
+    """It would prepare anew what the other has just prepared."""
+    with ThreadPoolExecutor(1) as pool:
+        with lock_folder(tmp_path):
+            waiting = pool.submit(lambda: lock_folder(tmp_path).__enter__())
+            time.sleep(0.3)
+        with pytest.raises(InputError, match="another process is writing to it"):
+            waiting.result()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_is_not_prepared_while_its_files_are_replaced(tmp_path, folder, monkeypatch):

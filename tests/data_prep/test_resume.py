@@ -257,6 +257,7 @@ def test_two_at_once_are_refused(tmp_path, images, uninterrupted, monkeypatch):
 
     original = encode.encode
     monkeypatch.setattr(encode, "encode", meanwhile)
+    monkeypatch.setattr("widemix.lock.KILLED_S", 0.1)
     prepare("image-folder", images, out, RAW, processes=1)
     assert refused
     assert contents(out) == uninterrupted
@@ -270,6 +271,21 @@ def interrupted(images, out, at="val/b/7.bmp"):
     repair()
     assert any(out.glob("*.journal.unfinished"))
     assert not (out / "lock.unfinished").exists()
+
+
+@pytest.mark.parametrize("name", ["lock", "leases", "plan", ".plan", "train.beton", "train.journal"])
+def test_no_link_in_an_output_folder_is_followed(tmp_path, images, small_shards, name):
+    """Of an interrupted preparation that someone has sent."""
+    out, theirs = tmp_path / "out", tmp_path / "theirs"
+    interrupted(images, out)
+    link = out / f"{name}.unfinished"
+    theirs.write_bytes(link.read_bytes() if link.exists() else b"")
+    before = theirs.stat()
+    link.unlink(missing_ok=True)
+    link.symlink_to(theirs)
+    with pytest.raises(InputError, match=f"{link}: is a link to {theirs}"):
+        prepare("image-folder", images, out, RAW, processes=1)
+    assert (theirs.stat().st_mtime_ns, theirs.stat().st_size) == (before.st_mtime_ns, before.st_size)
 
 
 @pytest.mark.parametrize("what", ["size", "content"])

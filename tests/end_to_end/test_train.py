@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import ROOT, SMALL, Command, Fork, train_lines
 from tests.faults.faulty import train_with
-from tests.forks import Forks, group_of
+from tests.forks import Forks, be_widemix, group_of
 from tests.terminal import Terminal
 from widemix.run import checkpoint
 from widemix.run.listing import summarise
@@ -330,6 +330,24 @@ def test_the_checkpoint_is_readable_without_us_and_eval_agrees_with_the_run(digi
     for name in ("loss", "top1", "top5"):
         assert done[name] == pytest.approx(found[name], rel=1e-5)
     assert (found["samples"], found["step"]) == (360, LAST)
+
+
+def export_slowly(*words: str) -> None:
+    """Its disk takes a minute for each file."""
+    os.fsync = lambda _: time.sleep(60)
+    be_widemix("export", *words)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_to_an_export_leaves_nothing_of_it(undisturbed, tmp_path, number):
+    exporting = Forks(export_slowly, str(undisturbed), "--to", f"{tmp_path}/to/export", log=tmp_path / "log")
+    while not list(tmp_path.glob("to/.export.*/*")):
+        time.sleep(0.01)
+    exporting.signal(number)
+    codes, said = exporting.wait()
+    assert codes == [1 if number == signal.SIGINT else -number], said
+    assert "Traceback" not in said
+    assert list((tmp_path / "to").iterdir()) == []
 
 
 def test_python_m_starts_need_no_launcher():

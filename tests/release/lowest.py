@@ -42,7 +42,7 @@ IMPORTERS = {
     "huggingface_hub": "tests/evaluation/test_model_card.py tests/models/test_hub.py",
     "tokenizers": "tests/data_prep/test_pairs.py",
     "matplotlib": "tests/plots tests/studies/test_figure.py tests/studies/test_report.py",
-    "psutil": "tests/test_processes.py tests/run/test_lease.py",
+    "psutil": "tests/test_processes.py tests/test_lease.py",
     "blake3": "tests/formats tests/launch/test_environment.py",
     "packaging": "tests/test_torch_support.py tests/engine/test_private_names.py",
 }

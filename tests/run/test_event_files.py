@@ -16,13 +16,13 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.compat.proto.event_pb2 import Event
 
 from tests.run.test_metrics import full
+from widemix.lock import hold
 from widemix.plots import tensorboard as of_analyses
 from widemix.plots.style import as_png, new_figure
 from widemix.plots.tensorboard import add_to_tensorboard
 from widemix.recipe import dump_recipe, load_recipe
 from widemix.run import tensorboard
 from widemix.run.event_files import EventFile
-from widemix.run.lock import hold
 from widemix.run.metrics import SUPERSEDED, MetricsWriter
 from widemix.run.tensorboard import is_repeated
 

@@ -1,6 +1,7 @@
 """What a run folder accepts when a run is resumed: the same data, and changes that change no number."""
 
 import json
+import re
 import shutil
 from contextlib import ExitStack, nullcontext
 
@@ -9,13 +10,14 @@ import torch
 
 from tests.conftest import ROOT
 from tests.run.test_checkpoint import position, state
+from widemix import lock
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError, RunError
 from widemix.formats.manifest import Prepared, manifest_json, read_manifest
+from widemix.lock import hold
 from widemix.recipe import dump_recipe, load_recipe, recipe_hash
-from widemix.run import checkpoint, lock, run_dir
+from widemix.run import checkpoint, run_dir
 from widemix.run.checkpoint import RetentionPolicy
-from widemix.run.lock import hold
 from widemix.run.run_dir import (
     ResumeState,
     _acquire,
@@ -157,6 +159,38 @@ def test_what_a_run_has_started_from_is_found_again_where_it_could_not_be_kept(d
         _acquire(run, loaded, "auto", ALONE)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("checkpoints", "checkpoints/00000003", "checkpoints/00000003/COMPLETE", "checkpoints/.writing-4"),
+        *(".lock", "leases", "leases/run.1", "recipe.yaml", ".recipe.yaml", "done.json", "skipped_ranges.json"),
+        *("metrics.jsonl", "metrics.superseded.jsonl", "starts.jsonl", "events.out.tfevents.1.n", "trackers.json"),
+        *("images", "images/.first_batch.png", "stacks", "stacks/rank-0.txt", "profile", "wandb", "slurm"),
+    ],
+)
+def test_no_link_in_a_run_folder_is_followed(digits, tmp_path, name):
+    """Of one that someone has sent: what a link leads to is neither written nor removed."""
+    run, theirs = tmp_path / "run", tmp_path / "theirs"
+    acquire(run, digits)
+    (theirs / "2024").mkdir(parents=True)
+    content = (run / name).read_bytes() if (run / name).is_file() else b"years of work"
+    (theirs / "2024/data").write_bytes(content)
+    shutil.rmtree(run / name) if (run / name).is_dir() else (run / name).unlink(missing_ok=True)
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).symlink_to(theirs / ("2024/data" if "." in name else ""))
+    before = sorted(path.lstat().st_mtime_ns for path in [*run.rglob("*"), *theirs.rglob("*")])
+    with pytest.raises(InputError, match=rf"{re.escape(str(run / name))}: is a link to {theirs}.*; put that itself"):
+        acquire(run, digits)
+    assert sorted(path.lstat().st_mtime_ns for path in [*run.rglob("*"), *theirs.rglob("*")]) == before
+
+
+def test_links_that_weights_and_biases_makes_are_its_own(digits, tmp_path):
+    acquire(tmp_path / "run", digits)
+    (tmp_path / "run/wandb/run-1").mkdir(parents=True)
+    (tmp_path / "run/wandb/latest-run").symlink_to("run-1")
+    acquire(tmp_path / "run", digits)
+
+
 @pytest.mark.usefixtures("without_ranks")
 def test_the_one_of_two_that_comes_second_leaves_the_folder_to_the_first(digits, tmp_path, monkeypatch):
     """Even where it made the folder, and the other was faster to lock it."""
@@ -172,7 +206,7 @@ def test_the_one_of_two_that_comes_second_leaves_the_folder_to_the_first(digits,
         monkeypatch.setattr(run_dir, "hold", after_another)
         with pytest.raises(InputError, match="is writing there"), acquire_run_dir(run, loaded, "auto", ALONE):
             pass
-        assert {path.name for path in run.iterdir()} == {".lock", "recipe.yaml", "environment.json"}
+        assert {path.name for path in run.iterdir()} == {".lock", "leases", "recipe.yaml", "environment.json"}
 
 
 @pytest.mark.usefixtures("without_ranks")

@@ -227,7 +227,7 @@ def changes(file: str, text: str) -> set[tuple[str, str]]:
     [
         ("pipeline/data/augment/registry.py", True),  # its numbers are constants of compiled code
         ("pipeline/ffcv/decoding.py", True),
-        ("pipeline/run/lock.py", False),
+        ("pipeline/lock.py", False),
     ],
 )
 def test_what_numba_keeps_is_of_unbroken_code(file, compiled):

@@ -15,9 +15,9 @@ from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
+from widemix.lease import Holder, Leases
 from widemix.models.cost import model_cost
 from widemix.recipe import dump_recipe, load_recipe, recipe_hash
-from widemix.run.lease import Holder, Leases
 from widemix.studies.page import as_page, escaped, write_report
 from widemix.studies.plan import state
 from widemix.studies.requirements import requirements

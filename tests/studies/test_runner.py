@@ -14,9 +14,9 @@ import pytest
 from tests.conftest import ROOT, SMALL, Fork
 from tests.terminal import Terminal
 from widemix.errors import Exit, RunError
+from widemix.lease import Leases
 from widemix.processes import stop_signals
 from widemix.recipe import dump_recipe
-from widemix.run.lease import Leases
 from widemix.studies import runner as module_of_runner
 from widemix.studies.rows import Table
 from widemix.studies.runner import Runner
@@ -125,8 +125,7 @@ def test_runners_that_are_killed_in_the_middle_and_started_again_two_at_once_tra
     outputs = [runner.communicate(timeout=600)[0] for runner in second]
     assert [runner.returncode for runner in second] == [0, 0], outputs
     assert {run.name for run in study.folder.iterdir()} == {study_run.name for study_run in study.study_runs} | {
-        "logs",
-        "leases",
+        "logs"
     }
     for study_run in study.study_runs:
         run = study.folder / study_run.name

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from widemix.run.lease import EXPIRY_S, RENEWAL_S, Holder, Leases
+from widemix.lease import EXPIRY_S, RENEWAL_S, Holder, Leases
 
 
 def holder(folder, **changes):
@@ -77,7 +77,7 @@ def test_a_lease_that_is_renewed_does_not_expire(tmp_path):
 
 
 def test_the_lease_of_a_process_that_was_killed_is_free_at_once_but_not_while_its_cell_still_ends(tmp_path):
-    code = f"from widemix.run.lease import Leases; l = Leases(__import__('pathlib').Path({str(tmp_path)!r})); "
+    code = f"from widemix.lease import Leases; l = Leases(__import__('pathlib').Path({str(tmp_path)!r})); "
     child = subprocess.Popen(["sleep", "60"])
     subprocess.run([sys.executable, "-c", code + f"assert l.take('c'); l.add_process('c', {child.pid})"], check=True)
     leases = Leases(tmp_path)
@@ -91,7 +91,7 @@ def test_the_lease_of_a_process_that_was_killed_is_free_at_once_but_not_while_it
 def test_a_process_that_is_killed_while_it_takes_a_cell_holds_nothing(tmp_path, moment):
     code = f"""
 import os, pathlib, signal, sys
-from widemix.run.lease import Leases
+from widemix.lease import Leases
 Leases.holder = lambda *_: None  # which writes a file too
 {moment} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 Leases(pathlib.Path(sys.argv[1])).take("c")

@@ -1,4 +1,4 @@
-"""Leases: which process trains a run of a study.
+"""Leases: which process trains a run of a study, or writes to a folder.
 
 The leases of a run are files `leases/RUN.N` with N = 1, 2, ...; that with the greatest N counts. A process takes a
 run by creating the next file, which fails if another was faster (a link or `O_EXCL`, atomic on local disks, NFS,
@@ -35,21 +35,36 @@ class Holder:
     host: str
     pid: int
     alive: bool  # whether the lease counts
+    machine: str = ""
 
 
 class Leases:
-    """The leases that this process holds in a study's folder."""
+    """The leases that this process holds in a folder, in the folder `name` of it.
 
-    def __init__(self, folder: Path, expiry_s: float = EXPIRY_S):
-        self.folder = folder / "leases"
+    patience_s: after how long without an answer of the file system they count as lost (default: `expiry_s`).
+    """
+
+    def __init__(
+        self, folder: Path, expiry_s: float = EXPIRY_S, name: str = "leases", patience_s: float | None = None
+    ):
+        self.folder = folder / name
         self.expiry_s = expiry_s
+        self._patience_s = expiry_s if patience_s is None else patience_s
         self._id = uuid.uuid4().hex
         self._held: dict[str, int] = {}  # generation by run
         self._renewed: dict[str, float] = {}  # monotonic time by run
 
     def take(self, run: str) -> bool:
         """Try to take a run; returns whether this process has it now."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                return self._take(run)
+            except FileNotFoundError:
+                if self.folder.exists():
+                    raise  # else another process has released its last lease meanwhile
+
+    def _take(self, run: str) -> bool:
         last = self.holder(run)
         if last is not None and last.alive:
             return False
@@ -102,16 +117,21 @@ class Leases:
             with suppress(FileNotFoundError):
                 os.utime(self._path(run, generation))
         except OSError:
-            return time.monotonic() - self._renewed[run] < self.expiry_s
+            return time.monotonic() - self._renewed[run] < self._patience_s
         self._renewed[run] = time.monotonic()
         return newest == generation
 
     def release(self, run: str) -> None:
-        """Give a run back; a lease that another process has taken over is left to it."""
+        """Give a run back; a lease that another process has taken over is left to it.
+
+        Where the file system does not let it, the lease ends with this process.
+        """
         generation = self._held.pop(run)
-        for number in sorted(self._generations(run)):  # own lease last: until then the run is held
-            if number <= generation:
-                self._path(run, number).unlink(missing_ok=True)
+        with suppress(OSError):
+            for number in sorted(self._generations(run)):  # own lease last: until then the run is held
+                if number <= generation:
+                    self._path(run, number).unlink(missing_ok=True)
+            self.folder.rmdir()  # if it was the last
 
     def holder(self, run: str) -> Holder | None:
         """Return who holds, or last held, a run; None if nobody does."""
@@ -125,7 +145,8 @@ class Leases:
         except FileNotFoundError:  # released in this moment
             return None
         alive = age < self.expiry_s and not _has_ended(record)
-        return Holder(generation, record.get("id", ""), record.get("host", "unknown"), record.get("pid", 0), alive)
+        known = {"id": "", "host": "unknown", "pid": 0, "machine": ""} | record
+        return Holder(generation, known["id"], known["host"], known["pid"], alive, known["machine"])
 
     def _record(self, *others: int) -> dict:
         return {
