@@ -29,12 +29,14 @@ from tests.stress.mutants.checkout import Checkout
 from tests.stress.mutants.choice import room_of, sample, tests_of
 from tests.stress.mutants.coverage import NO_TESTS, WORK, Coverage
 from tests.stress.mutants.matrix import NOTICED, Row, read_matrix, read_rows
-from tests.stress.mutants.names import EQUIVALENT, KNOWN, Change, Index, parse, sources
+from tests.stress.mutants.names import EQUIVALENT, KNOWN, Change, Index, parse, sources, write
 from tests.stress.mutants.sites import Site
 from widemix.cgroups import usable_cpus
+from widemix.files import atomic_write
 
 LEAST = 0.9
-FIRST, ALL = ("-x", "--all"), ("--tb=no",)  # of pytest: until one notices; all that notice
+FIRST = ("-x", "--all")  # of pytest: until one test notices
+ALL = ("--tb=no", "--continue-on-collection-errors")  # all that do
 
 
 class Break(NamedTuple):
@@ -65,7 +67,7 @@ def outcome(
             if options == ALL or code not in (0, 1, NO_TESTS):
                 break
         if noticed or code not in (0, 1, NO_TESTS):
-            return "hung" if code is None else "noticed", noticed, ran
+            return "hung" if code is None else "noticed", noticed or ["tests/conftest.py"], ran
     return "survived" if parts else "uncovered", [], ran
 
 
@@ -185,9 +187,15 @@ def chosen(arguments: argparse.Namespace, index: Index) -> tuple[Path, list[Brea
         lines = [row.name.partition(": ") for row in rows]
         changes = [change for scope, _, code in lines for change in parse(f"{scope}\n    again: {code}\n")]
         return WORK / "again.jsonl", breaks_of(index, changes)
-    sites = sample(index.texts, arguments.seed, arguments.count or 300, arguments.only)
-    name = "matrix" if arguments.matrix else f"{arguments.seed}{arguments.only.replace('/', '-')}"
-    return WORK / f"{name}.jsonl", [Break(str(index.name(site)), site) for site in sites]
+    name, count = f"{arguments.seed}{arguments.only.replace('/', '-')}", arguments.count or 300
+    if not arguments.matrix:
+        sites = sample(index.texts, arguments.seed, count, arguments.only)
+        return WORK / f"{name}.jsonl", [Break(str(index.name(site)), site) for site in sites]
+    plan = WORK / f"matrix-{name}-{count}.txt"  # since the code may change before all are done
+    if not plan.exists():
+        sites = sample(index.texts, arguments.seed, count, arguments.only)
+        atomic_write(plan, "".join(write([index.name(site)._replace(title=site.kind)]) for site in sites))
+    return WORK / "matrix.jsonl", breaks_of(index, parse(plan.read_text()))
 
 
 def main() -> int:

@@ -3,7 +3,7 @@
 import ast
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -46,62 +46,53 @@ def sample(texts: dict[str, str], seed: int, count: int, only: str) -> list[Site
 def tests_of(site: Site, text: str, covered: Coverage, budget: float, earlier: Sequence[str]) -> list[list[str]]:
     """What is asked, in turns: tests that noticed it earlier, the files that run a place, and those that may by now.
 
-    Those of its room come first, then the others, within a budget of seconds; those that name the module have
-    `_MORE` times as many. Of those that the map has not, the ones of the room, and those that import the module. At
-    last, with a budget of their own, those that have changed since the map was made and may run the place by now, of
-    the room and by name. For C, which the map has not, those of its kind.
+    Those that name the module come first, and have `_MORE` times the budget of seconds; then those of its room, then
+    the others, the quickest first. Of those that the map has not, and where it has not the place, the ones of the
+    first two kinds. At last, with a budget of their own, those of these kinds that have changed since the map was
+    made. For C, which the map has not, those that are called as the file, or as its kind.
     """
     stem, room = Path(site.file).stem, f"tests/{room_of(site.file).removeprefix('pipeline/')}/"
     module = ".".join(["widemix", *Path(site.file.removeprefix("pipeline/")).with_suffix("").parts])
 
-    first = [test for test in earlier if _is_there(test)]
-    first_part = [first] if first else []
+    is_python = site.file.endswith(".py")
 
-    def split(tests: list[str]) -> tuple[list[str], list[str], list[str]]:
-        """Those that name the module, the other ones of its room, and all others."""
-        named = [test for test in tests if stem in test or module in (ROOT / test).read_text()]
-        own = [test for test in tests if test.startswith(room) and test not in named]
-        return named, own, [test for test in tests if test not in (*named, *own)]
+    def rank(test: str) -> int:
+        return 0 if stem in test or module in (ROOT / test).read_text() else 1 if test.startswith(room) else 2
 
-    if not site.file.endswith(".py"):
+    def order(test: str) -> tuple[int, float]:
+        return rank(test), covered.seconds(test)
+
+    def take(tests: Iterable[str]) -> list[str]:
+        """Those that are within the budget, in order."""
+        kept, spent = [], 0.0
+        for test in tests:
+            seconds = covered.seconds(test)
+            if spent + seconds <= budget * (1 if is_python and rank(test) else _MORE):
+                kept.append(test)
+                spent += seconds
+        return kept
+
+    parts = [[test for test in earlier if _is_there(test)]]
+    if not is_python:
         names = BLOCKS if stem.startswith(_OF_BLOCKS) else IMAGES
         found = [test for name in (stem, *names) for test in covered.passing() if name in test]
-        return [*first_part, _Within(covered, budget).take(list(dict.fromkeys(found)), _MORE)]
+        return [part for part in (*parts, take(dict.fromkeys(found))) if part]
     found = covered.covering(site.file, [site.line])
     for lines in _around(site.line, text):
         found = found or covered.covering(site.file, lines)
-    named, own, _ = split(covered.unmeasured())
-    found += named + own
-    found.sort(key=covered.seconds)
-    named, own, others = split(found)
-    later = split([test for test in covered.may_run(site.file) if test not in found])
-    within, again = _Within(covered, budget), _Within(covered, budget)
-    parts = [within.take(named, _MORE) + within.take(own), within.take(others)]
-    parts.append(again.take(later[0], _MORE) + again.take(later[1]))
-    return [*first_part, *(part for part in parts if part)] or [found[:1]] * bool(found)
+    found += [test for test in (covered.unmeasured() if found else covered.passing()) if rank(test) < 2]
+    near = take(sorted(found, key=order))
+    parts += [[test for test in near if rank(test) < 2], [test for test in near if rank(test) == 2]]
+    later = (test for test in covered.may_run(site.file) if test not in found and rank(test) < 2)
+    parts.append(take(sorted(later, key=order)))
+    return [part for part in parts if part] or [found[:1]] * bool(found)
 
 
 def _is_there(test: str) -> bool:
     """Whether a file has such a test."""
     file, _, name = test.partition("::")
     name = name.partition("[")[0].rpartition("::")[2]
-    return (ROOT / file).is_file() and f"def {name}" in (ROOT / file).read_text() if name else (ROOT / file).is_file()
-
-
-class _Within:
-    """Takes test files as long as they are within a budget of seconds."""
-
-    def __init__(self, covered: Coverage, budget: float):
-        self._covered, self._budget, self._spent = covered, budget, 0.0
-
-    def take(self, tests: list[str], times: float = 1) -> list[str]:
-        """Those that are within so many times the budget, with all that were taken before."""
-        kept = []
-        for test in tests:
-            if self._spent + self._covered.seconds(test) <= times * self._budget:
-                kept.append(test)
-                self._spent += self._covered.seconds(test)
-        return kept
+    return (ROOT / file).is_file() and (not name or f"def {name}" in (ROOT / file).read_text())
 
 
 def _around(line: int, text: str) -> list[range]:

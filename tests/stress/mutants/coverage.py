@@ -46,7 +46,8 @@ class Coverage:
     """The map. Of a file that has changed since, any of its lines is taken for any other."""
 
     def __init__(self, entries: dict[str, dict]):
-        self.entries = entries  # by test file: digest, code, seconds, and by file its lines and digest
+        # By test file that is still there: digest, code, seconds, and by file its lines and digest.
+        self.entries = entries = {test: entry for test, entry in entries.items() if (ROOT / test).exists()}
         self._tests: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
         self._of_others: dict[str, list[str]] = defaultdict(list)  # tests that ran a file as it was before
         files = {file for entry in entries.values() for file in entry["lines"]}
