@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.clone import CLONE, ROOT
+
 # Before torch is imported: threads of several processes on the same CPUs burn their time waiting for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # As a command that runs in this process leaves it, whichever tests come first; what is started here finds `tests`.
 os.environ["PYTHONSAFEPATH"] = "1"
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
-)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 import torch
 
@@ -32,7 +32,6 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 
 pytest_plugins = ["tests.selection", "tests.workers"]
-ROOT = Path(__file__).parents[1]
 THREADS = torch.get_num_threads()
 SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false", "--data.workers", "1")
 
@@ -67,6 +66,10 @@ def pytest_configure(config) -> None:
     hide_gpus(config.args, os.environ)
     if config.option.workers:
         share_server()  # which imports everything while the tests are collected
+
+
+def pytest_sessionstart() -> None:
+    os.chdir(CLONE)
 
 
 def hide_gpus(arguments: Sequence[str], environ: MutableMapping[str, str]) -> None:
@@ -133,7 +136,7 @@ class Command:
     def __init__(self, *words: str | Path, module: str = "widemix", env: dict[str, str] | None = None):
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *map(str, words)],
-            cwd=ROOT,
+            cwd=CLONE,
             env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

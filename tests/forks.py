@@ -20,7 +20,8 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from tests.clone import CLONE
+
 PRELOADED = "tests.everything"
 # Below those that the kernel gives to whoever asks for any port, which another test would be given at any moment, and
 # below those of widemix.distributed.launchers. Processes begin at different ones.
@@ -87,7 +88,7 @@ class Forks:
 def start_server() -> None:
     """Start the process to fork from unless it runs."""
     forkserver.set_forkserver_preload([PRELOADED])
-    with chdir(ROOT):  # else it starts without `tests`, says nothing, and each fork imports everything by itself
+    with chdir(CLONE):  # else it starts without `tests`, says nothing, and each fork imports everything by itself
         forkserver.ensure_running()
 
 
@@ -103,7 +104,7 @@ def _be(target: Callable[..., Any], words: Sequence[Any], environ: dict[str, str
     atexit._clear()  # what the server does at its end
     assert PRELOADED in sys.modules, f"the fork server could not import {PRELOADED}"
     os.setsid()
-    os.chdir(ROOT)
+    os.chdir(CLONE)
     os.environ |= environ
     output = os.open(log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from tests.forks import ROOT
+from tests.clone import CLONE
 
 
 class Terminal:
@@ -32,7 +32,7 @@ class Terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))  # rows and columns
         command = [sys.executable, *map(str, words)]
         streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-        self.process = subprocess.Popen(command, cwd=ROOT, preexec_fn=take, **streams)
+        self.process = subprocess.Popen(command, cwd=CLONE, preexec_fn=take, **streams)
         os.close(theirs)
 
     def wait_for(self, text: bytes, times: int = 1, seconds: float = 300) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.clone import CLONE
 from widemix import cgroups as limits
 from widemix.cgroups import allowed_cpus, cpu_quota, memory_limit, usable_cpus
 
@@ -93,7 +93,7 @@ def test_a_quota_below_the_allowed_cpus_counts(
 def test_a_thread_that_is_held_back_says_so() -> None:
     """Stopped for most of the time, as a limit of cgroups does: it stops itself, so that it is within that time."""
     command = [sys.executable, "-c", HELD_BACK]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=CLONE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         time.sleep(1.0)

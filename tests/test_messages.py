@@ -17,7 +17,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from tests.conftest import ROOT, Fork
+from tests.clone import CLONE, ROOT
+from tests.conftest import Fork
 from widemix.cli import parser
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
@@ -83,7 +84,7 @@ def damage(digits: Path, tmp: Path) -> None:
 
 @pytest.mark.parametrize("command", MESSAGES)
 def test_a_mistake_has_its_line(command, places, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(CLONE)
     monkeypatch.syspath_prepend(places["tmp"])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     folders = [places[name] for name in ("tmp", "run", "export", "images", "digits")]
@@ -115,7 +116,7 @@ def test_the_batch_script_may_leave_a_value_empty():
 
 
 def test_another_kind_drops_the_keys_of_the_old_one(places, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(CLONE)
     words = "cost digits/mixer --model.kind timm --model.name resnet10t --data.path x --samples 1000 --model.tokens 3"
     assert run_command(make_parser(), None, shlex.split(words)) == 2
     assert "model.tokens is not a key of kind timm" in capsys.readouterr().err

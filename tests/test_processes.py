@@ -15,7 +15,7 @@ import pytest
 
 import widemix.__main__
 import widemix.trainer
-from tests.conftest import ROOT
+from tests.clone import CLONE
 from tests.forks import Forks
 from tests.terminal import Terminal
 from widemix.distributed.signals import Stopped, StopRequest, stops_once
@@ -37,7 +37,7 @@ time.sleep(600)
 
 def python(code: str, *words: str, **options) -> subprocess.Popen:
     command = [sys.executable, "-c", textwrap.dedent(code), *words]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, **options)
+    return subprocess.Popen(command, cwd=CLONE, stdout=subprocess.PIPE, **options)
 
 
 def test_ranks_end_with_a_launcher_that_is_killed():
@@ -338,5 +338,5 @@ def test_of_a_closed_terminal_what_is_no_terminal_stays():
         "before = os.listdir('/proc/self/fd')\nleave_closed_terminal()\n"
         "print(len(os.listdir('/proc/self/fd')) - len(before))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=CLONE, capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.clone import CLONE, ROOT
 from tests.terminal import Terminal
 from widemix import tally
 from widemix.evaluation.assessment import assess_network
@@ -89,7 +89,7 @@ def test_a_terminal_that_only_appends_and_a_log_whose_service_wants_colour_have_
     expected = [f"blocks [bold]: {number},000 of 4,000" for number in (1, 4)]
     monkeypatch.setenv("FORCE_COLOR", "1")
     log = subprocess.run(
-        [sys.executable, "-c", COUNT], cwd=ROOT, stderr=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", COUNT], cwd=CLONE, stderr=subprocess.PIPE, text=True, check=True
     ).stderr
     monkeypatch.setenv("TERM", "dumb")
     for said in (log, Terminal("-c", COUNT).read_to_end()):

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.clone import CLONE, ROOT
 from widemix import timm_import
 
 NEEDS_WANDB = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
@@ -30,7 +30,7 @@ print(wandb.__version__)
 
 def run(code: str, folder) -> subprocess.CompletedProcess:
     environ = os.environ | {"TMPDIR": str(folder)}
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environ, capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", code], cwd=CLONE, env=environ, capture_output=True, text=True)
 
 
 def test_widemix_alone_imports_next_to_nothing():

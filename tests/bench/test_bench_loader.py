@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from tests.conftest import ROOT
+from tests.clone import CLONE
 from widemix.bench import loader, loading, sample
 from widemix.bench.loader import powers_of_two
 from widemix.bench.sample import jpegs, link_repeatedly
@@ -120,7 +120,7 @@ def test_our_methods_load_every_image(images, tmp_path):
             assert epoch(1) == 100, name
     name = "ours, restart markers, uint8"
     words = [sys.executable, "-m", "widemix.bench.loading", name, str(tmp_path), "1"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(words, cwd=CLONE, capture_output=True, text=True, check=True)
     timing = json.loads(done.stdout)
     assert timing["images"] == 100
     assert timing["cpu_seconds"] > 0

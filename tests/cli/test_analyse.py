@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.cli.test_arguments import NET, TINY, FakeNetwork, call_of
-from tests.conftest import ROOT
+from tests.clone import CLONE
 from widemix.analysis.pixels import PixelScores
 from widemix.analysis.separation_rank import SeparationRank
 from widemix.analysis.spectrum import LayerSpectrum
@@ -62,7 +62,7 @@ DEFAULTS: list[tuple[str, str, tuple[Any, ...]]] = [
 
 @pytest.mark.parametrize(("words", "target", "arguments"), DEFAULTS, ids=[each[1] for each in DEFAULTS])
 def test_what_is_not_typed_has_its_default(words, target, arguments, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(CLONE)
     monkeypatch.setattr(NETWORKS, lambda name, ema=False: FakeNetwork(name))
     monkeypatch.setattr("widemix.analysis.effective_weights.input_features", lambda module, side: (3, 4))
     target = f"widemix.{'' if target.startswith('studies.') else 'analysis.'}{target}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.clone import CLONE, ROOT
 from widemix.cli.bench import ELSEWHERE
 from widemix.cli.options import check_networks
 from widemix.cli.parser import make_parser
@@ -174,7 +174,7 @@ def filled(value: Any, names: dict[str, str]) -> Any:
 
 @pytest.mark.parametrize(("words", "target", "arguments", "options"), CALLS, ids=[each[0][:40] for each in CALLS])
 def test_what_is_typed_is_what_is_done(words, target, arguments, options, names, monkeypatch):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(CLONE)
     found = call_of(words.format(**names), target, monkeypatch)
     assert found.arguments == tuple(filled(value, names) for value in arguments)
     assert found.options == options
@@ -319,7 +319,7 @@ for _name, _options in BENCH_OPTIONS.items():
 
 @pytest.mark.parametrize(("words", "target", "read", "expected"), READ, ids=[each[0][:40] for each in READ])
 def test_recipes_and_clusters_are_those_that_were_typed(words, target, read, expected, names, digits, monkeypatch):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(CLONE)
     for variable in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("widemix.cli.train._count_gpus", lambda: 1)
@@ -448,7 +448,7 @@ def test_a_rank_starts_no_other_ranks(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "1")
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(CLONE)
     assert call_of(f"eval {NET} --ranks 3", "widemix.evaluation.assessment.assess", monkeypatch).arguments[0] == NET
     assert call_of(f"bench scale {RECIPE} --ranks 3", "widemix.bench.scale.read_rows", monkeypatch)
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.clone import CLONE
 from widemix.cli import main, parser
 from widemix.cli.parser import make_parser
 from widemix.cli.reference import _commands
@@ -70,14 +70,14 @@ def test_a_command_alone_is_as_among_the_others(name):
 
 def test_a_command_does_not_import_the_others():
     code = "from widemix.cli.parser import make_parser; import sys; make_parser('train'); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=CLONE, capture_output=True, text=True, check=True)
     modules = done.stdout.split()
     assert "widemix.cli.train" in modules
     assert not {"widemix.cli.study", "widemix.cli.bench", "widemix.cli.prep"} & {*modules}
 
 
 def test_examples_in_help_parse(monkeypatch):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(CLONE)
     text = "".join(parser.format_help() for parser in PARSERS.values()).replace("\\\n", "")
     examples = re.findall(r"^  widemix (.+?)(?:   .*)?$", text, re.MULTILINE)
     assert {example.split()[0] for example in examples} >= {*parser.COMMANDS} - {"bench"}

@@ -15,7 +15,7 @@ from numba.core import event
 from numba.core.dispatcher import Dispatcher
 
 import widemix.data.compiled
-from tests.conftest import ROOT
+from tests.clone import CLONE, ROOT
 from widemix.api.compile_ahead import compile_ahead
 from widemix.data.compiled import _Notice, _notice, native_symbol, optional_symbol
 from widemix.data.decode import padded_boxes
@@ -37,7 +37,7 @@ def start(cache: Path) -> subprocess.Popen:
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     return subprocess.Popen(
         [sys.executable, "-c", SCRIPT],
-        cwd=ROOT,
+        cwd=CLONE,
         env=environment | {"XDG_CACHE_HOME": str(cache)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.clone import CLONE, ROOT
 from tests.distributed.test_launchers import SRUN
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
@@ -240,7 +240,7 @@ def test_another_number_of_ranks_than_the_launchers_is_refused(environ, command,
     torchruns = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     for name, value in (dict.fromkeys(torchruns, "") | environ).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(CLONE)
     assert run_command(make_parser(), None, command.split()) == 2
     number = command.split()[-1]
     said = f"error: --ranks {number}: a launcher has started this process as one of {ranks}, which work together; let"

@@ -12,7 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import ROOT, Command, Fork
+from tests.clone import CLONE, ROOT
+from tests.conftest import Command, Fork
 from tests.forked_popen import ForkedPopen
 from tests.forks import Forks
 from widemix.errors import InputError
@@ -61,7 +62,7 @@ def test_a_wrong_command_line(words, expected, tmp_path):
         [sys.executable, "-m", "widemix", *words],
         capture_output=True,
         text=True,
-        cwd=tmp_path if not words[1].startswith("recipes") else ROOT,
+        cwd=tmp_path if not words[1].startswith("recipes") else CLONE,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
         check=False,
     )
@@ -90,7 +91,7 @@ def test_a_network_that_is_not_there_is_told_before_torch_is_imported(tmp_path):
     """
     words = [*commands, *(f"analyse {analysis} --json x.json" for analysis in analyses)]
     start = [sys.executable, "-c", textwrap.dedent(program), *words]
-    answer = subprocess.run(start, capture_output=True, text=True, cwd=ROOT, check=False)
+    answer = subprocess.run(start, capture_output=True, text=True, cwd=CLONE, check=False)
     assert answer.returncode == 0, answer.stderr
     lines = answer.stderr.splitlines()
     assert len(lines) == len(words)

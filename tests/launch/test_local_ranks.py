@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.clone import CLONE
 from widemix.errors import InputError
 from widemix.launch import local
 
@@ -37,7 +37,7 @@ READY = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))"
 )
 def test_a_signal_ends_the_ranks_and_ctrl_c_is_one_before_they_can_answer_it(handler, number, code):
     command = [sys.executable, "-c", RANKS, handler]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=CLONE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.read(4) == "upup"
         process.send_signal(number)

@@ -6,7 +6,7 @@ import shlex
 import pytest
 from torch.distributed.run import parse_args
 
-from tests.conftest import ROOT
+from tests.clone import CLONE, ROOT
 from tests.pages import check
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
@@ -19,7 +19,7 @@ OURS = [match[1] for line in CODE if (match := PROGRAM.search(line))]
 
 @pytest.mark.parametrize("words", OURS, ids=[words[:60] for words in OURS])
 def test_a_command_is_valid(words, monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(CLONE)
     given = shlex.split(words.replace("RECIPE.yaml", "recipes/digits/rp_mixer.yaml"), comments=True)
     assert run_command(make_parser(), check, given) == 0, capsys.readouterr().err
 

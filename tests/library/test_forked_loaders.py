@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.clone import CLONE
 
 
 @pytest.mark.long
@@ -19,5 +19,5 @@ def test_loaders_in_forked_processes(images: Path) -> None:
         "tests.library.forked_loaders",
         str(images),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=CLONE, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("done\n", "")

@@ -3,13 +3,13 @@
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.clone import CLONE
 from tests.gpu_kernels import COMPILED, DEVICE, RUNS, check_accesses, compile_instead, run_interpreted
 from tests.models.test_batch_last import SHAPES, assert_near, both_ways, step
 from widemix.models import permutation
@@ -18,7 +18,6 @@ from widemix.models.batch_last import by_torch, operations
 pytest.importorskip("triton", reason="Triton is missing")
 from widemix.models.batch_last import by_triton
 
-ROOT = Path(__file__).parents[2]
 FP32, BF16, FP16, FP64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 # Tokens, channels and images: single ones, parts of blocks, several blocks of images, columns, rows and channels.
 SIZES = [(1, 1, 1), (3, 6, 1), (7, 12, 5), (3, 6, 130), (2, 48, 100), (2, 1030, 9)]
@@ -164,7 +163,7 @@ def test_pytorch_computes_where_triton_is_missing():
         with FakeTensorMode():
             assert operations._backend(torch.empty(2, 2, device="cuda")) is by_torch
     """
-    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", script], cwd=CLONE, check=True)
 
 
 @pytest.mark.long

@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from tests.conftest import ROOT
+from tests.clone import CLONE, ROOT
 from widemix.errors import InputError
 from widemix.models import families
 from widemix.models.mixer.section import MixerSection
@@ -144,7 +144,7 @@ def test_every_family_loads_without_torch():
         "summaries = [section.summary() for section, _ in named_networks().values()]\n"
         "print(len(summaries) > len(sections()), *(name in sys.modules for name in ('torch', 'timm', 'numpy')))"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CLONE, check=True)
     assert answer.stdout.split() == ["True", "False", "False", "False"]
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.clone import CLONE, ROOT
 from tests.engine.ranks import ENGINES
 from tests.forks import Forks, group_of
 from tests.optim.registered import RMSPROP, build, train
@@ -124,4 +124,4 @@ def test_values_that_no_optimizer_takes_are_refused(keys, words):
 
 def test_the_table_is_read_without_torch():
     code = "import sys, widemix.recipe, widemix.optim.section; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stdout == "False\n"
+    assert subprocess.run([sys.executable, "-c", code], cwd=CLONE, capture_output=True, text=True).stdout == "False\n"

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from tests.clone import CLONE, ROOT
 from widemix.cli.parser import make_parser
 from widemix.errors import InputError
 from widemix.estimate.recipe_tables import shipped
@@ -31,7 +32,6 @@ from widemix.recipe import (
 from widemix.recipe.files import find_study
 from widemix.recipe.yaml_text import dump_yaml, parse_yaml, yaml_text
 
-ROOT = Path(__file__).parents[2]
 SHIPPED = shipped(ROOT / "recipes")
 DIGITS = ROOT / "recipes/digits/rp_mixer.yaml"
 
@@ -446,7 +446,7 @@ def test_a_wrong_recipe_never_imports_torch():
         f"sys.argv = ['widemix', 'train', {str(DIGITS)!r}, '--train.epoch', '3']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CLONE, check=True)
     assert answer.stdout.split() == ["2", "False"]
     assert answer.stderr == "error: --train.epoch: no such key; did you mean train.epochs?\n"
 

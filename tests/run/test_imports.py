@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from tests.conftest import ROOT
+from tests.clone import CLONE, ROOT
 from widemix.recipe import dump_recipe, load_recipe
 
 PROGRAM = """
@@ -47,5 +47,5 @@ def test_preparing_listing_and_planning_need_no_torch(tmp_path):
         ["submit", missing],
     ]
     program = PROGRAM.format(commands=[(0, words) for words in commands] + [(2, words) for words in mistakes])
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=CLONE, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

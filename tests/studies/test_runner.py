@@ -11,7 +11,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.conftest import ROOT, SMALL, Fork
+from tests.clone import CLONE, ROOT
+from tests.conftest import SMALL, Fork
 from tests.terminal import Terminal
 from widemix.errors import Exit, RunError
 from widemix.lease import Leases
@@ -95,7 +96,7 @@ class Study:
 
     def start(self, at_once=1):
         words = [sys.executable, "-c", RUN, self.path, self.folder, self.path.with_name("trainer.py"), str(at_once)]
-        return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(words, cwd=CLONE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def done(self) -> int:
         return sum(study_run.has_ended(self.folder) for study_run in self.study_runs)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from timm.data import auto_augment
 
-from tests.conftest import ROOT
+from tests.clone import CLONE
 from tests.sections import train_section
 from widemix.analysis.operations import all_comparisons, comparison_tiles
 from widemix.data.augment.batch import build_augmentation
@@ -155,5 +155,5 @@ def test_the_sheet_shows_the_whole_range_of_timms_arguments(operation):
 
 def test_registering_needs_neither_torch_nor_numba():
     script = "import sys, widemix.data.augment.registry; print({'torch', 'numba'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script], cwd=CLONE, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
