@@ -17,7 +17,7 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from widemix.errors import InputError
-from widemix.files import fsync_path, wait_for_lock
+from widemix.files import check_ours, fsync_path, private_folder, wait_for_lock
 from widemix.tally import print_status
 
 _PIECE = 4 << 20
@@ -69,15 +69,17 @@ def unpack(archive: Path, local: Path) -> Path:
     """Unpack what `pack` has written below `local`, and return the environment's folder, which appears whole.
 
     All processes of a node may call this at once; one that is there is used again. Raises `InputError` if the
-    archive's content is not that in its name, or the disk has too little space.
+    archive's content is not that in its name, the disk has too little space, or another user could write there.
     """
     place = local / archive.stem
     try:
-        local.mkdir(parents=True, exist_ok=True)
+        local = private_folder(local, code=True)
+        place = local / archive.stem
         with (local / f".{archive.stem}.lock").open("a") as lock:
             wait_for_lock(lock.fileno())
-            if not place.exists():
+            if not os.path.lexists(place):
                 _unpack(archive, place)
+            check_ours(place)
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"{archive} cannot be unpacked to {place} ({error})") from None
     return place
@@ -95,7 +97,7 @@ def _unpack(archive: Path, place: Path) -> None:
                 hashed.write(piece)
         if hashed.name() != archive.name:
             raise InputError(f"{archive}: is damaged, or has another name than `widemix stage --environment` gave it")
-        unfinished.mkdir()
+        unfinished.mkdir(0o755)
         with tarfile.open(copy, "r:") as members:
             members.extractall(unfinished, filter=_inside)
         unfinished.rename(place)

@@ -21,7 +21,17 @@ from widemix.data_prep import remote
 from widemix.data_prep.remote import Remote, open_remote
 from widemix.data_prep.samples import FileSlice
 from widemix.errors import InputError
-from widemix.files import advise, atomic_write, fsync_path, try_lock, wait_for_lock
+from widemix.files import (
+    advise,
+    atomic_write,
+    check_ours,
+    fsync_path,
+    open_to_write,
+    private_folder,
+    refuse_links,
+    try_lock,
+    wait_for_lock,
+)
 from widemix.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, map_blocks
 from widemix.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
 from widemix.launch.relay import Neighbour, Relay
@@ -42,13 +52,13 @@ class Folder(NamedTuple):
 
 
 def stage(folder: Path | str, local: Path, relay: Relay | None = None) -> Path:
-    """The path of the folder's copy in `local`, which is made if it does not exist. A str is a URL.
+    """The path of the folder's copy in `local`, or in `private_folder` of it. A str is a URL.
 
     All processes of a node may call this at once: the first one copies, the others wait. The copy's name contains a
     hash of its manifest, so that other data get another copy. It appears whole, and each block has been checked
     against the manifest's hash. An existing copy is read and checked too, and its damaged blocks are copied again. An
     interrupted copy is resumed. With `relay` its blocks are read from another node, and served to a third one.
-    Raises `InputError` if the disk has too little space, or the source is damaged.
+    Raises `InputError` if the disk has too little space, the source is damaged, or another user has made the copy.
     """
     source = Folder(folder) if isinstance(folder, Path) else open_remote(folder)
     manifest = _read_manifest(source)
@@ -60,8 +70,8 @@ def stage(folder: Path | str, local: Path, relay: Relay | None = None) -> Path:
     name = Path(folder.resolve() if isinstance(folder, Path) else folder.rstrip("/")).name
     copy = local / f"{name}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
     try:
-        local.mkdir(parents=True, exist_ok=True)
-        lock = local / f".{copy.name}.lock"
+        copy = private_folder(local) / copy.name
+        lock = copy.with_name(f".{copy.name}.lock")
         with _locked(lock):
             os.utime(lock)  # `remove_old` goes by it
             if _is_intact(copy, manifest):
@@ -76,17 +86,18 @@ def stage(folder: Path | str, local: Path, relay: Relay | None = None) -> Path:
 
 
 def remove_old(local: Path, days: float) -> list[Path]:
-    """Remove the copies in `local` that have not been staged for so many days; returns them, unfinished ones too.
+    """Remove our copies in `local` that have not been staged for so many days; returns them, unfinished ones too.
 
     Copies are what `stage` has a lock file for. One that is being staged, or that a process of this node has open,
     stays. Raises `InputError` if a file cannot be removed.
     """
     removed = []
+    local = private_folder(local) if local.exists() else local
     for lock in sorted(local.glob(".*.lock")):
         name = lock.name.removeprefix(".").removesuffix(".lock")
         if not _COPY.fullmatch(name) or time.time() - lock.stat().st_mtime < days * 86400:
             continue
-        with lock.open("a") as file:
+        with open_to_write(lock, "a") as file:
             if try_lock(file.fileno()) is False:
                 continue
             for place in (local / name, local / f"{name}.unfinished"):
@@ -129,7 +140,7 @@ def _read_manifest(source: Folder | Remote) -> Manifest:
 @contextmanager
 def _locked(lock: Path) -> Iterator[None]:
     """Hold a lock file, after waiting for other processes. The kernel releases it if its holder is killed."""
-    with lock.open("a") as file:
+    with open_to_write(lock, "a") as file:
         if try_lock(file.fileno()) is False:
             print_status(f"{lock}: waiting for the process that copies")
             wait_for_lock(file.fileno())
@@ -137,7 +148,9 @@ def _locked(lock: Path) -> Iterator[None]:
 
 
 def _is_intact(copy: Path, manifest: Manifest) -> bool:
-    """Whether there is a copy with the content that the manifest states."""
+    """Whether there is a copy with the content that the manifest states. Raises `InputError` if it is not ours."""
+    if os.path.lexists(copy):
+        check_ours(copy)
     if not (copy / NAME).exists():
         return False
     try:
@@ -162,7 +175,9 @@ def _copy(source: Folder | Remote, copy: Path, manifest: Manifest, text: str, re
     unfinished = copy.with_name(f"{copy.name}.unfinished")
     if copy.exists():  # a file of it was damaged or removed
         copy.rename(unfinished)
-    unfinished.mkdir(exist_ok=True)
+    unfinished.mkdir(0o755, exist_ok=True)
+    check_ours(unfinished)
+    refuse_links(unfinished)
     copied = sum(path.stat().st_blocks * 512 for path in unfinished.iterdir())
     needed = sum(split.bytes for split in manifest.splits.values()) - copied
     free = shutil.disk_usage(unfinished).free

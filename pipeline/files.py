@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Iterable
@@ -129,6 +130,41 @@ def wait_for_lock(descriptor: int) -> None:
     """Lock an open file until it is closed, after waiting for others. Raises `OSError` where there are no locks."""
     if fcntl is not None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def private_folder(folder: Path, code: bool = False) -> Path:
+    """Return a folder in which no other user can write: this one, which is made if it is not there, or where others
+    may write to it or have made it, `widemix-UID` in it, of mode 700.
+
+    A folder's group is trusted. In one without the sticky bit others can replace ours, which is `InputError` for code
+    and else a line on stderr. Raises `InputError` also where another user has made ours.
+    """
+    folder.mkdir(0o755, parents=True, exist_ok=True)
+    if not hasattr(os, "geteuid"):  # Windows
+        return folder
+    user, found = os.geteuid(), folder.stat()
+    open_to_all = found.st_mode & stat.S_IWOTH
+    if found.st_uid == user and not open_to_all:
+        return folder
+    if found.st_uid not in (0, user) or (open_to_all and not found.st_mode & stat.S_ISVTX):
+        line = f"{folder}: other users can replace what we write there; name a folder of your own, or `chmod +t` it"
+        if code:
+            raise InputError(line)
+        print(f"warning: {line}", file=sys.stderr)
+    own = folder / f"widemix-{user}"
+    own.mkdir(0o700, exist_ok=True)
+    return check_ours(own)
+
+
+def check_ours(folder: Path) -> Path:
+    """Return the folder; `InputError` if it is a link, another user's, or others may write to it."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH:
+        raise InputError(
+            f"{folder}: is not a folder of this user's alone: others may have written what is in it; remove it, "
+            "or name another place"
+        )
+    return folder
 
 
 def advise(descriptor: int, start: int, size: int, advice: str) -> None:

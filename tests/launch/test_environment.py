@@ -12,11 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from blake3 import blake3
 
+from tests.launch.test_stage import OTHER, disk, give_away
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.launch import environment as module
 from widemix.launch.environment import pack, unpack
+
+assert disk  # in which every user may write
 
 
 @pytest.fixture
@@ -149,6 +152,32 @@ def test_nothing_is_unpacked_through_a_link_in_the_way(tmp_path, environment):
     with pytest.raises(InputError, match=r"cannot be unpacked to .*File exists"):
         unpack(archive, local)
     assert not list(other.iterdir())
+
+
+def test_an_environment_that_another_user_unpacked_is_not_run(tmp_path, environment, disk):
+    archive = pack(tmp_path, environment)
+    (disk / archive.stem / "bin").mkdir(parents=True)
+    (disk / archive.stem / "bin/python").write_text("#!/bin/sh\necho theirs\n")
+    give_away(*disk.rglob("*"))
+    place = unpack(archive, disk)
+    assert (place.parent, place.parent.stat().st_mode & 0o777) == (disk / "widemix-0", 0o700)
+    assert (place / "bin/python").is_symlink()
+    give_away(place)
+    with pytest.raises(InputError, match=r"widemix-0/environment-\S+: is not a folder of this user's alone"):
+        unpack(archive, disk)
+    place.rename(tmp_path / "theirs")
+    place.symlink_to(tmp_path / "theirs")
+    with pytest.raises(InputError, match="is not a folder of this user's alone"):
+        unpack(archive, disk)
+
+
+@pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o755, OTHER), (0o1777, OTHER)])
+def test_no_code_is_unpacked_where_others_can_replace_it(tmp_path, environment, disk, mode, owner):
+    disk.chmod(mode)
+    os.chown(disk, owner, owner)
+    with pytest.raises(InputError, match=r"disk: other users can replace what we write there; name a folder"):
+        unpack(pack(tmp_path, environment), disk)
+    assert not list(disk.iterdir())
 
 
 def test_no_file_becomes_another_users_or_a_privileged_one(tmp_path, environment):

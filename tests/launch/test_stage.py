@@ -129,6 +129,92 @@ def test_other_content_gets_another_place(tmp_path, folder):
     assert contents(first) != contents(second)
 
 
+OTHER = 65534  # a user
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A folder in which every user may write, as /tmp."""
+    if os.geteuid() != 0:
+        pytest.skip("being two users needs root")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk").chmod(0o1777)
+    return tmp_path / "disk"
+
+
+def give_away(*paths: Path) -> None:
+    for path in paths:
+        os.chown(path, OTHER, OTHER, follow_symlinks=False)
+
+
+def test_what_another_user_put_on_a_shared_disk_is_neither_used_nor_written_through(tmp_path, folder, disk):
+    name, secret = stage(folder, tmp_path / "own").name, tmp_path / "secret"
+    secret.write_text("mine")
+    secret.chmod(0o600)
+    (disk / f"{name}.unfinished").mkdir()
+    (disk / f"{name}.unfinished/train.beton").symlink_to(secret)
+    (disk / f".{name}.lock").symlink_to(secret)
+    shutil.copytree(folder, disk / name)
+    give_away(disk / name, disk / f".{name}.lock", *disk.rglob("*"))
+    copy = stage(folder, disk)
+    assert copy == stage(folder, disk) == disk / f"widemix-{os.getuid()}" / name
+    assert contents(copy) == contents(folder)
+    assert (copy.parent.stat().st_mode & 0o777, copy.stat().st_uid, copy.stat().st_mode & 0o022) == (0o700, 0, 0)
+    assert secret.read_text() == "mine"
+    assert remove_old(disk, -1) == [copy]
+    assert (disk / name).is_dir()
+
+
+def planted(place: str):
+    """What another user, or a folder that was sent, has in the place of ours: made by (disk, name of the copy)."""
+
+    def folder_of_other(disk: Path, name: str) -> None:
+        (disk / place.format(name)).mkdir(parents=True)
+        give_away(disk / place.format(name))
+
+    def link(disk: Path, name: str) -> None:
+        (disk / place.format(name)).parent.mkdir(0o700, exist_ok=True, parents=True)
+        (disk / place.format(name)).symlink_to(disk.parent / "elsewhere")
+
+    def open_to_all(disk: Path, name: str) -> None:
+        (disk / place.format(name)).mkdir(parents=True)
+        (disk / place.format(name)).chmod(0o777)
+
+    return folder_of_other, link, open_to_all
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2], ids=["another user's", "a link", "open to all"])
+@pytest.mark.parametrize("place", ["widemix-0", "widemix-0/{}", "widemix-0/{}.unfinished"])
+def test_a_place_that_others_can_write_to_is_refused(tmp_path, folder, disk, place, kind):
+    name, elsewhere = stage(folder, tmp_path / "own").name, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if place != "widemix-0":
+        (disk / "widemix-0").mkdir(0o700)
+    planted(place)[kind](disk, name)
+    with pytest.raises(InputError, match=rf"{place.format(name)}: is not a folder of this user's alone"):
+        stage(folder, disk)
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("place", ["{}.unfinished/train.beton", ".{}.lock"])
+def test_nothing_is_copied_through_a_link(tmp_path, folder, place):
+    name, secret = stage(folder, tmp_path / "own").name, tmp_path / "secret"
+    secret.write_text("mine")
+    planted(place)[1](tmp_path / "local", name)
+    (tmp_path / "elsewhere").symlink_to(secret)
+    with pytest.raises(InputError, match=rf"{place.format(name)}: is a link to \S+elsewhere, and nothing is written"):
+        stage(folder, tmp_path / "local")
+    assert secret.read_text() == "mine"
+
+
+@pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o755, OTHER), (0o1777, OTHER)])
+def test_a_disk_on_which_others_can_replace_our_folder_is_told(folder, disk, capsys, mode, owner):
+    disk.chmod(mode)
+    os.chown(disk, owner, owner)
+    assert contents(stage(folder, disk)) == contents(folder)
+    assert f"warning: {disk}: other users can replace what we write there; name a folder" in capsys.readouterr().err
+
+
 def test_four_processes_copy_once(tmp_path, folder):
     processes = [start(tmp_path, folder) for _ in range(4)]
     outputs = [process.communicate(timeout=600) for process in processes]
