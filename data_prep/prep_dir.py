@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from widemix.data_prep.settings import rename_old_keys
 from widemix.errors import InputError
 from widemix.files import atomic_write
 from widemix.formats.manifest import NAME, Manifest, manifest_json, read_manifest
@@ -165,8 +164,8 @@ def _resume(to: Path, plan: dict[str, Any], force: bool) -> None:
     path = to / f"plan{UNFINISHED}"
     if path.exists() and any(to.glob(f"*.journal{UNFINISHED}")):
         try:
-            earlier = rename_old_keys(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, AttributeError):
+            earlier = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
             if not force:
                 raise InputError(f"{path}: is damaged; add --force to start again") from None
             earlier = {}

@@ -19,7 +19,7 @@ from widemix.data_prep.prep_dir import (
     translate_errors,
 )
 from widemix.data_prep.samples import Dataset
-from widemix.data_prep.settings import PrepSettings, rename_old_keys
+from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.shuffle import shuffle_train
 from widemix.data_prep.sources import check_origin, read_source
 from widemix.data_prep.subset import Subset, take_subset
@@ -120,7 +120,7 @@ def find_prepared(
 ) -> Manifest | None:
     """The manifest if `to` already holds this preparation, None if it is to be written.
 
-    Raises `InputError` if `to` must not be written to. Folders that older versions prepared are recognised.
+    Raises `InputError` if `to` must not be written to.
     """
     if to.exists() and not to.is_dir():
         raise InputError(f"{to}: is a file, not a folder to write to")
@@ -138,7 +138,7 @@ def find_prepared(
     except InputError as error:
         raise InputError(f"{error}, with --force") from None
     defaults = PrepSettings().as_json()  # for keys that the version which wrote the manifest did not have
-    earlier = {"source": manifest.source, "from": manifest.origin, **defaults, **rename_old_keys(manifest.settings)}
+    earlier = {"source": manifest.source, "from": manifest.origin, **defaults, **manifest.settings}
     wanted = {"source": source, "from": str(origin or source), **settings.as_json()}
     differing = [name for name in wanted if earlier.get(name) != wanted[name]]
     if not differing:

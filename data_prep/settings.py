@@ -1,7 +1,6 @@
 """The settings of a preparation. The manifest records them."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -95,11 +94,6 @@ class PrepSettings:
 
 
 PrepSettings.__init__ = check_arguments(PrepSettings.__init__)  # type: ignore[method-assign]
-
-
-def rename_old_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that an older version recorded, under the names of today."""
-    return {{"on_bad": "on_corrupt"}.get(name, name): value for name, value in settings.items()}
 
 
 def parse_fraction(text: str) -> float:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from widemix.data_prep import adopt, from_python
-from widemix.data_prep.settings import PrepSettings, rename_old_keys
+from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
 from widemix.formats.beton import Beton, open_beton
 from widemix.formats.blocks import BLOCK, hash_bytes, map_blocks
 from widemix.formats.checksums import Checksums, compute_checksums, open_checksums
-from widemix.formats.manifest import UNCHECKED, Manifest, Split, check_counts, read_manifest
+from widemix.formats.manifest import Manifest, Split, check_counts, read_manifest
 from widemix.formats.sources import describe_sample
 from widemix.formats.text import TOKENIZER, TextBeton, open_text
 from widemix.tally import track
@@ -59,13 +59,13 @@ def repair_command(folder: Path) -> str:
         return f"widemix adopt in a new folder, after FFCV has written {manifest.origin} again"
     if manifest.source == from_python.SOURCE:
         return f"widemix.prepare(..., {str(folder)!r}, force=True) in Python, with the samples that it was given"
-    settings = rename_old_keys(manifest.settings)
+    settings = manifest.settings
     words = ["widemix", "prep", manifest.source]
     if manifest.origin != manifest.source:
         words += ["--from", manifest.origin]
     size = "--short-side" if settings.get("side") == "shortest" else "--max-size"
     defaults = PrepSettings().as_json() | {"shuffle": True}  # those of the command
-    for name, value in ({"shuffle": False} | settings).items():  # which older versions do not record
+    for name, value in settings.items():
         option = size if name == "max_size" else f"--{name.replace('_', '-')}"
         if name == "side" or (value == defaults.get(name) and option != "--short-side"):
             continue
@@ -91,8 +91,7 @@ def _verify(folder: Path, name: str, manifest: Manifest) -> list[str]:
         beton = open_prepared(folder, manifest, split)
         opened = opened._replace(beton=beton)
         check_counts(path, beton.label, split)
-        if manifest.format != UNCHECKED:
-            opened = opened._replace(checksums=open_checksums(beton))
+        opened = opened._replace(checksums=open_checksums(beton))
     except InputError as error:
         lines.append(str(error))
     wrong: list[int] = []

@@ -51,7 +51,6 @@ _HOMES = {
     "Recipe": "widemix.recipe",
     "View": "widemix.api.views",
     "build_model": "widemix.api.runs",
-    "choose_kernels": "widemix.api.runs",  # the old name, for one release
     "choose_memory_layout": "widemix.api.runs",
     "evaluate": "widemix.api.runs",
     "load_recipe": "widemix.recipe",

@@ -1,8 +1,5 @@
 """What a plug-in needs: a module that a recipe names in `plugins`; it registers its parts when it is imported."""
 
-import warnings
-from typing import Any
-
 from widemix.data.augment.registry import LINEAR, SIGNED, MagnitudeMap, register_operation
 from widemix.data_prep.samples import Dataset, FileSlice, Sample
 from widemix.data_prep.sources import register_source
@@ -14,12 +11,6 @@ from widemix.optim.spec import OptimizerSpec
 from widemix.recipe.losses import LossSpec
 from widemix.recipe.losses import register as register_loss
 from widemix.section import key
-
-_RENAMED = {
-    "Figure": "Metric",
-    "Law": "MagnitudeMap",
-    "register_figure": "register_metric",
-}  # old names, read for one release
 
 __all__ = [
     "LINEAR",
@@ -41,10 +32,3 @@ __all__ = [
     "register_optimizer",
     "register_source",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        warnings.warn(f"widemix.plugins.{name} is now called {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-        return globals()[_RENAMED[name]]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

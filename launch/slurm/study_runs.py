@@ -15,7 +15,6 @@ import yaml
 from widemix.errors import InputError
 from widemix.recipe import Recipe, recipe_hash
 from widemix.recipe.key_table import takes_text
-from widemix.recipe.renamed import current_name
 from widemix.recipe.yaml_text import QUOTED, parse_yaml, yaml_text
 from widemix.studies.study_run import StudyRun
 
@@ -50,7 +49,7 @@ def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] =
 
 def _values(key: str, text: str, option: str) -> list[str]:
     """Split at commas, but not within brackets or quotes."""
-    if takes_text(current_name(key)):
+    if takes_text(key):
         return _checked(option, [each.strip() for each in _PATHS.findall(text)])
     try:
         sequence, values = yaml.compose(f"[{text}]", yaml.SafeLoader), parse_yaml(f"[{text}]")

@@ -1,7 +1,6 @@
 """The commands `widemix train` and `eval` as functions, and networks."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +52,6 @@ def choose_memory_layout(
     chosen = select_memory_layout(model, engine, section, batch_size, device)
     use_memory_layout(model, chosen)
     return chosen
-
-
-def choose_kernels(model: torch.nn.Module, batch_size: int, precision: str = "fp32", kernels: str = "auto") -> str:
-    """The name of `choose_memory_layout` before, for one release."""
-    warnings.warn("widemix.choose_kernels is now called choose_memory_layout", DeprecationWarning, stacklevel=2)
-    return choose_memory_layout(model, batch_size, precision, kernels)
 
 
 @check_arguments

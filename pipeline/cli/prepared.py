@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from widemix.cli.prep import parse_place, print_summary
-from widemix.errors import Exit, InputError, command
+from widemix.errors import Exit, InputError
 from widemix.terminal import print
 
 
@@ -56,28 +56,18 @@ def add_verify(commands) -> None:
         "against its checksum. Prints each damaged sample and block, and exits with 1 if there is any.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR", help="folder that `widemix prep` wrote")
-    add = "if there is no damage, add checksums to a folder that an older version prepared without"
-    parser.add_argument("--add-checksums", action="store_true", help=add)
     parser.set_defaults(command=_verify)
 
 
 def _verify(arguments: argparse.Namespace) -> Exit:
-    from widemix.data_prep.add_checksums import add_checksums
     from widemix.data_prep.verify import repair_command, verify
-    from widemix.formats.manifest import UNCHECKED, read_manifest
 
     folder = arguments.folder
-    damages = add_checksums(folder) if arguments.add_checksums else verify(folder)
-    if damages:
+    if damages := verify(folder):
         print("\n".join(damages))
         print(f"to prepare it again: {repair_command(folder)}")
         return Exit.FAILED
-    if read_manifest(folder).format == UNCHECKED:
-        print(f"{folder}: no damage, but an older version prepared it without checksums of samples and manifest;")
-        adding = command("verify", folder, "--add-checksums")
-        print(f"{adding} adds them, and `widemix prep ... --force` prepares it again")
-    else:
-        print(f"{folder}: no damage")
+    print(f"{folder}: no damage")
     return Exit.DONE
 
 

@@ -12,7 +12,6 @@ from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError
 from widemix.recipe import key_names, suggest
 from widemix.recipe.files import find_study
-from widemix.recipe.renamed import current_name
 from widemix.terminal import print
 
 if TYPE_CHECKING:
@@ -200,7 +199,7 @@ def _search_section(arguments: argparse.Namespace, plan: "Plan") -> "Search":
         return plan.study.search.model_copy(update=more)
     if low is None or high is None:
         raise InputError(f"{plan.path} has no section search: give --low and --high")
-    if current_name(name) not in key_names():
+    if name not in key_names():
         raise InputError(f"--key {name}: no such key{suggest(name, key_names())}")
     if not low < high:
         raise InputError(f"--low {low:g}, --high {high:g}: the first must be smaller than the second")

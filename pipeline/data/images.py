@@ -33,7 +33,7 @@ class Images:
         self.section, self.device = section, topology.device
         self.threads = section.workers or share_cpus(topology)
         self.file = open_split(section, split, open_beton)
-        self.decoder = Decoder(self.file, split_checksums(section, self.file, topology))
+        self.decoder = Decoder(self.file, split_checksums(section, self.file))
         self._finish = Finish(section, topology.device)
 
     @property

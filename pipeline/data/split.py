@@ -1,7 +1,6 @@
 """Opens a prepared split and checks it against the manifest and the recipe."""
 
 import os
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -9,14 +8,12 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from widemix.distributed.topology import Topology
-from widemix.errors import InputError, command
+from widemix.errors import InputError
 from widemix.formats.beton import Beton
 from widemix.formats.checksums import Checksums, open_checksums
-from widemix.formats.manifest import UNCHECKED, check_counts, read_manifest, split_path
+from widemix.formats.manifest import check_counts, read_manifest, split_path
 from widemix.formats.text import TextBeton
 from widemix.recipe.data import AnyDataSection
-from widemix.terminal import print
 
 
 class PreparedFile(Protocol):
@@ -87,20 +84,9 @@ def open_split(section: AnyDataSection, split: str, open_file: Callable[[Path], 
     return opened
 
 
-def split_checksums(section: AnyDataSection, file: Beton | TextBeton, topology: Topology) -> Checksums | None:
-    """The checksums of an open split's samples; None with `data.checksums` false.
-
-    None too, with a warning by rank 0, for a folder of an older version, which has none.
-    """
-    if not section.checksums:
-        return None
-    folder = Path(section.path)
-    if read_manifest(folder).format != UNCHECKED:
-        return open_checksums(file)
-    if topology.rank == 0:
-        line = f"warning: {file.path}: has no checksums, so that damaged samples may be read as wrong ones; "
-        print(f"{line}{command('verify', folder, '--add-checksums')} adds them", file=sys.stderr)
-    return None
+def split_checksums(section: AnyDataSection, file: Beton | TextBeton) -> Checksums | None:
+    """The checksums of an open split's samples; None with `data.checksums` false."""
+    return open_checksums(file) if section.checksums else None
 
 
 def open_descriptor(file: PreparedFile, owner: object) -> int:

@@ -33,7 +33,7 @@ class Tokens:
         self._opened_by = section, split, topology
         self.device = topology.device
         self.file = open_split(section, split, open_text)
-        self._checksums = split_checksums(section, self.file, topology)
+        self._checksums = split_checksums(section, self.file)
         self.descriptor = open_descriptor(self.file, self)
         self.vocabulary = _vocabulary_size(Path(section.path) / TOKENIZER)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from widemix.engine import set_head_bias
 from widemix.errors import InputError
-from widemix.evaluation.trained import load_trained, trained_on
+from widemix.evaluation.trained import load_trained
 from widemix.formats.manifest import Prepared, read_manifest
 from widemix.models.export import Usage, read_usage
 from widemix.models.names import FORMS, HUB, timm_name
@@ -69,7 +69,7 @@ def load_network(name: str, ema: bool = False) -> Network:
     try:
         origin = checkpoint.find(path)
         recipe, module = load_trained(origin.path, ema)
-        return replace(of_recipe(name, recipe, module, trained_on(origin, recipe)), step=origin.position.step)
+        return replace(of_recipe(name, recipe, module, origin.position.prepared), step=origin.position.step)
     except InputError as error:
         if path.exists():
             raise

@@ -1,22 +1,18 @@
 """Trained models from checkpoints, and their export for timm."""
 
-import sys
 from pathlib import Path
 
 from torch import nn
 
 from widemix.errors import InputError
 from widemix.evaluation.model_card import LICENCE, model_card
-from widemix.formats.manifest import Prepared, data_hashes, read_manifest
 from widemix.models.export import export_model, loading_lines
 from widemix.models.onnx import check_packages
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, parse_recipe
 from widemix.recipe.data import DataSection
 from widemix.run import checkpoint
-from widemix.run.checkpoint import Checkpoint
 from widemix.tally import announce
-from widemix.terminal import print
 from widemix.training.finetune import check_indices
 
 
@@ -39,26 +35,6 @@ def load_trained(path: Path, ema: bool = False) -> tuple[Recipe, nn.Module]:
     return recipe, module
 
 
-def trained_on(origin: Checkpoint, recipe: Recipe) -> Prepared:
-    """What a checkpoint's network was trained on.
-
-    Checkpoints of earlier versions do not have it: it is then read from the prepared folder, unless that is gone, or
-    has changed since, which is warned of.
-    """
-    if origin.position.prepared is not None:
-        return origin.position.prepared
-    folder, known = Path(recipe.data.path), origin.position.data
-    try:
-        found = Prepared.of(read_manifest(folder))
-        now = data_hashes(folder, recipe.data.train_split, recipe.data.eval_split)
-    except InputError:  # the data may be named by another option
-        return Prepared()
-    if all(now[name] == known[name] for name in now.keys() & known.keys()):
-        return found
-    print(f"warning: {folder}: was prepared anew since {origin.path}; its classes may be others", file=sys.stderr)
-    return found.model_copy(update={"classes": ()})
-
-
 def export_checkpoint(
     path: Path, to: Path, ema: bool = False, onnx: bool = False, licence: str = LICENCE
 ) -> tuple[list[str], str]:
@@ -78,7 +54,7 @@ def export_checkpoint(
             "images in the original order; `widemix eval` evaluates the run itself"
         )
     origin = checkpoint.find(path)
-    prepared = trained_on(origin, recipe)
+    prepared = origin.position.prepared
     known = prepared.classes
     labels = [known[i] if i < len(known) else str(i) for i in range(recipe.data.num_classes)]
     card = model_card(origin, recipe, to.name, ema, licence)

@@ -12,7 +12,6 @@ from widemix.formats.blocks import BLOCK, hash_bytes
 from widemix.formats.tables import pieces
 
 NAME = "manifest.json"
-UNCHECKED = 2  # the format without `hash` and without checksums of samples, which is still read
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[^./][^/]*$")]  # of a file in the folder itself
 
@@ -42,7 +41,7 @@ class Manifest(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    format: Literal[2, 3] = 3
+    format: Literal[3] = 3
     source: str
     origin: str  # path that the source was read from
     classes: tuple[str, ...]
@@ -55,7 +54,7 @@ class Manifest(BaseModel):
     @model_validator(mode="after")
     def _every_split_has_checksums(self) -> "Manifest":
         for split in self.splits.values():
-            if self.format != UNCHECKED and Path(split.file).with_suffix(".crc32c").name not in self.files:
+            if Path(split.file).with_suffix(".crc32c").name not in self.files:
                 raise ValueError(f"no checksums of {split.file}")
         return self
 
@@ -90,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest:
         content = json.loads(path.read_bytes())  # not parsed by pydantic: names may hold bytes that are not UTF-8
         own = content.pop("hash", None) if isinstance(content, dict) else None
         manifest = Manifest.model_validate(content)
-        if own != (None if manifest.format == UNCHECKED else _hash(content)):
+        if own != _hash(content):
             raise InputError(f"{path}: was changed since it was written (its hash differs); prepare the folder again")
         return manifest
     except FileNotFoundError:
@@ -154,8 +153,7 @@ def data_hashes(folder: Path, *splits: str) -> dict[str, str]:
 def manifest_json(manifest: Manifest) -> str:
     """The text of manifest.json."""
     content = manifest.model_dump(mode="json")
-    own = {} if manifest.format == UNCHECKED else {"hash": _hash(content)}
-    return json.dumps(own | content, indent=1) + "\n"
+    return json.dumps({"hash": _hash(content)} | content, indent=1) + "\n"
 
 
 def _hash(content: dict[str, Any]) -> str:

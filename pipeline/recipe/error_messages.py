@@ -9,7 +9,6 @@ from pydantic import BaseModel, ValidationError
 
 from widemix.errors import shown
 from widemix.recipe.key_table import families, key_names, keys
-from widemix.recipe.renamed import RENAMED
 from widemix.recipe.schema import Recipe
 
 _OF_KEYS = ("extra_forbidden", "missing", "union_tag_not_found", "union_tag_invalid", "invalid_key")
@@ -101,8 +100,6 @@ def _kind(path: list[str], values: Mapping[str, Any]) -> str | None:
 
 def suggest(name: str, table: Iterable[str]) -> str:
     """Return the end of an error message: "; did you mean KEY?" with the nearest of the keys in `table`."""
-    if name in RENAMED:
-        return f"; it was renamed to {RENAMED[name]}"
     names = list(table)
     leaf = name.rsplit(".", 1)[-1]
     same_leaf = [known for known in names if known.rsplit(".", 1)[-1] == leaf]

@@ -17,7 +17,6 @@ from widemix.models.families import KINDS
 from widemix.recipe.error_messages import error_message, suggest
 from widemix.recipe.key_table import SECTIONS, key_names, takes_text, value_types
 from widemix.recipe.plugins import import_plugins
-from widemix.recipe.renamed import current_name, rename_keys, warn_renamed
 from widemix.recipe.schema import Recipe
 from widemix.recipe.yaml_text import QUOTED, dump_yaml, parse_yaml, read_yaml, yaml_error_message, yaml_text
 
@@ -50,20 +49,18 @@ def load_recipe(
 
 
 def load_stored_recipe(path: Path) -> Recipe:
-    """Return the recipe that a run keeps in its folder, in the spelling of the version that started it."""
-    return _load(path, (), str(path), stored=True)
+    """Return the recipe that a run keeps in its folder."""
+    return _load(path, (), str(path))
 
 
-def _load(file: Path, overrides: Iterable[tuple[str, str]], path: str, stored: bool = False) -> Recipe:
-    merged = _read(file, (), stored)
+def _load(file: Path, overrides: Iterable[tuple[str, str]], path: str) -> Recipe:
+    merged = _read(file, ())
     import_plugins(merged, path)
     origin = dict.fromkeys(_leaves(merged), path)
     known = key_names()
     for name, text in overrides:
-        now = current_name(name)
-        warn_renamed(name, now, "the command line")
-        _override(merged, now, text, known)
-        origin[now] = "the command line"
+        _override(merged, name, text, known)
+        origin[name] = "the command line"
     return parse_recipe(merged, origin, default_origin=path)
 
 
@@ -95,7 +92,6 @@ def parse_recipe(
     default_origin: the same for keys that `origin` omits.
     """
     import_plugins(values, default_origin)
-    values = rename_keys(values, None)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -125,7 +121,7 @@ def differences(one: Recipe, other: Recipe) -> list[str]:
     return [name for name in dict.fromkeys([*_leaves(a), *_leaves(b)]) if _get(a, name) != _get(b, name)]
 
 
-def _read(path: Path, chain: tuple[Path, ...], stored: bool = False) -> dict[str, Any]:
+def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
     extends = f"{chain[-1]}: extends " if chain else ""
     try:
         values = read_yaml(path)
@@ -143,9 +139,8 @@ def _read(path: Path, chain: tuple[Path, ...], stored: bool = False) -> dict[str
         raise InputError(f"{path}: not valid YAML, {yaml_error_message(error)}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path}: a recipe is a mapping of sections ({', '.join(SECTIONS)})")
-    if {"runs", "cells"} & values.keys():  # cells: its old name
+    if "runs" in values:
         raise InputError(f"{path}: is a study, not a recipe; `widemix study run {path}` trains its runs")
-    values = rename_keys(values, None if stored else str(path))
     base = values.pop("extends", None)
     if base is None:
         return values
@@ -198,7 +193,7 @@ def _text(name: str, text: str) -> str | None:
 
 def as_override(name: str, value: Any) -> tuple[str, str]:
     """Return a key and a value that YAML has read as an override; raises `InputError` for a path that is no text."""
-    if takes_text(current_name(name)) and not isinstance(value, str | None):
+    if takes_text(name) and not isinstance(value, str | None):
         raise InputError(f"--{name} {yaml_text(value)}: must be text; put quotes around it")
     return name, yaml_text(value)
 

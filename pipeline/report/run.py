@@ -44,7 +44,7 @@ class ReportedRun:
 
     @property
     def began(self) -> float | None:
-        """The time of the first line, s since 1970; None in runs of older versions."""
+        """The time of the first line, s since 1970; None where no line has one."""
         return next((line["time"] for line in self.lines if "time" in line), None)
 
     def of(self, split: str) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ class ReportedRun:
         return [line for line in self.lines if line.get("split") == split]
 
     def events(self) -> Iterator[tuple[int, float | None, str]]:
-        """Step, time (s since 1970, None in runs of older versions) and sentence of each event."""
+        """Step, time (s since 1970, None if the line has none) and sentence of each event."""
         for line in self.of("event"):
             event = {name: value for name, value in line.items() if name not in ("time", "epoch")}
             yield line["step"], line.get("time"), describe_event(event)

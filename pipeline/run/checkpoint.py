@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 
 from widemix.errors import InputError
@@ -59,15 +59,7 @@ class Position(BaseModel):
     evaluation_due: bool = False  # at this step, but the run was asked to stop
     unlogged: UnloggedSteps = UnloggedSteps()
     data: dict[str, str] = {}  # hashes of the prepared files, see `data_hashes`
-    prepared: Prepared | None = None  # None in those of versions that did not keep it
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_earlier_names(cls, values: Any) -> Any:
-        """What versions before the metrics were called so have written."""
-        if isinstance(values, dict) and "figures" in values:
-            values = {"metrics" if name == "figures" else name: value for name, value in values.items()}
-        return values
+    prepared: Prepared = Prepared()
 
 
 @dataclass(frozen=True)

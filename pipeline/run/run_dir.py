@@ -51,7 +51,7 @@ class ResumeState:
     done: dict[str, Any] | None = None  # done.json
     environment: dict[str, Any] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)  # hashes of the prepared files, see `data_hashes`
-    prepared: Prepared | None = None
+    prepared: Prepared = Prepared()  # noqa: RUF009 - it cannot be changed
     skipped_ranges: list[tuple[int, int]] = field(default_factory=list)  # see `read_skipped_ranges`
     problems: list[str] = field(default_factory=list)  # with damaged checkpoints
 

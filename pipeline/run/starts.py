@@ -62,8 +62,5 @@ def read_starts(run_dir: Path) -> list[dict[str, Any]]:
     path, found = run_dir / NAME, []
     for line in path.read_bytes().splitlines() if path.exists() else []:
         with suppress(ValueError):
-            start = parse_record(line, START)
-            if "kernels" in start:  # its name before engine.memory_layout was called so
-                start["memory_layout"] = start.pop("kernels")
-            found.append(start)
+            found.append(parse_record(line, START))
     return found

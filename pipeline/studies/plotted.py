@@ -5,7 +5,6 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from widemix.recipe import key_names, suggest
-from widemix.recipe.renamed import current_name
 from widemix.section import Section, key
 from widemix.studies.quantity import COMPUTED, CURVES, MEASURED
 
@@ -32,7 +31,7 @@ class Figure(Section):
         """Each axis is a recipe key or a known quantity."""
         known = [*key_names(), *COMPUTED, *MEASURED, "epoch"]
         for name in (self.x, *self.y):
-            if current_name(name) not in known:
+            if name not in known:
                 raise ValueError(f"{name}: no such quantity{suggest(name, known)}")
         if self.x in MEASURED:
             raise ValueError(f"x: {self.x} is a result; x is a key of the recipe, epoch or a size of the network")

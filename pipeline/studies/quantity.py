@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from widemix.errors import InputError
 from widemix.recipe import Recipe
-from widemix.recipe.renamed import current_name
 
 if TYPE_CHECKING:  # importing torch takes seconds
     from widemix.models.cost import ModelCost
@@ -80,7 +79,7 @@ def value_of(name: str, recipe: Recipe) -> float | str:
         return COMPUTED[name][1](recipe, None if name in OF_RECIPE else _cost(recipe))
     if name == "data.path":
         return Path(recipe.data.path).name
-    section, _, leaf = current_name(name).partition(".")
+    section, _, leaf = name.partition(".")
     return as_quantity(getattr(recipe, section).model_dump().get(leaf))
 
 

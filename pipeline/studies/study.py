@@ -13,7 +13,6 @@ from pydantic import Field, ValidationError, model_validator
 from widemix.errors import InputError, command
 from widemix.recipe import load_recipe, suggest
 from widemix.recipe.files import SHIPPED, as_override, find_recipe
-from widemix.recipe.renamed import current_name, warn_renamed
 from widemix.recipe.yaml_text import read_yaml, yaml_error_message, yaml_text
 from widemix.section import Section, key
 from widemix.studies.plotted import Figure, Published
@@ -131,21 +130,18 @@ _SECTIONS: dict[str, type[Section]] = {  # by the key that they stand at, for th
 
 
 def is_study(path: Path) -> bool:
-    """Whether a YAML file is a study and no recipe: it has `runs`, `cells` before they were called so."""
+    """Whether a YAML file is a study and no recipe."""
     try:
         values = read_yaml(path)
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return False
-    return isinstance(values, dict) and bool({"runs", "cells"} & values.keys())
+    return isinstance(values, dict) and "runs" in values
 
 
 def read_study(path: Path) -> Study:
     """Read a study file; raises `InputError`, in one line that names the file, the key and what is wrong."""
     try:
         values = read_yaml(path)
-        if isinstance(values, dict) and "cells" in values and "runs" not in values:
-            warn_renamed("cells", "runs", str(path))
-            values = {"runs" if name == "cells" else name: value for name, value in values.items()}
         if isinstance(values, dict) and "runs" not in values and values.keys() & {"extends", "model", "train"}:
             raise InputError(f"{path}: is a recipe, not a study; {command('train', path)} trains it")
         if not isinstance(values, dict):
@@ -208,9 +204,7 @@ def _group_runs(path: Path, study: Study, number: int, overrides: Sequence[tuple
     varies = {name for axis in group.axes for name in split_axis(axis)} | set(group.seeded)
     varies |= {"train.seed"} if study.seeds else set()
     varies |= {*study.search.keys, *group.search} if study.search else set()
-    for name in (*study.set, *group.set, *varies):
-        warn_renamed(name, current_name(name), str(path))
-    if conflicts := [name for name, _ in overrides if current_name(name) in set(map(current_name, varies))]:
+    if conflicts := [name for name, _ in overrides if name in varies]:
         raise InputError(f"--{conflicts[0]}: {path} varies it")
     constant = [as_override(name, value) for name, value in {**study.set, **group.set}.items()]
     shared = (*constant, *overrides)

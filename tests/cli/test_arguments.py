@@ -95,7 +95,6 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
         {},
     ),
     ("verify a", "widemix.data_prep.verify.verify", (P("a"),), {}),
-    ("verify a --add-checksums", "widemix.data_prep.add_checksums.add_checksums", (P("a"),), {}),
     ("stage a --to b", "widemix.launch.stage.stage", (P("a"), P("b")), {}),
     ("stage s3://a/b --to c", "widemix.launch.stage.stage", ("s3://a/b", P("c")), {}),
     ("stage --to {tmp} --clean 7", "widemix.launch.stage.remove_old", (P("{tmp}"), 7.0), {}),

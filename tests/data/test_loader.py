@@ -661,18 +661,6 @@ def test_labels_that_only_rise_are_class_by_class(folder, labels, told, capsys):
     assert ("class by class" in capsys.readouterr().err) == told
 
 
-def test_a_folder_without_checksums_is_read_with_a_warning_by_rank_0(folder, tmp_path, capsys):
-    old, manifest = Path(shutil.copytree(folder, tmp_path / "old")), read_manifest(folder)
-    (old / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"format": 2, "files": {}})))
-    for rank, checksums, told in ((0, True, True), (2, True, False), (0, False, False)):
-        EvalLoader(section(old, checksums=checksums), 4, Topology(rank, 4, rank % 2, 2, torch.device("cpu")))
-        found = capsys.readouterr().err
-        assert found.count("warning: ") == told
-        assert (f"{old}/val.beton: has no checksums" in found) == told
-        assert (f"widemix verify {old} --add-checksums" in found) == told
-    assert digest(training(old)) == digest(training(folder))
-
-
 def test_samples_without_a_class_are_refused(folder, tmp_path):
     """As FFCV's files may have some, with the label -1, which manifests do not count."""
     beton, manifest = open_beton(folder / "val.beton"), read_manifest(folder)

@@ -449,7 +449,7 @@ def test_settings_at_their_limits_are_taken(least_or_most):
 
 
 def test_the_settings_that_a_manifest_does_not_state():
-    """Of an older version: data that were prepared by it are compared with these."""
+    """Data that were prepared before a setting came are compared with these."""
     assert PrepSettings().as_json() == {
         "max_size": 512,
         "side": "longest",

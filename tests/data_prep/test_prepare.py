@@ -35,21 +35,13 @@ from widemix.errors import InputError, RunError
 from widemix.formats.beton import SAMPLE, open_beton
 from widemix.formats.blocks import hash_blocks
 from widemix.formats.checksums import crc32c
-from widemix.formats.manifest import read_manifest
+from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.formats.sources import read_sources
 
 pytestmark = pytest.mark.usefixtures("small_pages")
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = PrepSettings()
-
-
-def as_before_checksums(manifest: str) -> str:
-    """The text of a manifest as older versions wrote it."""
-    content = json.loads(manifest)
-    assert content.pop("hash")
-    names = [name for name in content["files"] if name.endswith((".crc32c", ".sources"))]
-    return json.dumps(content | {"format": 2, "files": {k: v for k, v in content["files"].items() if k not in names}})
 
 
 def contents(folder):
@@ -366,16 +358,12 @@ def test_a_source_from_outside_is_registered_in_one_line(tmp_path, monkeypatch, 
     assert (open_beton(tmp_path / "out" / "train.beton").label == 0).all()
 
 
-def test_folders_of_older_versions_are_recognised(tmp_path, folder):
-    """Their manifests say `on_bad` for `on_corrupt`, and nothing of settings that came later."""
+def test_a_folder_is_recognised_by_settings_that_came_later(tmp_path, folder):
+    """Those that its manifest does not state have their defaults."""
     out = tmp_path / "out"
-    prepare("image-folder", folder, out, SETTINGS, processes=1)
-    manifest = (out / "manifest.json").read_text()
-    assert manifest.count('"on_corrupt"') == 1
-    older = json.loads(as_before_checksums(manifest).replace('"on_corrupt"', '"on_bad"'))
-    for name in ("targets", "part", "encoding", "side", "shuffle", "max_pixels"):
-        older["settings"].pop(name)
-    (out / "manifest.json").write_text(json.dumps(older))
+    manifest = prepare("image-folder", folder, out, SETTINGS, processes=1)
+    settings = {name: value for name, value in manifest.settings.items() if name not in ("encoding", "side", "part")}
+    (out / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"settings": settings})))
     before = contents(out)
     prepare("image-folder", folder, out, SETTINGS, processes=1)
     assert contents(out) == before

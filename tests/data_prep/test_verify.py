@@ -121,7 +121,6 @@ def test_a_changed_manifest_is_refused(prepared, folder):
         {"settings": whole["settings"] | {"quality": 91}},
         {"exceptions": [{"file": "a", "rule": "b"}]},
         {"hash": "0" * 32},
-        {"format": 2},
     ):
         path.write_text(json.dumps(whole | change))
         for check in (verify, lambda _: open_split(section, "train", open_beton)):
@@ -317,14 +316,14 @@ def test_a_block_that_the_disk_does_not_give_is_damaged_with_its_samples(prepare
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "--from {0} --no-shuffle"),
+        ({"shuffle": False}, "--from {0} --no-shuffle"),
         ({"shuffle": True}, "--from {0}"),
         (
             {"raw": True, "max_size": 0, "side": "longest", "shuffle": True, "seed": 3},
             "--from {0} --raw --max-size 0 --seed 3",
         ),
         (
-            {"restart_markers": False, "fraction": 0.25, "quality": 80, "shuffle": True, "on_bad": "error"},
+            {"restart_markers": False, "fraction": 0.25, "quality": 80, "shuffle": True, "on_corrupt": "error"},
             "--from {0} --no-restart-markers --fraction 0.25 --quality 80 --on-corrupt error",
         ),
         (

@@ -1,6 +1,5 @@
 """Details of evaluations against torchmetrics and numpy; runs, exports and their classes."""
 
-import hashlib
 import json
 import shutil
 import sys
@@ -42,7 +41,7 @@ from widemix.evaluation.assessment import (
 )
 from widemix.evaluation.networks import Network, _imagenet_names, initial_module, load_network, of_recipe
 from widemix.evaluation.predict import Predictor
-from widemix.evaluation.trained import export_checkpoint, load_trained, trained_on
+from widemix.evaluation.trained import export_checkpoint, load_trained
 from widemix.formats.manifest import Prepared, manifest_json, read_manifest
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
@@ -104,7 +103,7 @@ def renamed(digits, folder, names):
     return folder
 
 
-def test_classes_are_those_that_a_run_was_trained_on_whatever_its_data_are_now(digits, tmp_path, capsys):
+def test_classes_are_those_that_a_run_was_trained_on_whatever_its_data_are_now(digits, tmp_path):
     """After `prep --extend` by a class before the others, every name was another one's."""
     old = tuple(read_manifest(digits).classes)
     data = renamed(digits, tmp_path / "data", ("é\udcff", *old[1:]))  # a name that is not UTF-8 too
@@ -125,20 +124,6 @@ def test_classes_are_those_that_a_run_was_trained_on_whatever_its_data_are_now(d
         batch = next(batches)
         logits = load_network(str(run)).module(batch.inputs)[:, labels]
     assert moved["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, batch.targets).item(), rel=1e-5)
-
-    state = json.loads((path := checkpoint.find(run).path / "state.json").read_text())
-    del state["prepared"]  # as earlier versions wrote it
-    path.write_text(json.dumps(state))
-    hashes = json.loads((path.parent / "COMPLETE").read_text())
-    hashes["state.json"] = hashlib.blake2b(path.read_bytes()).hexdigest()
-    (path.parent / "COMPLETE").write_text(json.dumps(hashes))
-    assert load_network(str(run)).classes == (*old[1:], "é\udcff")
-    assert "prepared anew" not in capsys.readouterr().err
-    path.write_text(json.dumps(state | {"data": dict.fromkeys(state["data"], "0")}))
-    hashes["state.json"] = hashlib.blake2b(path.read_bytes()).hexdigest()
-    (path.parent / "COMPLETE").write_text(json.dumps(hashes))
-    assert load_network(str(run)).classes == ()
-    assert f"warning: {data}: was prepared anew since {path.parent}" in capsys.readouterr().err
 
 
 def test_a_run_and_its_export_have_the_same_figures(run, digits, tmp_path):
@@ -546,31 +531,14 @@ def test_averaged_weights_are_those_of_the_checkpoint(run, monkeypatch):
         load_trained(run)
 
 
-def test_data_that_are_gone_have_no_classes_and_those_that_are_there_must_be_the_same(digits, monkeypatch):
-    recipe = load_recipe("digits/mixer", [("data.path", str(digits))])
-    classes = tuple(map(str, range(10)))
-    hashes = {"train": "1", "test": "2"}
-    monkeypatch.setattr(trained, "data_hashes", lambda folder, *splits: {name: hashes[name] for name in splits})
-    for known, found in (
-        ({}, classes),
-        ({"train": "1", "test": "2", "old": "3"}, classes),
-        ({"train": "1", "test": "9"}, ()),
-        ({"train": "9", "test": "2"}, ()),
-    ):
-        position = SimpleNamespace(prepared=None, data=known)
-        assert trained_on(SimpleNamespace(path="c", position=position), recipe).classes == found
-    gone = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": "none"})})
-    assert trained_on(SimpleNamespace(path="c", position=position), gone) == Prepared()
-
-
 def test_an_export_gets_what_the_run_has(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "find", lambda path: SimpleNamespace(path=path))
     prepared, given, loaded = Prepared(classes=("a", "b"), max_size=7), [], []
+    position = SimpleNamespace(prepared=prepared)
+    monkeypatch.setattr(checkpoint, "find", lambda path: SimpleNamespace(path=path, position=position))
     recipe = load_recipe("digits/mixer", [("train.loss", "sigmoid"), ("data.num_classes", "4")])
     recipe = recipe.model_copy(update={"plugins": ("json",)})
     monkeypatch.setattr(trained, "check_packages", lambda: given.append("packages"))
     monkeypatch.setattr(trained, "load_trained", lambda *words: loaded.append(words) or (recipe, "module"))
-    monkeypatch.setattr(trained, "trained_on", lambda *words: prepared)
     monkeypatch.setattr(trained, "model_card", lambda *words: words)
     monkeypatch.setattr(trained, "export_model", lambda *words, **named: given.append((words, named)))
     labels, line = export_checkpoint(run, tmp_path / "out", ema=True, onnx=True, licence="mit")

@@ -6,19 +6,12 @@ import struct
 import numpy as np
 import pytest
 
-from tests import layouts
 from widemix.data.decode import Decoder
-from widemix.data_prep.add_checksums import add_checksums
 from widemix.data_prep.image import Encoded
-from widemix.data_prep.prepare import prepare
-from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.verify import verify
 from widemix.errors import InputError
-from widemix.files import atomic_write
 from widemix.formats import checksums
 from widemix.formats.beton import JPEG, RAW, open_beton
 from widemix.formats.checksums import BAND, crc32c, crc32c_bands, open_checksums
-from widemix.formats.manifest import Manifest, manifest_json, read_manifest
 from widemix.formats.sources import describe_sample, read_names, read_sources, sources_text
 from widemix.native import BuildError
 
@@ -122,59 +115,6 @@ def test_as_many_checksums_as_samples(tmp_path, digits):
     path.unlink()
     with pytest.raises(InputError, match=r"train\.crc32c: cannot be read .*prepare the folder again"):
         open_checksums(beton)
-
-
-@pytest.mark.parametrize("raw", [False, True])
-def test_an_older_folder_gets_the_checksums_that_it_would_have(tmp_path, folder, raw, monkeypatch):
-    new, old = tmp_path / "new", tmp_path / "old"
-    prepare("image-folder", folder, new, PrepSettings(raw=raw), processes=1)
-    shutil.copytree(new, old)
-    manifest = read_manifest(new)
-    for name in manifest.files:
-        (old / name).unlink()
-    (old / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"format": 2, "files": {}})))
-    assert verify(old) == []
-    before = (old / "train.beton").read_bytes()
-    (old / "train.beton").write_bytes(before[:-9] + bytes(9))
-    assert add_checksums(old) == verify(old) != []
-    (old / "train.beton").write_bytes(before)
-    found = [["damaged meanwhile"], []]
-    with monkeypatch.context() as patch:
-        patch.setattr("widemix.data_prep.add_checksums.verify", lambda _: found.pop())
-        with pytest.raises(InputError, match="old: was damaged while it was read; run the same command again"):
-            add_checksums(old)
-    assert sorted(path.name for path in old.iterdir()) == ["manifest.json", "train.beton", "val.beton"]
-    written = []
-    with monkeypatch.context() as patch:
-        module = "widemix.data_prep.add_checksums.atomic_write"
-        patch.setattr(module, lambda path, data: written.append(path.name) or atomic_write(path, data))
-        assert add_checksums(old) == []
-    assert written == ["train.crc32c", "val.crc32c", "manifest.json"]  # a kill leaves an older folder, or a newer one
-    assert verify(old) == []
-    for split in ("train", "val"):
-        assert (old / f"{split}.crc32c").read_bytes() == (new / f"{split}.crc32c").read_bytes()
-    added = Manifest(**(read_manifest(old).model_dump() | {"files": manifest.files}))
-    assert added == manifest
-
-
-def test_an_older_folder_of_text_gets_them_too(tmp_path):
-    """Its tokenizer stays among the files of the manifest."""
-    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
-    (tmp_path / "pairs").mkdir()
-    layouts.mnli(tmp_path / "pairs")
-    new = tmp_path / "new"
-    manifest = prepare("mnli", tmp_path / "pairs", new, PrepSettings(length=16))
-    wanted = {name: (new / name).read_bytes() for name in manifest.files if name.endswith(".crc32c")}
-    kept = {"tokenizer.json": manifest.files["tokenizer.json"]}
-    for name in manifest.files.keys() - kept:
-        (new / name).unlink()
-    (new / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"format": 2, "files": kept})))
-    assert add_checksums(new) == []
-    assert {name: (new / name).read_bytes() for name in wanted} == wanted
-    assert read_manifest(new).files.keys() == {*wanted, "tokenizer.json"}
-    before = (new / "manifest.json").stat()
-    assert add_checksums(new) == []
-    assert (new / "manifest.json").stat().st_mtime_ns == before.st_mtime_ns  # not written again
 
 
 def test_names_of_any_characters_are_those_of_the_sources(tmp_path):

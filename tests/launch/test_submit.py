@@ -1202,7 +1202,7 @@ def test_cells_of_another_recipe_are_not_done(tmp_path):
 
 def test_a_study_file_is_an_array_of_its_cells(tmp_path, digits, capsys):
     study = tmp_path / "study.yaml"
-    text = "title: t\nsource: s\nclaim: c\nseeds: [0, 1]\nset: {data.path: DATA}\nfigure: {x: width}\ncells:\n"
+    text = "title: t\nsource: s\nclaim: c\nseeds: [0, 1]\nset: {data.path: DATA}\nfigure: {x: width}\nruns:\n"
     text += "- {label: a, recipes: {Digits: RECIPE}, axes: {model.channels: [8, 16]}}\n"
     study.write_text(text.replace("DATA", str(digits)).replace("RECIPE", str(RECIPE)))
     parser = Parser()

@@ -90,12 +90,6 @@ def test_a_loop_of_ones_own_chooses_the_memory_layout(memory_layout: str) -> Non
     torch.testing.assert_close(model(x), expected)
 
 
-def test_the_old_name_works_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match=r"is now called choose_memory_layout$"):
-        assert widemix.choose_kernels(torch.nn.Linear(2, 2), 8, kernels="plain") == "plain"  # type: ignore[attr-defined]
-    assert "choose_kernels" not in widemix.__all__
-
-
 def test_networks_that_are_no_mixer_have_one_way() -> None:
     assert widemix.choose_memory_layout(torch.nn.Linear(2, 2), 8, "bf16") == "plain"
     for arguments, said in (
@@ -116,9 +110,6 @@ def test_the_arguments_of_a_layouts_choice_reach_it(monkeypatch: pytest.MonkeyPa
     (network, engine, train, batch, device) = given[0]
     assert (network, batch, device) == (model, 6, torch.device("meta"))
     assert (engine.memory_layout, train.precision, train.global_batch) == ("batch_last", "bf16", 6)
-    with pytest.warns(DeprecationWarning, match="is now called"):
-        widemix.choose_kernels(model, 5, "fp16", "batch_last")  # type: ignore[attr-defined]
-    assert (given[1][1].memory_layout, given[1][2].precision, given[1][3]) == ("batch_last", "fp16", 5)
 
 
 def test_the_arguments_of_an_evaluation_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -416,7 +416,6 @@ def test_the_table_of_keys_has_their_values_and_defaults():
 @pytest.mark.parametrize(
     ("name", "table", "words"),
     [
-        ("engine.kernels", None, "; it was renamed to engine.memory_layout"),
         ("optim.epochs", None, "; did you mean train.epochs?"),
         ("epochs", None, "; did you mean train.epochs?"),
         ("train.epoch", None, "; did you mean train.epochs?"),

@@ -11,7 +11,6 @@ import yaml
 import widemix
 from tests.conftest import train_lines
 from widemix import metrics
-from widemix import plugins as public
 from widemix.cli.parser import make_parser
 from widemix.data.augment.registry import OPERATIONS
 from widemix.data_prep.sources import SOURCES
@@ -298,12 +297,3 @@ def test_a_part_of_another_type_is_refused_by_the_arguments_name(
     assert before == [
         list(table) for table in (OPTIMIZERS, losses.LOSSES, metrics.METRICS, SOURCES, KINDS, OPERATIONS)
     ]
-
-
-def test_old_names_work_with_a_warning() -> None:
-    for old, new in public._RENAMED.items():
-        with pytest.warns(DeprecationWarning, match=rf"widemix.plugins.{old} is now called {new}$"):
-            assert getattr(public, old) is getattr(public, new)
-        assert old not in public.__all__
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        _ = public.Nothing

@@ -13,7 +13,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def test_one_version() -> None:
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == PROJECT["version"]
-    assert (ROOT / "tests/formats/released/0.1.0.tar.xz").exists()
+    assert (ROOT / "tests/formats/released/0.2.0.tar.xz").exists()
 
 
 def test_the_lock_is_of_these_requirements() -> None:

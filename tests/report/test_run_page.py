@@ -432,7 +432,7 @@ def test_each_metric_has_its_chart_and_blocks_have_theirs_in_one(tmp_path):
     ],
 )
 def test_time_runs_in_a_unit_that_suits_its_length(tmp_path, seconds, unit, end):
-    """Of runs of older versions, whose lines have no time, there is none."""
+    """Of lines that have no time there is none."""
     lines = [{"step": step, "split": "eval", "loss": 1.0} for step in (1, 2)]
     if seconds:
         lines = [line | {"time": 1e9 + at * seconds} for at, line in enumerate(lines)]

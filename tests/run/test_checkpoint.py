@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import os
 import shutil
 from pathlib import Path
@@ -187,12 +186,6 @@ def test_a_checkpoint_whose_removal_is_interrupted_is_never_read(tmp_path, monke
             checkpoint.save(tmp_path, state(), position(2), RetentionPolicy(1))
     assert old.exists()
     assert [path.name for path in checkpoint.complete_checkpoints(tmp_path)] == ["00000002"]
-
-
-def test_the_position_of_an_earlier_version_is_read():
-    written = json.loads(position(3, metrics={"top1": 50.0}).model_dump_json())
-    written["figures"] = written.pop("metrics")
-    assert Position.model_validate_json(json.dumps(written)).metrics == {"top1": 50.0}
 
 
 def test_a_path_of_any_bytes_in_the_recipe_is_saved_and_read(tmp_path):

@@ -89,11 +89,6 @@ def test_lines_that_a_crash_has_torn_are_left_out(tmp_path):
     assert [start["step"] for start in read_starts(tmp_path)] == [1, 2]
 
 
-def test_the_layout_of_an_earlier_versions_start_is_read_under_its_new_name(tmp_path):
-    (tmp_path / "starts.jsonl").write_text('{"step": 1, "kernels": "plain"}\n3\n')
-    assert read_starts(tmp_path) == [{"step": 1, "memory_layout": "plain"}]
-
-
 def test_a_start_on_two_ranks_and_one_that_resumes(train, tmp_path):
     began = time.time()
     for steps, world in (("3", 2), ("5", 0)):

@@ -483,7 +483,7 @@ def test_a_study_of_a_recipe_with_plugins_is_planned(tmp_path, monkeypatch, caps
     for plugins in ("", "plugins: [own_parts]\n"):
         (tmp_path / "own.yaml").write_text(f"extends: {ROOT}/recipes/digits/mixer.yaml\n{plugins}")
         (tmp_path / "study.yaml").write_text(
-            "title: t\nsource: s\ncells:\n- {label: a, recipes: {Digits: own.yaml}}\nfigure: {x: width}\n"
+            "title: t\nsource: s\nruns:\n- {label: a, recipes: {Digits: own.yaml}}\nfigure: {x: width}\n"
         )
         code, output = widemix(monkeypatch, capsys, "study", "plan", tmp_path / "study.yaml")
         assert code == 0, output

@@ -41,7 +41,7 @@ def planned(path, overrides=(), only="*"):
 
 
 def test_a_cell_is_its_recipe_with_the_values_of_study_entry_command_line_and_axes(tmp_path):
-    text = TWO.replace("runs:\n", "set: {train.epochs: 2, optim.lr: 0.5}\ncells:\n")
+    text = TWO.replace("runs:\n", "set: {train.epochs: 2, optim.lr: 0.5}\nruns:\n")
     text = text.replace("  axes", "  set: {optim.lr: 0.25}\n  axes")
     study_runs = planned(write(tmp_path, text), [("train.epochs", "3")])
     recipes = [study_run.recipe for study_run in study_runs]
@@ -66,7 +66,6 @@ def test_a_cell_is_its_recipe_with_the_values_of_study_entry_command_line_and_ax
         (tmp_path / "study.yaml").write_bytes(content)
         assert not is_study(tmp_path / "study.yaml")
     assert not is_study(tmp_path / "none.yaml")
-    assert is_study(write(tmp_path, TWO.replace("runs:", "cells:")))  # as they were called
 
 
 def test_a_run_folder_has_the_hash_of_all_that_the_result_depends_on(tmp_path):
@@ -87,7 +86,7 @@ def test_a_run_folder_has_the_hash_of_all_that_the_result_depends_on(tmp_path):
 
 
 def test_seeds_set_the_training_seed_and_the_keys_that_follow_it(tmp_path):
-    text = TWO.replace("runs:\n", "seeds: [3, 4]\ncells:\n").replace("s_mixer.yaml", "rp_s_mixer.yaml")
+    text = TWO.replace("runs:\n", "seeds: [3, 4]\nruns:\n").replace("s_mixer.yaml", "rp_s_mixer.yaml")
     study_runs = planned(write(tmp_path, text.replace("  axes", "  seeded: [model.permutation_seed]\n  axes")))
     sampled = [(c.recipe.model.channels, c.recipe.train.seed, c.recipe.model.permutation_seed) for c in study_runs]
     assert sampled == [(8, 3, 3), (8, 4, 4), (16, 3, 3), (16, 4, 4)]
@@ -449,9 +448,9 @@ def test_widths_fill_their_weight_budget(tmp_path, name, unit):
         (
             "model.channels: [8, 16]",
             "eval.every_epochs: [1, 2]",
-            [("eval.every", "3")],
+            [("eval.every_epochs", "3")],
             "*",
-            "--eval.every: .* varies it",
+            "--eval.every_epochs: .* varies it",
         ),
         ("claim: c", "seeds: [1, -1]", [], "*", "seeds.1: "),
     ],
@@ -478,7 +477,6 @@ def test_a_recipe_is_no_study_and_a_name_like_a_hidden_files_is_not_suggested(tm
 def test_a_figure_needs_runs_where_any_of_its_quantities_is_a_result_and_large_targets_are_whole(tmp_path):
     for y, measured in (("[width]", False), ("[width, error]", True), ("[loss]", True)):
         assert read_study(write(tmp_path, TWO.replace("x: width", f"x: width, y: {y}"))).measured is measured
-    read_study(write(tmp_path, TWO.replace("x: width", "x: eval.every")))  # a key's name of before
     axes = {"model.channels": {"weights": 9}, "model.depth": [1]}
     group = Group(label="a", recipes={"b": "c"}, axes=axes, lines=["model.channels"])
     shown = [_label("model.channels", value, group) for value in (99.5, 100, 123.4, 1e6)]
