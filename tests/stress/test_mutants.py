@@ -8,14 +8,13 @@ from contextlib import contextmanager
 import pytest
 
 from tests.conftest import ROOT
-from tests.stress.mutants import matrix
+from tests.stress.mutants import choice, matrix
 from tests.stress.mutants.__main__ import ALL, FIRST, breaks_of, outcome, table
 from tests.stress.mutants.checkout import Checkout, is_compiled
-from tests.stress.mutants.choice import sample
 from tests.stress.mutants.coverage import Coverage, digest
 from tests.stress.mutants.matrix import Row
 from tests.stress.mutants.names import EQUIVALENT, KNOWN, Index, parse, sources, words, write
-from tests.stress.mutants.sites import sites
+from tests.stress.mutants.sites import Site, sites
 
 PYTHON = """
 def f(x: int = 3) -> bool:
@@ -87,18 +86,18 @@ def test_a_matrix_names_what_nothing_rests_on_what_many_notice_and_what_one_hold
     idle, alone = "tests/a.py::test_idle", "tests/b.py::test_alone"
     rows = [
         Row("f: {{1 => 2}}", "launch/a.py", 1, "noticed", 2.0, many, [idle, *many]),
-        Row("g: {{1 => 2}}", "launch/a.py", 2, "hung", 2.0, [alone], [idle, alone]),
+        *(Row(f"g: {{{{{n} => 9}}}}", "launch/a.py", 2, "hung", 2.0, [alone], [idle, alone]) for n in range(1, 5)),
         Row("known", "launch/a.py", 3, "noticed", 0.1, [idle], []),  # only the first that noticed it is known
     ]
     path = tmp_path / "matrix.jsonl.xz"
     matrix.write_matrix(rows, path)
     assert list(matrix.read_matrix(path).values()) == rows
     said = matrix.report(rows, "tests/a").splitlines()
-    assert said[0] == f"2 breaks, {matrix.MANY + 2} tests asked, {matrix.MANY + 1} notice one"
+    assert said[0] == f"5 breaks, {matrix.MANY + 2} tests asked, {matrix.MANY + 1} notice one"
     assert "- tests/a.py: 1 of 11" in said
-    assert "  - test_idle (asked 2 times)" in said
+    assert "  - test_idle (asked 5 times)" in said
     assert f"- {matrix.MANY}: f: {{{{1 => 2}}}}" in said
-    assert f"- {alone}: g: {{{{1 => 2}}}}" in matrix.report(rows, "")
+    assert f"- {alone}: g: {{{{1 => 9}}}}" in matrix.report(rows, "")
 
 
 def test_tests_of_a_line_are_those_that_ran_it_or_any_of_its_file_where_that_has_changed_since():
@@ -121,6 +120,15 @@ def test_tests_of_a_line_are_those_that_ran_it_or_any_of_its_file_where_that_has
     assert covered.covering("Makefile", [1]) == []
     assert covered.may_run("README.md") == [as_it_was, as_it_is]  # none has this digest
     assert covered.may_run("Makefile") == []
+
+
+def test_a_place_that_the_map_has_not_is_asked_of_tests_that_name_it():
+    """After files had been renamed, pytest failed on the old names, which counted as noticed."""
+    site = Site("pipeline/tally.py", 1, "sign", 0, 1, "")
+    earlier = ["tests/test_tally.py::test_that_is_gone", "tests/test_gone.py", "tests/test_files.py"]
+    first, *others = choice.tests_of(site, "x = 1\n", Coverage({}), 60, earlier)
+    assert first == ["tests/test_files.py"]
+    assert "tests/test_tally.py" in others[0]
 
 
 class Pretended(Checkout):
@@ -267,11 +275,11 @@ def test_every_kind_of_break_is_offered_and_no_other():
 
 def test_a_seed_names_the_same_breaks_and_more_of_them_begin_with_the_same():
     texts = {"pipeline/a/b.py": PYTHON, "pipeline/c.py": PYTHON, "launch/d.py": 9 * PYTHON}
-    found = sample(texts, 3, 20, "")
-    assert sample(texts, 3, 7, "") == found[:7]
-    assert sample(texts, 4, 7, "") != found[:7]
+    found = choice.sample(texts, 3, 20, "")
+    assert choice.sample(texts, 3, 7, "") == found[:7]
+    assert choice.sample(texts, 4, 7, "") != found[:7]
     assert len(set(found)) == 20
-    assert {site.file for site in sample(texts, 3, 5, "pipeline/c")} == {"pipeline/c.py"}
+    assert {site.file for site in choice.sample(texts, 3, 5, "pipeline/c")} == {"pipeline/c.py"}
     ended = ["noticed" if site.line % 2 else "survived" for site in found]
     rows = table([Row("", site.file, site.line, how, 1.0, [], []) for site, how in zip(found, ended, strict=True)])
     odd = sum(site.line % 2 for site in found)

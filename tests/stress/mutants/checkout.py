@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.conftest import ROOT
+from widemix.files import try_lock
 
 _LIMIT_S = 600  # of a test without a break
 _IMPORTED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # plugins of pytest, by the server
@@ -23,6 +24,10 @@ class Checkout:
 
     def __init__(self, folder: Path):
         self.folder, self.root, self._cache = folder, folder / "widemix", folder / "cache"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (folder / "lock").open("w")
+        if try_lock(self._lock.fileno()) is False:
+            sys.exit(f"error: {folder}: another run breaks the code there")
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
         wanted = {name for name in names if name and ((ROOT / name).is_file() or (ROOT / name).is_symlink())}

@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 from tests.stress.mutants.coverage import WORK
 from widemix.files import atomic_write
 
-MATRIX, MEASURED = Path(__file__).with_name("matrix.jsonl.xz"), (WORK / "matrix.jsonl", WORK / "again.jsonl")
+MATRIX = Path(__file__).with_name("matrix.jsonl.xz")
+MEASURED = [WORK / f"{name}.jsonl" for name in ("known", "matrix", "again")]
 NOTICED = ("noticed", "hung")
 MANY = 10  # tests that notice one break, where fewer would do
+ENOUGH = 5  # breaks that a test must have been asked about before it is said to hold nothing
 
 
 class Row(NamedTuple):
@@ -74,7 +76,7 @@ def report(rows: Iterable[Row], word: str) -> str:
     notices = Counter(test for row in rows for test in row.noticed)
     idle: dict[str, list[str]] = defaultdict(list)
     for test in asked:
-        if not notices[test] and word in test:
+        if not notices[test] and asked[test] >= ENOUGH and word in test:
             idle[test.partition("::")[0]].append(test)
     total = Counter(test.partition("::")[0] for test in asked)
     own = [row for row in rows if word in row.file or any(word in test for test in row.noticed)]
@@ -106,7 +108,7 @@ def main() -> None:
     rows = read_matrix()
     if arguments.pack:
         for path in MEASURED:
-            rows |= read_rows(path)
+            rows |= {name: row for name, row in read_rows(path).items() if row.noticed or row.ran}
         write_matrix(rows.values())
     print(report(rows.values(), arguments.word))
 

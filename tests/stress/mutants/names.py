@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.conftest import ROOT
-from tests.stress.mutants.sites import Site
+from tests.stress.mutants.sites import Site, line_starts, span
 
 KNOWN, EQUIVALENT = (Path(__file__).with_name(f"{name}.txt") for name in ("known", "equivalent"))
 ROOMS = ("pipeline", "data_prep", "launch")
@@ -136,10 +136,10 @@ class Index:
         parts = place.parts[-2:]
         while len(self._named(parts)) > 1 and parts != place.parts:
             parts = place.parts[-len(parts) - 1 :]
-        spans = [span for span in _around(site, self.texts[site.file]) if span[0] >= place.start]
-        tried = [self._change(".".join(parts), site, start, stop) for start, stop in spans]
+        spans = [each for each in _around(site, self.texts[site.file]) if each[0] >= place.start]
+        tried = [self._change(".".join(parts), site, *each) for each in spans]
         lengths = [len(_run(change, site.file)) for change in tried]
-        short = [c for c, n in zip(tried, lengths, strict=True) if _FEWEST <= n <= max(_MOST, *sorted(lengths)[:1])]
+        short = [c for c, n in zip(tried, lengths, strict=True) if _FEWEST <= n <= max(_MOST, min(lengths) + _FEWEST)]
         numbered = []
         for change in [*short, *tried]:
             found = self.find(change)
@@ -196,14 +196,14 @@ def _places(file: str, text: str) -> Iterator[Place]:
         return
     module = tuple(part for part in Path(file).with_suffix("").parts if part not in ("pipeline", "__init__"))
     yield Place(module or ("widemix",), file, 0, size)
-    begins = _begins(text)
+    starts = line_starts(text)
 
     def inside(node: ast.AST, parts: tuple[str, ...]) -> Iterator[Place]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 own = (*parts, child.name)
                 first = min([child.lineno, *(each.lineno for each in child.decorator_list)])
-                yield Place(own, file, begins[first - 1], begins[child.end_lineno - 1] + child.end_col_offset)  # type: ignore
+                yield Place(own, file, starts[first - 1], span(child, starts)[1])
                 yield from inside(child, own)
             else:
                 yield from inside(child, parts)
@@ -213,31 +213,15 @@ def _places(file: str, text: str) -> Iterator[Place]:
 
 def _around(site: Site, text: str) -> list[tuple[int, int]]:
     """What a site is part of, the least first: nodes of the syntax tree, then so many tokens around it."""
-    found = []
-    if site.file.endswith(".py"):
-        begins = _begins(text)
-        for node in ast.walk(ast.parse(text)):
-            if (end := getattr(node, "end_lineno", None)) is not None:
-                first, last = begins[node.lineno - 1] + node.col_offset, begins[end - 1] + node.end_col_offset  # type: ignore
-                found.append((first, last))
-    found = sorted(
-        {span for span in found if span[0] <= site.start and site.stop <= span[1]}, key=lambda span: span[1] - span[0]
-    )
+    nodes = list(ast.walk(ast.parse(text))) if site.file.endswith(".py") else []
+    starts = line_starts(text)
+    spans = {span(node, starts) for node in nodes if hasattr(node, "end_lineno")}
+    found = sorted((b - a, a, b) for a, b in spans if a <= site.start and site.stop <= b)
     own = tokens(text, site.file)
     before = [start for _, start, _ in own if start <= site.start]
     after = [stop for _, _, stop in own if stop >= site.stop]
-    windows = [
-        (before[-1 - min(n // 2, len(before) - 1)], after[min((n + 1) // 2, len(after) - 1)]) for n in range(_MOST)
-    ]
-    return [*found, *windows]
-
-
-def _begins(text: str) -> list[int]:
-    """The first byte of each line."""
-    begins = [0]
-    for line in text.encode().splitlines(keepends=True):
-        begins.append(begins[-1] + len(line))
-    return begins
+    windows = [(before[-1 - n // 2 :][0], after[: 1 + (n + 1) // 2][-1]) for n in range(_MOST)]
+    return [*((a, b) for _, a, b in found), *windows]
 
 
 def _one_line(data: bytes, file: str) -> str:

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
@@ -40,6 +40,17 @@ class Site(NamedTuple):
         return (data[: self.start] + self.new.encode() + data[self.stop :]).decode()
 
 
+def line_starts(text: str) -> list[int]:
+    """The first byte of each line."""
+    return [0, *accumulate(map(len, text.encode().splitlines(keepends=True)))]
+
+
+def span(node: ast.AST, starts: list[int]) -> tuple[int, int]:
+    """The first byte of a node, and that after its last one."""
+    start = starts[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
+    return start, starts[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+
+
 def sites(file: str, text: str) -> list[Site]:
     """All that a file offers, in its order."""
     found = _Python(file, text).sites if file.endswith(".py") else list(_of_c(file, text))
@@ -55,16 +66,12 @@ class _Python(ast.NodeVisitor):
 
     def __init__(self, file: str, text: str):
         self.file, self.sites = file, list[Site]()
-        self._data = text.encode()
-        self._begins = [0]
-        for line in self._data.splitlines(keepends=True):
-            self._begins.append(self._begins[-1] + len(line))
+        self._data, self._begins = text.encode(), line_starts(text)
         self._depth = 0  # of functions
         self.visit(ast.parse(text))
 
     def _span(self, node: ast.AST) -> tuple[int, int]:
-        start = self._begins[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
-        return start, self._begins[node.end_lineno - 1] + node.end_col_offset  # type: ignore[attr-defined]
+        return span(node, self._begins)
 
     def _text(self, node: ast.AST) -> str:
         start, stop = self._span(node)
