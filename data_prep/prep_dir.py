@@ -55,11 +55,13 @@ def prep_dir(to: Path, plan: dict[str, Any], force: bool) -> Iterator[None]:
             _resume(to, plan, force)
             yield
         except OSError as error:
-            if error.errno not in DISK_FULL:
-                raise
-            raise InputError(f"{to}: the disk is full; free some space and run the same command again") from None
+            if error.errno in DISK_FULL:
+                raise InputError(f"{to}: the disk is full; free some space and run the same command again") from None
+            error.filename = error.filename or str(to)  # of a write, which names no file
+            raise
         finally:
-            _keep_or_clear(to)
+            with suppress(OSError):  # of a disk that has failed before, which is said
+                _keep_or_clear(to)
 
 
 @contextmanager
@@ -75,13 +77,18 @@ def lock_folder(to: Path) -> Iterator[None]:
             stack.enter_context(hold(to, kind=HELD))
         except OSError as error:
             raise InputError(f"{to}: cannot be written to ({error.strerror})") from None
-        stack.callback((to / HELD.lock).unlink, missing_ok=True)
+        stack.callback(_unlink, to / HELD.lock)
         yield
+
+
+def _unlink(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 def _remove_empty(folders: list[Path]) -> None:
     for folder in folders:
-        if folder.exists() and not any(folder.iterdir()):
+        with suppress(OSError):  # it is not empty, or not there
             folder.rmdir()
 
 

@@ -1,7 +1,11 @@
 """The errors that are no bugs of ours: what the user can correct, and what ends a run; exit codes."""
 
 import enum
+import errno
+import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class Exit(enum.IntEnum):
@@ -26,6 +30,43 @@ class RunError(RuntimeError):
 
     Printed as one line without a traceback; exit code 1. Any other exception is a bug and shows its traceback.
     """
+
+
+_CURES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "raise the limit of files' sizes, `ulimit -f`",
+    errno.EROFS: "mount its disk again so that it takes writes (`dmesg` may say why it does not)",
+    errno.EIO: "see what is wrong with its disk (`dmesg` may say)",
+    errno.ESTALE: "mount its disk again",
+    errno.EPERM: "let this user write there (`ls -ld` and `lsattr -d` say why not)",
+    errno.EACCES: "let this user write there (`ls -ld` says why not)",
+}
+
+
+def cure_of(reason: OSError | str) -> str:
+    """Return what to do about a file that could not be written, by the error or by the system's words for it."""
+    if isinstance(reason, OSError) and reason.errno in _CURES:
+        return _CURES[reason.errno]
+    return next((cure for number, cure in _CURES.items() if os.strerror(number) in str(reason)), "see to its disk")
+
+
+def is_of_disk(error: OSError) -> bool:
+    """Whether the reason is a disk, or a right there, to which the user has to see."""
+    return error.errno in _CURES
+
+
+@contextmanager
+def explaining_disk_errors() -> Iterator[None]:
+    """Raise `RunError` for what a disk did not take, or give, while a run was trained: which file, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if not is_of_disk(error):
+            raise
+        where = error.filename or "a file of the run or of its data"
+        again = "start the same command again: it goes on from the newest checkpoint"
+        raise RunError(f"{where}: {error.strerror}; {cure_of(error)}, and {again}") from error
 
 
 def shown(value: object, most: int = 80) -> str:

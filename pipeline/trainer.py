@@ -30,7 +30,7 @@ from widemix.distributed.topology import (
 from widemix.distributed.watchdog import Watchdog
 from widemix.engine import Engine, broadcasts_rank0_weights, build_engine, check_engine, prepare
 from widemix.engine.memory_layout import set_memory_layout
-from widemix.errors import Exit, InputError, command
+from widemix.errors import Exit, InputError, command, explaining_disk_errors
 from widemix.estimate.utilisation import peak_fraction
 from widemix.evaluation.evaluate import evaluate_engine
 from widemix.files import atomic_write
@@ -136,9 +136,11 @@ def train(
         _check_something_is_left(recipe, start, schedule.last_step)
         times.end("data and run folder")
 
-        loop = _build_loop(rank, start, schedule, eval_loader)
-        result = loop.fit(loader)
-        return _finish(rank, folder, result, loop.health.failing)
+        with explaining_disk_errors():
+            loop = _build_loop(rank, start, schedule, eval_loader)
+            result = loop.fit(loader)
+            loop.context.log.flush()
+            return _finish(rank, folder, result, loop.health.failing)
 
 
 def _open_data(recipe: Recipe, topology: Topology) -> tuple[TrainLoader, EvalLoader]:
@@ -172,7 +174,7 @@ def _build_loop(rank: _Rank, start: ResumeState, schedule: Schedule, eval_loader
     watchdog = Watchdog(folder, topology, rank.store.clone(), recipe.faults.hang_timeout_s)
     rank.stack.enter_context(watchdog)
     retention = RetentionPolicy(recipe.train.keep_last, recipe.train.keep_best, recipe.train.keep_every_steps)
-    saver = Saver(folder, topology, rank.store.clone(), retention)
+    saver = Saver(folder, topology, rank.store.clone(), retention, watchdog.note_written)
     rollback = Rollback(folder, topology, recipe.faults.max_rollbacks, start.skipped_ranges)
 
     module = _build_model(rank, start)

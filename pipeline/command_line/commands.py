@@ -3,7 +3,6 @@
 import argparse
 import atexit
 import contextlib
-import errno
 import gc
 import math
 import os
@@ -20,7 +19,7 @@ from typing import NoReturn, TextIO
 
 from widemix.command_line.arguments import Parser
 from widemix.distributed.rank_status import write_rank_status
-from widemix.errors import Exit, InputError, LauncherError, RunError
+from widemix.errors import Exit, InputError, LauncherError, RunError, cure_of, is_of_disk
 from widemix.processes import end_with_torchrun, keep_current_folder_off_path
 from widemix.recipe import Recipe, fill_classes, load_recipe
 from widemix.terminal import print
@@ -71,12 +70,13 @@ def run_command(
         if isinstance(error, BrokenPipeError) and _is_closed(sys.stdout):  # `widemix runs | head -1`
             _drop_unwritten()
             return write_rank_status(128 + signal.SIGPIPE, "nothing reads its output")
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.filename is None and is_of_disk(error):
             _drop_unwritten()
-            return _fail(f"the output could not be written: {error.strerror}")
+            return _fail(f"the output could not be written: {error.strerror}; {cure_of(error)}")
         if error.filename is None:
             return _show_bug(error)
-        return _fail(f"{error.filename}: {error.strerror}")  # of a file or folder: the disk's or the user's to mend
+        cure = f"; {cure_of(error)}" if is_of_disk(error) else ""
+        return _fail(f"{error.filename}: {error.strerror}{cure}")  # the disk's or the user's to mend
     except Exception as error:
         return _show_bug(error)
 

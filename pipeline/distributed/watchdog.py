@@ -35,6 +35,7 @@ from widemix.terminal import print
 HEARTBEAT_INTERVAL = 2.0  # seconds
 HEARTBEAT_TIMEOUT = 40.0  # seconds without a heartbeat after which a rank counts as dead
 GRACE_PERIOD = 10.0  # seconds for a main thread to end by itself, or for all ranks to write their stacks
+WRITER_TIMEOUTS = 10  # of a step, in which each file of a checkpoint must be written
 LONGEST_GAP = 5.0  # seconds between two looks at the clock, at most: of a longer time this process was suspended
 _FAILURE, _DONE = "failure", "done"
 
@@ -52,6 +53,7 @@ class Watchdog:
         self._stacks_path = run_dir / "stacks" / f"rank-{topology.rank}.txt"
         self._clock = _RunningTime(min(LONGEST_GAP, timeout_s / 2))
         self._last_beat = self._last_contact = self._clock.now()
+        self._written, self._wrote = -1, 0.0  # see `note_written`, and when it last changed
         self._failure: str | None = None  # as another rank reported it
         self._stopped = threading.Event()
         self._threads = [threading.Thread(target=self._check_progress, name="watchdog", daemon=True)]
@@ -61,6 +63,17 @@ class Watchdog:
     def beat(self) -> None:
         """Note that a step or a batch has been finished; cheap."""
         self._last_beat = self._clock.now()
+
+    def note_written(self, count: int) -> None:
+        """Note that the main thread waits for a checkpoint, and how many files of it are written, which is progress.
+
+        A file may take WRITER_TIMEOUTS times as long as a step.
+        """
+        now = self._clock.now()
+        if count != self._written:
+            self._written, self._wrote = count, now
+        if now - self._wrote < WRITER_TIMEOUTS * self._timeout_s:
+            self.beat()
 
     def __enter__(self) -> "Watchdog":
         self._stacks = _open_to_append(self._stacks_path)

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -132,9 +133,16 @@ def best(run_dir: Path, metric: str) -> Path | None:
     return max(candidates)[1] if candidates else None
 
 
-def save(run_dir: Path, state: "State", position: Position, retention: RetentionPolicy) -> Path:
+def save(
+    run_dir: Path,
+    state: "State",
+    position: Position,
+    retention: RetentionPolicy,
+    wrote: Callable[[], None] = lambda: None,
+) -> Path:
     """Write a checkpoint, on one rank, then remove those that `retention` no longer keeps; return its folder.
 
+    `wrote` is called whenever a file has been written, read or flushed, which may take long.
     Raises `OSError` and leaves nothing of the new checkpoint behind if it cannot be written.
     """
     folder = run_dir / "checkpoints"
@@ -144,17 +152,22 @@ def save(run_dir: Path, state: "State", position: Position, retention: Retention
         folder.mkdir(exist_ok=True)
         _remove_unread(folder)
         writing.mkdir()
-        names = _write_files(writing, state, position)
-        hashes = {name: _hash(writing / name) for name in names}
+        names = _write_files(writing, state, position, wrote)
+        hashes = {}
+        for name in names:
+            hashes[name] = _hash(writing / name)
+            wrote()
         (writing / f".{COMPLETE}").write_text(json.dumps(hashes))
         for name in (*names, f".{COMPLETE}"):
             fsync_path(writing / name)
+            wrote()
         if state.ema:
             fsync_path((writing / _EMA).parent)
         if final.exists():  # saved before its evaluation, damaged, or undone by a rollback or an older checkpoint
             final.rename(folder / f"{_REPLACED}{final.name}")
         written = writing.rename(final)
         fsync_path(folder)
+        wrote()
         (final / f".{COMPLETE}").rename(final / COMPLETE)
         fsync_path(final)
     except (OSError, SafetensorError) as error:
@@ -231,10 +244,12 @@ def save_tensors(tensors: "dict[str, Tensor]", path: Path) -> None:
     save_file(tensors, path)
 
 
-def _write_files(folder: Path, state: "State", position: Position) -> list[str]:
+def _write_files(folder: Path, state: "State", position: Position, wrote: Callable[[], None]) -> list[str]:
     """Write tensors and position; return the names of the files."""
     save_tensors(state.model, folder / _MODEL)
+    wrote()
     save_tensors(state.optimizer, folder / _OPTIMIZER)
+    wrote()
     text = json.dumps(position.model_dump(mode="json"), indent=1)  # pydantic's own takes no names of any bytes
     (folder / _STATE).write_text(text)
     names = [_MODEL, _OPTIMIZER, _STATE]

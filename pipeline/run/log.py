@@ -64,6 +64,11 @@ class RunLog:
         """Write a line with split event, and print nothing: the run ends with an error that says it."""
         self._append(event)
 
+    def flush(self) -> None:
+        """Write what is in memory; `RunError` if that can't be."""
+        if self.writer:
+            self.writer.flush()
+
     def add_description(self, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Show recipe and environment in TensorBoard."""
         if self.writer:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from widemix.errors import RunError, cure_of
 from widemix.files import atomic_write
 from widemix.processes import peak_resident_bytes
 from widemix.recipe import Recipe
@@ -118,13 +119,24 @@ class MetricsWriter:
         with suppress(OSError):
             atomic_write(self._run_dir / "confusion.json", json.dumps(confusion) + "\n")
 
+    def flush(self) -> None:
+        """Write what is in memory; `RunError` if that can't be."""
+        try:
+            self._lines.flush()
+        except OSError as error:
+            raise RunError(
+                f"{self._run_dir / 'metrics.jsonl'}: lacks its last lines ({error.strerror}); "
+                f"{cure_of(error)}, and start the same command again: it goes on from the newest checkpoint"
+            ) from None
+
     def close(self, failed: bool = False) -> list[str]:
         """Close the files, and tell the trackers whether the run has failed; return what they could not send."""
         self._close_files()
         return [unsent for tracker in self._trackers if (unsent := tracker.close(failed))]
 
     def _close_files(self) -> None:
-        self._lines.close()
+        with suppress(OSError):  # what `write` has warned of, and `flush` raised
+            self._lines.close()
         if self._board:
             self._board.close()
 

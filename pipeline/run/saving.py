@@ -9,8 +9,9 @@ wrote it.
 import json
 import shutil
 import threading
+import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -20,18 +21,31 @@ from torch.distributed import Store
 
 from widemix.distributed.topology import Topology, on_main
 from widemix.engine.state import Shard, State
-from widemix.errors import RunError
+from widemix.errors import RunError, cure_of
 from widemix.run import checkpoint
 from widemix.run.checkpoint import Position, RetentionPolicy
 
+_WRITTEN = "written"  # the key of how many files all ranks have written
+_POLL_S = 0.05  # between two looks whether they have
 _MOVED = "was renamed or removed while the run wrote to it; move it back, and start the run again"
 
 
 class Saver:
-    """Writes checkpoints in the background, one at a time. Every rank has one, and all call `begin` together."""
+    """Writes checkpoints in the background, one at a time. Every rank has one, and all call `begin` together.
 
-    def __init__(self, run_dir: Path, topology: Topology, store: Store, retention: RetentionPolicy):
+    waits: called again and again with how many files all ranks have written while one waits for them.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        topology: Topology,
+        store: Store,
+        retention: RetentionPolicy,
+        waits: Callable[[int], None] = lambda _: None,
+    ):
         self._run_dir, self._topology, self._store, self._retention = run_dir, topology, store, retention
+        self._waits, self._main_store = waits, store.clone()  # a thread that asks a store blocks all that use it
         self._saves = 0
         self._thread: threading.Thread | None = None
         self._raised: Exception | None = None
@@ -66,10 +80,22 @@ class Saver:
         return str(error)
 
     def finish(self) -> str | None:
-        """Wait for the current save; return why it failed, as `failure` does."""
-        if self._thread:
-            self._thread.join()
+        """Wait until rank 0 has ended the current save; return why it failed, as `failure` does."""
+        while self.writing or not (self._topology.is_main or self._has_ended()):
+            self._waits(self._main_store.add(_WRITTEN, 0))
+            assert self._thread
+            self._thread.join(_POLL_S)
+            if not self._thread.is_alive() and not self._topology.is_main:
+                time.sleep(_POLL_S)
         return self.failure()
+
+    def _has_ended(self) -> bool:
+        """Whether rank 0 has ended the current save, if there is one."""
+        return not self._saves or self._main_store.check([f"save {self._saves} ended"])
+
+    def _note_written(self) -> None:
+        """In the thread: note that a file has been written, or is going to be."""
+        self._store.add(_WRITTEN, 1)
 
     def finish_all_ranks(self) -> None:
         """Wait for the current save; `RunError` on every rank if it failed. Every rank calls it.
@@ -79,16 +105,18 @@ class Saver:
         failed = self.finish()
         failed = on_main(self._topology, lambda: failed)
         if failed is not None:
-            raise RunError(failed)
+            raise RunError(f"{failed}; {cure_of(failed)}, and start the same command again: it goes on from them")
 
     def _save(self, shards: list[Shard], position: Position) -> None:
         """In the thread."""
         folder = self._run_dir / "checkpoints" / f".parts-{position.step}"
         key = f"save {self._saves} of rank "
+        self._note_written()
         if not self._topology.is_main:
             # A name that no process of an earlier attempt has, which may still write there.
             path = folder / f"{self._topology.rank}-{uuid.uuid4().hex}"
             self._store.set(f"{key}{self._topology.rank}", json.dumps([path.name, _write(path, shards)]))
+            self._note_written()
             return
         try:
             others = range(1, self._topology.world)
@@ -98,12 +126,13 @@ class Saver:
                     raise OSError(f"step {position.step} was not saved: rank {rank}: {error}")
             every_shard = [*shards, *(shard for name, _ in answers.values() for shard in _read(folder / name))]
             state = State.of(assembled(every_shard), position.scalars)
-            checkpoint.save(self._run_dir, state, position, self._retention)
+            checkpoint.save(self._run_dir, state, position, self._retention, self._note_written)
         except Exception as error:
             moved = isinstance(error, OSError) and not self._run_dir.exists()
             self._raised = RunError(f"{self._run_dir}: {_MOVED}") if moved else error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+            self._store.set(f"save {self._saves} ended", "")
 
 
 def _write(path: Path, shards: list[Shard]) -> str | None:

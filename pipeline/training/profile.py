@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -38,9 +39,10 @@ class Profiler:
     def __enter__(self) -> "Profiler":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, kind: type | None, *_) -> None:
         if self._trace:
-            self._finish(self._step + 1)
+            with suppress(OSError) if kind else nullcontext():
+                self._finish(self._step + 1)
 
     def before(self, step: int) -> None:
         """Start or end the trace, before the step after `step` steps."""

@@ -67,9 +67,9 @@ ENDINGS = [
     (RunError("the loss\nis nan"), 1, "error: the loss\\nis nan\n"),
     (KeyboardInterrupt(), 1, "interrupted\n"),
     (FileNotFoundError(errno.ENOENT, "No such file", "a\nb"), 1, "error: a\\nb: No such file\n"),
-    (OSError(errno.ENOSPC, "No space", "a.json"), 1, "error: a.json: No space\n"),
-    (FULL, 1, "error: the output could not be written: No space\n"),
-    (QUOTA, 1, "error: the output could not be written: Quota exceeded\n"),
+    (OSError(errno.ENOSPC, "No space", "a.json"), 1, "error: a.json: No space; free some space\n"),
+    (FULL, 1, "error: the output could not be written: No space; free some space\n"),
+    (QUOTA, 1, "error: the output could not be written: Quota exceeded; free some space\n"),
 ]
 
 
@@ -97,7 +97,7 @@ def test_a_command_whose_last_lines_the_disk_does_not_take_has_failed(tmp_path, 
         patch.setattr(sys, "stdout", Full())
         assert run(0) == 1
         assert os.readlink(f"/proc/self/fd/{file.fileno()}") == os.devnull  # Python's own try at the end succeeds
-    assert capsys.readouterr().err == "error: the output could not be written: No space\n"
+    assert capsys.readouterr().err == "error: the output could not be written: No space; free some space\n"
 
 
 @pytest.mark.parametrize("error", [OSError("socket"), BrokenPipeError(errno.EPIPE, "Broken pipe"), KeyError("x")])

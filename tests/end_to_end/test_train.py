@@ -1,5 +1,6 @@
 """The same curve whatever the ranks, the engine, the launcher and the interruptions: real processes, real signals."""
 
+import errno
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 from tests.conftest import ROOT, SMALL, Command, Fork, train_lines
 from tests.faults.faulty import train_with
 from tests.forks import Forks, be_widemix, group_of
+from tests.shims import preload
 from tests.terminal import Terminal
 from widemix.run import checkpoint
 from widemix.run.listing import summarise
@@ -367,6 +369,74 @@ def disk(tmp_path):
         pytest.skip("this machine does not let root mount a tmpfs")
     yield folder
     subprocess.run(["umount", folder], check=True)
+
+
+def flush_slowly(*words: str) -> None:
+    """Be a rank whose disk takes 13 seconds for one file of a checkpoint."""
+    fsync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        if ".writing-2/optimizer" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            time.sleep(13)
+        fsync(descriptor)
+
+    os.fsync = slow
+    train_with("none", *words)
+
+
+@pytest.mark.long
+def test_a_last_save_slower_than_the_hang_timeout_is_waited_for_by_all_ranks(digits, tmp_path):
+    run, ends = tmp_path / "run", ("--train.max_steps", "2", "--faults.hang_timeout_s", "10")
+    words = (ROOT / "recipes/digits/mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *ends)
+    codes, said = Forks(flush_slowly, *map(str, words), log=tmp_path / "log", environs=group_of(2)).wait()
+    assert codes == [0, 0], said
+    assert checkpoint.newest(run).position.step == 2
+    assert not (run / "stacks").exists()
+
+
+def ends_with_its_cure(code: int, said: str, run: Path, reason: str, cure: str) -> None:
+    assert code == 1, said
+    assert "Traceback" not in said
+    last = said.splitlines()[-1]
+    assert last.startswith(f"error: {run}/checkpoints/00000003: the checkpoint could not be written"), said
+    assert reason in last
+    assert last.endswith(
+        f"earlier ones are untouched; {cure}, and start the same command again: it goes on from them"
+    )
+
+
+THREE = (*SMALL, "--train.max_steps", "3", "--train.save_every_steps", "2", "--log.every", "1")
+
+
+def test_a_disk_that_is_full_at_the_end_is_named_and_the_same_command_goes_on(digits, disk, tmp_path):
+    run = disk / "run"
+    words = ("recipes/digits/rp_mixer.yaml", "--data.path", str(digits), "--run-dir", str(run), *THREE)
+    [code], said = Forks(train_with, "saved@2:0,fill@2-99", *words, log=tmp_path / "log").wait()
+    ends_with_its_cure(code, said, run, "No space left on device", "free some space")
+    (disk / "others").unlink()
+    codes, said = Forks(train_with, "none", *words, log=tmp_path / "log").wait()
+    assert codes == [0], said
+    assert "at step 2 to 3 steps" in said
+    assert checkpoint.newest(run).position.step == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "cure"),
+    [
+        (errno.EIO, "see what is wrong with its disk (`dmesg` may say)"),
+        pytest.param(errno.ESTALE, "mount its disk again", marks=pytest.mark.long),
+        pytest.param(errno.EPERM, "let this user write there", marks=pytest.mark.long),
+    ],
+)
+def test_a_disk_that_fails_at_the_end_is_named_and_the_same_command_goes_on(digits, tmp_path, number, cure):
+    run = tmp_path / "run"
+    words = ("train", "recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *THREE)
+    failing = {"FAILING": str(run), "FAILS_IF": str(run / "checkpoints/.writing-3"), "ERRNO": str(int(number))}
+    code, said = Command(*words, env=failing | preload("failing_disk")).wait()
+    ends_with_its_cure(code, said, run, os.strerror(number), cure)
+    code, said = Fork(*words, log=tmp_path / "log").wait()
+    assert code == 0, said
+    assert "at step 2 to 3 steps" in said
 
 
 def test_a_full_disk_costs_a_warning_and_keeps_the_last_checkpoint(train, disk):
