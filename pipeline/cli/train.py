@@ -10,6 +10,7 @@ from pathlib import Path
 
 from widemix.command_line.arguments import Parser, add_recipe_arguments
 from widemix.command_line.commands import check_least, load_from_arguments
+from widemix.distributed.kernel_caches import use_node_caches
 from widemix.distributed.launchers import export_torchrun_env, unused_tasks
 from widemix.distributed.rank_status import has_rank_status, remove_earlier_statuses, write_rank_status
 from widemix.distributed.signals import stops_once
@@ -124,6 +125,7 @@ def _add_arguments(parser: Parser) -> None:
 def _train_rank(arguments: argparse.Namespace) -> Exit:
     """Train as one rank, with the variables of the launcher that started this process."""
     export_torchrun_env()
+    use_node_caches()
     note_process(restarted=has_rank_status())
     remove_earlier_statuses()
     write_rank_status(None)
