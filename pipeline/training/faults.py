@@ -72,18 +72,17 @@ class HealthMonitor:
                 self._failed.append(step)
                 events.append(_event("step_skipped", step, grad_norm=_json_number(step.grad_norm)))
                 continue
-            self.raise_if_diverged()
+            self._raise_if_diverged()
             self._failed.clear()
             expected = self._mean_if_spike(step.loss)
             if expected is not None:
                 events.append(_event("loss_spike", step, expected=round(expected, 6)))
             self._losses.append(step.loss)
-        self.raise_if_diverged()
+        self._raise_if_diverged()
         return events
 
-    def raise_if_diverged(self, allowed: int | None = None) -> None:
-        """Raise `Diverged` if more than `allowed` steps in a row have failed (default: faults.max_skipped_steps)."""
-        if len(self._failed) <= (self.section.max_skipped_steps if allowed is None else allowed):
+    def _raise_if_diverged(self) -> None:
+        if len(self._failed) <= self.section.max_skipped_steps:
             return
         first, last = self._failed[0], self._failed[-1]
         what, value = ("gradient norm", first.grad_norm) if math.isfinite(first.loss) else ("loss", first.loss)

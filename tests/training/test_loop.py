@@ -251,7 +251,7 @@ class Fails(Run):
         return StepResult(torch.tensor(math.nan) if fails else result.loss, result.grad_norm, result.block_norms)
 
 
-def test_no_step_is_saved_unless_its_loss_was_finite_and_no_run_ends_with_one_that_was_not(monkeypatch, tmp_path):
+def test_no_step_is_saved_unless_its_loss_was_finite_but_the_last(monkeypatch, tmp_path):
     class NoWay(SimpleNamespace):
         def exclude(self, diverged):
             raise Diverged(f"{diverged}; no way", diverged.first, diverged.stop)
@@ -265,12 +265,14 @@ def test_no_step_is_saved_unless_its_loss_was_finite_and_no_run_ends_with_one_th
     assert skipped == [3, 5]
     (line,) = failing.trained
     assert line["loss"] == (sum(range(1, 13)) - 3 - 5) / 10
-    monkeypatch.setattr(Fails, "failing", (11,))
+    monkeypatch.setattr(Fails, "failing", (9, 10, 11))
+    ended = Fails(monkeypatch, tmp_path, *often, rollback=rollback)
+    assert ([each.step for each in ended.saved], ended.result["step"]) == ([3, 6, 9, 12], 12)
     lines = []
     monkeypatch.setattr(Fails, "_evaluate", lambda self: lines.append(self.lines) or {"loss": 1.0})
-    with pytest.raises(Diverged, match="the loss is nan at step 12; no way"):
-        Fails(monkeypatch, tmp_path, *often, rollback=rollback)
-    event = {"step": 12, "split": "event", "event": "diverged", "reason": "the loss is nan at step 12; no way"}
+    with pytest.raises(Diverged, match="the loss is nan at step 10; no way"):
+        Fails(monkeypatch, tmp_path, *often, ("faults.max_skipped_steps", "2"), rollback=rollback)
+    event = {"step": 12, "split": "event", "event": "diverged", "reason": "the loss is nan at step 10; no way"}
     assert lines[0][-1] == event
     monkeypatch.setattr(Fails, "failing", (9, 10))
     ahead = place(3).model_copy(update={"data_step": 5})
@@ -561,7 +563,9 @@ def test_an_epoch_ends_also_where_its_last_steps_are_skipped_with_the_next_ones_
     assert [(each.step, each.data_step) for each in whole.saved] == [(3, 6), (5, 8), (9, 12), (12, 15)]
 
 
-def test_a_run_does_not_end_with_a_failed_step_though_it_is_asked_to_stop(monkeypatch, tmp_path):
+def test_a_last_step_that_failed_is_saved_though_the_run_is_asked_to_stop(monkeypatch, tmp_path):
     monkeypatch.setattr(Fails, "failing", (LAST - 1,))
+    stopped = Fails(monkeypatch, tmp_path, rollback=NO_WAY, asked={LAST: Request.STOP})
+    assert (stopped.saved[-1].step, stopped.loop.health.failing) == (LAST, False)
     with pytest.raises(Diverged, match="the loss is nan at step 12"):
-        Fails(monkeypatch, tmp_path, rollback=NO_WAY, asked={LAST: Request.STOP})
+        Fails(monkeypatch, tmp_path, ("faults.max_skipped_steps", "0"), rollback=NO_WAY, asked={LAST: Request.STOP})
