@@ -212,6 +212,14 @@ def seed_device(device: torch.device, seed: int) -> None:
         torch.cuda.manual_seed(seed)
 
 
+def random_states(device: torch.device) -> list[torch.Tensor]:
+    """The states of the generators that `seed_device` seeds, which differ once a random number was drawn."""
+    return [
+        torch.default_generator.get_state(),
+        *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else []),
+    ]
+
+
 def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
     """Return the mean of a tensor over all ranks, the same on each."""
     values = values.clone()

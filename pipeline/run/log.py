@@ -35,6 +35,7 @@ class RunLog:
         if topology.is_main:
             repeats = start.evaluates(last_step)
             self.writer = MetricsWriter(start.run_dir, start.step, section.tensorboard, trackers, repeats)
+        self._verbosity = verbosity
         self._progress = Progress(topology.is_main and not quiet, start.step, last_step, verbosity)
         if self.writer and self.writer.superseded and verbosity >= 0:
             many = f"{self.writer.superseded} line{'s' * (self.writer.superseded > 1)} of metrics.jsonl"
@@ -59,6 +60,11 @@ class RunLog:
         """Write a line with split event, and print a warning; for the keys of `event` see `describe_event`."""
         self._append(event)
         self._warn(describe_event(event))
+
+    def note(self, text: str) -> None:
+        """Print a line, unless only warnings are wanted."""
+        if self._verbosity >= 0:
+            self._progress.print(text)
 
     def record(self, event: dict[str, Any]) -> None:
         """Write a line with split event, and print nothing: the run ends with an error that says it."""

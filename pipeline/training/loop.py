@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from widemix.data.batches import Batch
@@ -15,7 +16,7 @@ from widemix.data.loader import TrainLoader
 from widemix.data.random import DROPOUT, key
 from widemix.distributed.requests import Request, SharedRequests
 from widemix.distributed.signals import StopRequest
-from widemix.distributed.topology import seed_device
+from widemix.distributed.topology import random_states, seed_device
 from widemix.distributed.watchdog import Watchdog
 from widemix.engine import Engine
 from widemix.recipe import Recipe
@@ -25,7 +26,7 @@ from widemix.run.log import RunLog
 from widemix.run.metrics import peak_memory
 from widemix.run.run_dir import ResumeState
 from widemix.run.saving import Saver
-from widemix.run.starts import StartRecord
+from widemix.run.starts import StartRecord, read_starts
 from widemix.training.cadence import Cadence
 from widemix.training.faults import Diverged, GradientWatch, HealthMonitor, Rollback
 from widemix.training.log_interval import LogInterval
@@ -76,6 +77,7 @@ class Loop:
         self._watch, self._failed = GradientWatch(engine.device), False  # whether the step that is due has
         self._evaluate = evaluate
         self._began = time.perf_counter() - resume.seconds
+        self._run_dir, self._is_first_step = resume.run_dir, True
         self._data, self._prepared = resume.data, resume.prepared
         self._interval = LogInterval(position.unlogged) if position else LogInterval()
         self._result: dict[str, Any] | None = None  # of the last evaluation
@@ -144,8 +146,12 @@ class Loop:
             log.writer.add_image("first_batch", training_grid(batches[0], images, data), step=1)
         seed = key(section.seed, self.step, dist.get_rank(), DROPOUT)
         seed_device(self.engine.device, int(seed))  # for dropout in timm's networks
+        seeded = random_states(self.engine.device) if self._is_first_step else []
         self.engine.wants_block_norms = self.recipe.log.block_norms and self._logs_after(self.step + 1)
         result = self.engine.step(batches, self.schedule.lr(self.step))
+        if self._is_first_step and not all(map(torch.equal, seeded, random_states(self.engine.device))):
+            self._note_randomness()
+        self._is_first_step = False
         self.step += 1
         if self.context.start:
             self.context.start.stepped(self.step)
@@ -153,6 +159,17 @@ class Loop:
         self._failed = self._watch.failed(result.grad_norm)
         self.data_step = self.context.rollback.next_used(self.data_step + 1)
         self.context.watchdog.beat()
+
+    def _note_randomness(self) -> None:
+        """Say that the network has drawn random numbers, which belong to a rank's micro-batch and to no sample."""
+        text = (
+            f"{self._run_dir}: the network draws random numbers, as for dropout, for each rank and micro-batch: with "
+            "another number of ranks or train.grad_accum_steps its losses differ by more than rounding"
+        )
+        before = [ranks for start in read_starts(self._run_dir)[-1:] if (ranks := start.get("ranks"))]
+        if before and before != [dist.get_world_size()]:
+            text += f", as from now on: its last start had {before[0]} rank{'s' * (before[0] > 1)}"
+        self.context.log.note(text)
 
     def _after_step(self, epoch: int) -> bool:
         """Log, evaluate and save what is due; return whether the run is to stop."""

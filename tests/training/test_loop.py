@@ -50,6 +50,7 @@ class Run:
         self.averaged, self.loaded, self.beats, self.rewound = [], [], [], []  # each by the step at which it was
         self.asked = asked or {}  # by the number of its poll, from 1
         self.polls = 0
+        self.notes = []
         self.calls = []  # of what a run ends with, and of its log
         monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self.now))
         monkeypatch.setattr(log_interval, "time", SimpleNamespace(perf_counter=lambda: self.now))
@@ -77,6 +78,7 @@ class Run:
         parts = {
             "log": SimpleNamespace(
                 **{kind: partial(self._log, kind) for kind in ("write", "report_event", "record")},
+                note=self.notes.append,
                 rewind=self.rewound.append,
                 writer=None,
             ),
@@ -239,6 +241,27 @@ def test_a_run_that_was_killed_before_its_result_only_evaluates(run):
     resumed = run(position=place(LAST))
     assert (resumed.evaluated, resumed.saved, resumed.beats) == ([LAST], [], [])
     assert resumed.result == {"top1": 12.0, "loss": 1.0, "step": 12, "seconds": 1000 + EVALUATION_S}
+
+
+class Draws(Run):
+    """A network with dropout."""
+
+    def _step(self, batches, lr):
+        torch.rand(1)
+        return super()._step(batches, lr)
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "told"),
+    [(Run, [2], []), (Draws, [], [""]), (Draws, [2, WORLD], [""]), (Draws, [2], ["its last start had 2 ranks"])],
+)
+def test_each_start_says_once_that_random_numbers_depend_on_ranks(monkeypatch, tmp_path, kind, before, told):
+    (tmp_path / "starts.jsonl").write_text("".join(f'{{"step": 1, "ranks": {ranks}}}\n' for ranks in before))
+    notes = kind(monkeypatch, tmp_path).notes
+    assert len(notes) == len(told)
+    for note, end in zip(notes, told, strict=True):
+        assert "the network draws random numbers" in note
+        assert note.endswith(end or "by more than rounding")
 
 
 class Fails(Run):
