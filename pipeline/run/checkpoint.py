@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 COMPLETE, DAMAGED = "COMPLETE", "DAMAGED"
 _MODEL, _OPTIMIZER, _STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 _EMA = "ema/model.safetensors"  # only with train.ema_decay
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".tar")  # of files that train.init_from may read
 _REPLACED = ".replaced-"  # before the name of a checkpoint in whose place another is put
 
 
@@ -307,10 +308,18 @@ def find(path: Path) -> Checkpoint:
         return read(path)
     checkpoint = newest(path)
     if checkpoint is None:
-        what = "is an incomplete checkpoint" if (path / _MODEL).exists() else "holds no complete checkpoint"
+        what = "is an incomplete checkpoint" if (path / _STATE).exists() else "holds no complete checkpoint"
+        what = "holds weights alone" if is_weights(path) else what
         run = path.parent if path.name == "checkpoints" else "one that `widemix train` has written"
         raise InputError(f"{path}: {what}; name the run folder, {run}")
     return checkpoint
+
+
+def is_weights(path: Path) -> bool:
+    """Whether weights lie at a path without the rest of a checkpoint: a file, or a folder such as an export."""
+    if path.is_dir():
+        return (path / _MODEL).exists() and not any((path / name).exists() for name in (_STATE, COMPLETE))
+    return path.is_file() and path.suffix in _WEIGHTS and not (path.parent / COMPLETE).exists()
 
 
 def read(path: Path) -> Checkpoint:

@@ -16,6 +16,7 @@ from widemix.errors import InputError
 from widemix.files import atomic_write
 from widemix.formats.manifest import Prepared, data_hashes, read_manifest
 from widemix.lock import hold
+from widemix.models.names import timm_name
 from widemix.models.registry import build_on_meta
 from widemix.recipe import (
     Recipe,
@@ -276,6 +277,11 @@ def _find_checkpoint(
             _check_data(newest, recipe, data)
         if newest or not started_from:
             return newest, problems
+    if not started_from and (timm_name(resume) or checkpoint.is_weights(Path(resume))):
+        raise InputError(
+            f"--resume {resume}: has weights alone, without the state of a training; start a new run from them with "
+            f"--train.init_from {resume}"
+        )
     origin = checkpoint.find(Path(started_from["checkpoint"] if started_from else resume))
     origin_recipe = parse_recipe(origin.position.recipe, default_origin=str(origin.path))
     changed = [

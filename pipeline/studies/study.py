@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from widemix.errors import InputError, command
-from widemix.recipe import load_recipe, suggest
+from widemix.recipe import differences, load_recipe, suggest
 from widemix.recipe.files import SHIPPED, as_override, find_recipe
 from widemix.recipe.yaml_text import read_yaml, yaml_error_message, yaml_text
 from widemix.section import Section, key
@@ -192,11 +192,34 @@ def study_runs_of(
         if duplicates := {name for name in names if names.count(name) > 1}:
             raise InputError(f"{path}: runs.{number} ({group.label}): the run {min(duplicates)} is duplicated")
         study_runs += own
+    _check_shared(path, study, study_runs)
     chosen = [study_run for study_run in study_runs if fnmatch.fnmatchcase(study_run.name, only)]
     if not chosen:
         first = f"the first is {study_runs[0].name}" if study_runs else "there are no runs"
         raise InputError(f"{path}: no run is called {only}; {first}")
     return chosen
+
+
+def _check_shared(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> None:
+    """`InputError` where entries would share a run though they differ in a key that changes what the study shows."""
+    timed = "epoch_seconds" in (*study.figure.y, *(claim.y for claim in study.claims))
+    first: dict[str, StudyRun] = {}
+    for study_run in study_runs:
+        other = first.setdefault(study_run.name, study_run)
+        differ = [] if other.group == study_run.group else differences(other.recipe, study_run.recipe)
+        shown = [name for name in differ if timed and not name.startswith("log.")]
+        if shown or ("train.grad_accum_steps" in differ and _has_batch_norms(study_run)):
+            raise InputError(
+                f"{path}: runs.{study_run.group} ({study_run.line}): would be the same run as in runs.{other.group}, "
+                f"and {(shown or ['train.grad_accum_steps'])[0]} differs, on which its results depend; make that key "
+                "an axis of one entry: its values are in the runs' names"
+            )
+
+
+def _has_batch_norms(study_run: StudyRun) -> bool:
+    from widemix.run.run_dir import has_batch_norms  # which imports torch: that takes seconds
+
+    return has_batch_norms(study_run.recipe)
 
 
 def _group_runs(path: Path, study: Study, number: int, overrides: Sequence[tuple[str, str]]) -> Iterator[StudyRun]:

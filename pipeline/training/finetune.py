@@ -53,8 +53,14 @@ def load_init_weights(module: nn.Module, source: str, reset_head: bool = False) 
 
 
 def _load(module: nn.Module, weights: Weights, source: str) -> None:
-    """Load weights into a module; `InputError` names the first whose name or shape differs."""
-    wanted = module.state_dict()
+    """Load weights into a module; `InputError` names the first whose name or shape differs.
+
+    A tensor with several names, of tied weights, needs one of them: safetensors' `save_model` keeps one.
+    """
+    wanted = module.state_dict(keep_vars=True)
+    tied = {id(wanted[name]): weights[name] for name in wanted.keys() & weights.keys()}
+    others = {name: tied[id(own)] for name, own in wanted.items() if id(own) in tied and name not in weights}
+    weights = {**weights, **others}
     missing, unknown = wanted.keys() - weights.keys(), weights.keys() - wanted.keys()
     if missing or unknown:
         what = f"has no {min(missing)}" if missing else f"has {min(unknown)}, which the model does not have"

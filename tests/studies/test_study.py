@@ -68,6 +68,41 @@ def test_a_cell_is_its_recipe_with_the_values_of_study_entry_command_line_and_ax
     assert not is_study(tmp_path / "none.yaml")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "y", "changed", "refused"),
+    [
+        ("recipes/digits/s_mixer.yaml", "error", "train.compile: true", False),
+        ("recipes/digits/s_mixer.yaml", "error", "train.grad_accum_steps: 2", False),
+        ("recipes/digits/s_mixer.yaml", "epoch_seconds", "train.compile: true", True),
+        ("recipes/digits/s_mixer.yaml", "epoch_seconds", "engine.kind: fsdp", True),
+        ("recipes/digits/s_mixer.yaml", "epoch_seconds", "log.every: 7", False),
+        ("tests/engine/repmlp.yaml", "error", "train.grad_accum_steps: 2", True),
+        ("tests/engine/repmlp.yaml", "error", "train.compile: true", False),
+    ],
+)
+def test_entries_share_a_run_unless_what_is_shown_differs(tmp_path, recipe, y, changed, refused):
+    text = TWO.replace("recipes/digits/s_mixer.yaml", recipe).replace(
+        "figure: {x: width}",
+        f"""\
+- label: Other
+  recipes: {{Digits: ROOT/{recipe}}}
+  set: {{{changed}}}
+  axes: {{model.channels: [8, 16]}}
+figure: {{x: model.channels, y: [{y}]}}""",
+    )
+    path = write(tmp_path, text)
+    if refused:
+        with pytest.raises(InputError, match=rf"same run as in runs\.0, and {changed.partition(':')[0]} differs"):
+            planned(path)
+    else:
+        assert len(unique(planned(path))) == 2
+    one = text[: text.index("- label: Other")] + text[text.index("figure: ") :]
+    key, _, value = changed.partition(": ")
+    default = {"train.compile": "false", "engine.kind": "ddp"}.get(key, "1")
+    axis = one.replace("axes: {", f"axes: {{{key}: [{default}, {value}], ")
+    assert len(unique(planned(write(tmp_path, axis)))) == 4
+
+
 def test_a_run_folder_has_the_hash_of_all_that_the_result_depends_on(tmp_path):
     path = write(tmp_path)
     name = planned(path)[0].name

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save_file, save_model
 
 from tests.run.test_checkpoint import position
 from widemix.engine.state import State
@@ -133,6 +133,10 @@ def test_a_head_that_the_body_shares_is_reset_under_all_its_names(tmp_path):
     ]
     assert torch.equal(target.head.weight, initial)
     assert target.head.weight is target.embedding.weight
+    for reset in (False, True):  # of tied weights safetensors keeps one name
+        save_model(source, str(tmp_path / "once.safetensors"))
+        load_init_weights(target, str(tmp_path / "once.safetensors"), reset_head=reset)
+        assert torch.equal(target.embedding.weight, source.embedding.weight)
 
 
 def test_both_heads_of_a_distilled_network_are_new_for_other_classes(tmp_path):
