@@ -11,6 +11,7 @@ from widemix.files import atomic_write
 from widemix.studies.baselines import baseline_lines, points_below
 from widemix.studies.claims import Verdict, verdicts
 from widemix.studies.figure import plot
+from widemix.studies.protocol import Statement
 from widemix.studies.quantity import is_number, label_of
 from widemix.studies.results import Point, Result, as_csv, ends_of, lines_of, measured_label
 from widemix.studies.search import Arm, Trial, best
@@ -101,29 +102,44 @@ def _not_plotted(results: Sequence[Result], study: Study) -> list[str]:
 def claims_table(found: Sequence[Verdict]) -> str:
     """A row for each claim, with what the runs say of it."""
     rows = [
-        "| claim | expected | difference or slope | 95 % interval | p (Holm) | seeds | verdict |",
-        "|---|---|---:|---:|---:|---:|---|",
+        "| claim | source | expected | difference or slope | 95 % interval | p (Holm) | seeds | verdict |",
+        "|---|---|---|---:|---:|---:|---:|---|",
     ]
     several = len({verdict.claim.panel for verdict in found}) > 1
     for verdict in found:
         claim, estimate = verdict.claim, verdict.estimate
         text = escaped(f"{claim.panel}: {claim.text}" if several else claim.text)
         expected = claim.expect + (f" (± {claim.margin:g})" if claim.margin else "")
-        if estimate is None:
-            rows.append(f"| {text} | {expected} | | | | | {verdict.word} |")
-            continue
-        low, high = verdict.interval
-        word = verdict.word
-        if word == "undecided" and not estimate.error:
-            word = "undecided: all seeds have the same difference"
-        elif word == "undecided":
-            word = f"undecided at this size: {verdict.detectable:.2g} beyond the border could have been seen"
-        seeds = f"{estimate.count}{'' if estimate.paired else ', unpaired'}"
-        numbers = f"{estimate.mean:+.3g} | {low:+.3g} to {high:+.3g} | {verdict.p:.2g} | {seeds}"
-        if estimate.exact:
-            numbers = f"{estimate.mean:+.6g} | exact | | "
-        rows.append(f"| {text} | {expected} | {numbers} | **{word}** |")
+        numbers = " | | | "
+        if estimate is not None:
+            seeds = f"{estimate.count}{'' if estimate.paired else ', unpaired'}"
+            low, high = estimate.interval
+            p = "" if math.isnan(verdict.p) else f"{verdict.p:.2g}"
+            numbers = f"{estimate.mean:+.3g} | {low:+.3g} to {high:+.3g} | {p} | {seeds}"
+            if estimate.exact:
+                numbers = f"{estimate.mean:+.6g} | exact | | "
+        rows.append(f"| {text} | {_source(claim)} | {expected} | {numbers} | {_word(verdict)} |")
     return "\n".join(rows)
+
+
+def _source(claim: Statement) -> str:
+    """Where a claim is from, and what of it is younger than its runs."""
+    line = claim.place.rpartition(":")[2]
+    late = f"{' and '.join(claim.after_runs)} stated after the runs" if claim.after_runs else ""
+    return escaped("; ".join(filter(None, [claim.source or "ours", f"line {line}" if line else "", late])))
+
+
+def _word(verdict: Verdict) -> str:
+    """The word of a verdict, and what has to be known with it."""
+    word, estimate, note = verdict.word, verdict.estimate, verdict.note
+    if estimate is None:
+        return word
+    if word == "undecided":
+        word = f"undecided at this size: {verdict.detectable:.2g} beyond the border could have been seen"
+        if not estimate.error:
+            word = "undecided: all seeds have the same difference"
+    word = f"**{word}{', by the margin alone' if verdict.by_margin else ''}**"
+    return f"{word}: {escaped(note)}" if note else word
 
 
 def _search(searched: Searched, study: Study, stem: str) -> str:
@@ -138,7 +154,7 @@ def _search(searched: Searched, study: Study, stem: str) -> str:
         f"|---|{'---:|' * (len(names) + 3)}---|",
     ]
     for arm, trials in searched:
-        winner = best(trials)
+        winner = best(trials, arm.search.ties)
         values = [f"{winner.values[name]:g}" if winner and name in winner.values else "" for name in names]
         top1 = f"{winner.top1:.2f}" if winner and winner.top1 is not None else ""
         ended = [trial for trial in trials if trial.top1 is not None]

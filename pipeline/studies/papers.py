@@ -10,7 +10,7 @@ from widemix.errors import InputError
 from widemix.recipe.files import SHIPPED
 from widemix.recipe.yaml_text import read_yaml
 from widemix.section import Section, key
-from widemix.studies.claims import Estimate, samples_differ
+from widemix.studies.estimates import Estimate, samples_differ
 from widemix.studies.protocol import Statement
 
 CATALOGUE = SHIPPED / "papers.yaml"

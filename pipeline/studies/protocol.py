@@ -56,6 +56,9 @@ class Search(Section):
     )
     widen: Annotated[int, Field(ge=0)] = key(4, "most trials of a point beyond these")
     split: str = key("holdout", "split that chooses: `widemix prep --holdout 10%` makes one")
+    ties: Annotated[float, Field(ge=0)] = key(
+        0.0, "trials whose top-1 is up to this below the best count as equal; of equals the least values are chosen"
+    )
     set: dict[str, Any] = key({}, "section.key names with the values that trials have, such as fewer train.epochs")
     seed: Annotated[int, Field(ge=0)] = key(1000, "train.seed of the trials, which no run of the study has")
 
@@ -67,12 +70,35 @@ class Place(Section):
     at: dict[str, Any] = key({}, "section.key names with the values that its points have; empty: all points")
 
 
+class Condition(Place):
+    """What the results of a line, their mean over its points and seeds, must be for a claim to be tried at all."""
+
+    y: str = key(..., "result that is compared")
+    minus: str = key("", "result that is subtracted from it, such as train_loss from loss; empty: none")
+    above: float | None = key(None, "number that it must exceed; null: none")
+    below: float | None = key(None, "number that it must be below; null: none")
+
+    @model_validator(mode="after")
+    def compares(self):
+        """Something can be unmet."""
+        if self.above is None and self.below is None:
+            raise ValueError("give above, below or both")
+        return self
+
+
 class Statement(Section):
     """What is written before the runs, and decided by them: see `widemix.studies.claims`."""
 
-    text: str = key(..., "what is claimed, in words")
+    text: str = key(..., "what is claimed, in words; the same text of the same source is one statement")
     source: str = key("", "where it is printed; empty, or begins with ours: in no paper")
-    expect: Literal["greater", "less", "equal"] = key(..., "what the difference or slope is, if the claim holds")
+    place: str = key("", "file of the paper's text and line where it is, such as hayase-karakida-2024.txt:701")
+    words: str = key("", "its words there, fifteen at most")
+    after_runs: list[Literal["statement", "condition"]] = key(
+        [], "what of it was written, or changed, when its runs were known"
+    )
+    expect: Literal["greater", "less", "equal", "not greater", "not less"] = key(
+        ..., "what the difference or slope is, if the claim holds; equal, not greater and not less: within the margin"
+    )
     margin: Annotated[float, Field(ge=0)] = key(
         0.0, "differences up to this count as equal, in units of y; of a slope: up to this by a unit of x or a decade"
     )
@@ -86,8 +112,17 @@ class Statement(Section):
     @model_validator(mode="after")
     def equality_has_a_margin(self):
         """Two means are never the same."""
-        if self.expect == "equal" and self.margin == 0:
+        if self.expect not in ("greater", "less") and self.margin == 0:
             raise ValueError("margin: nothing is equal without one; give the difference that counts as none")
+        return self
+
+    @model_validator(mode="after")
+    def place_has_words(self):
+        """Who looks a place up can see whether it is the right one."""
+        if bool(self.place) != bool(self.words) or len(self.words.split()) > 15:
+            raise ValueError("place and words: give both, of at most fifteen words, or neither")
+        if self.place and not self.place.rpartition(":")[2].isdigit():
+            raise ValueError(f"place: {self.place} is not FILE:LINE")
         return self
 
 
@@ -102,6 +137,9 @@ class Claim(Statement):
     right: Place | None = key(None, "points whose mean is subtracted")
     slope: Place | None = key(None, "points whose slope is compared with 0")
     y: str = key("", "result that is compared; empty: the figure's first y")
+    regime: list[Condition] = key(
+        [], "conditions without which the runs are not where the paper's were, and decide nothing"
+    )
 
     @model_validator(mode="after")
     def compares(self):

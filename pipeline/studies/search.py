@@ -15,6 +15,7 @@ from widemix.studies.protocol import Range, Search
 from widemix.studies.study_run import StudyRun
 
 _PRIMES = (2, 3, 5, 7, 11, 13)
+_ROUNDING = 1e-6  # of top-1, which rows have with six digits
 Outcome = Callable[[StudyRun], float | None]  # top-1 of a trial, %; nan if it diverged; None if it has not ended
 
 
@@ -66,7 +67,7 @@ class Arm:
 
     def _beyond(self, trials: Sequence[Trial]) -> dict[str, float] | None:
         """The best values with one of them moved out of what was tried; None if the best lies within it."""
-        winner = best(trials)
+        winner = best(trials, self.search.ties)
         if winner is None:
             return None
         tried = [trial.values for trial in trials]
@@ -107,15 +108,22 @@ def arms(study_runs: Iterable[StudyRun], search: Search, own: Sequence[Mapping[s
     return found
 
 
-def best(trials: Iterable[Trial]) -> Trial | None:
-    """The trial with the highest top-1, of equals the first; None if none has ended without diverging."""
-    ended = [trial for trial in trials if trial.top1 is not None and math.isfinite(trial.top1)]
-    return max(ended, key=lambda trial: trial.top1 or 0.0, default=None)
+def best(trials: Iterable[Trial], ties: float = 0.0) -> Trial | None:
+    """The trial with the highest top-1, of equals the first; None if none has ended without diverging.
+
+    ties: where it is above 0, of the trials that are at most so far below the highest, the one with the least values.
+    """
+    ended = [(trial.top1, trial) for trial in trials if trial.top1 is not None and math.isfinite(trial.top1)]
+    highest, winner = max(ended, key=lambda one: one[0], default=(0.0, None))
+    if not ties:
+        return winner
+    near = (trial for top1, trial in ended if top1 >= highest - ties - _ROUNDING)
+    return min(near, key=lambda trial: tuple(trial.values.values()), default=None)
 
 
 def chosen_runs(arm: Arm, trials: Sequence[Trial]) -> list[StudyRun]:
     """The runs of a point with the values that its trials have chosen; raises `InputError` if all diverged."""
-    winner = best(trials)
+    winner = best(trials, arm.search.ties)
     if winner is None:
         raise InputError(f"{arm.name}: all {len(trials)} trials diverged; give search.keys lower ranges")
     return [replace(study_run, chosen=_as_chosen(winner.values)) for study_run in arm.study_runs]

@@ -16,7 +16,7 @@ from widemix.recipe.files import SHIPPED, as_override, find_recipe
 from widemix.recipe.yaml_text import read_yaml, yaml_error_message, yaml_text
 from widemix.section import Section, key
 from widemix.studies.plotted import Figure, Published
-from widemix.studies.protocol import Claim, Place, Range, Search
+from widemix.studies.protocol import Claim, Condition, Place, Range, Search
 from widemix.studies.quantity import MEASURED
 from widemix.studies.solve import CONSTRAINTS, solve
 from widemix.studies.study_run import StudyRun
@@ -89,6 +89,9 @@ class Study(Section):
         known = {*self.figure.y, *MEASURED}
         if unknown := [claim for claim in self.claims if (claim.y or self.figure.y[0]) not in known]:
             raise ValueError(f"claims: {unknown[0].text}: y is one of {', '.join(sorted(known))}")
+        for claim in self.claims:
+            if other := {name for one in claim.regime for name in (one.y, one.minus or one.y)} - {*MEASURED}:
+                raise ValueError(f"claims: {claim.text}: regime: {min(other)} is none of {', '.join(MEASURED)}")
         return self
 
     @model_validator(mode="after")
@@ -126,6 +129,7 @@ _SECTIONS: dict[str, type[Section]] = {  # by the key that they stand at, for th
     "left": Place,
     "right": Place,
     "slope": Place,
+    "regime": Condition,
 }
 
 

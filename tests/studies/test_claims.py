@@ -12,7 +12,8 @@ from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
-from widemix.studies.claims import Estimate, decide, holm, samples_differ, verdicts
+from widemix.studies.claims import decide, verdicts
+from widemix.studies.estimates import Estimate, holm, samples_differ
 from widemix.studies.page import as_page
 from widemix.studies.protocol import Statement
 from widemix.studies.results import collect
