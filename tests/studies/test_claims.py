@@ -103,7 +103,7 @@ def test_swapped_data_contradict(tmp_path):
     first, _, third = verdicts(results, study)
     assert (first.word, third.word) == ("contradicted", "supported")
     page = as_page(results, study, "study.yaml")
-    assert "| RP has a higher error at depth 2 | greater (± 0.5) | -3.1" in page
+    assert "| RP has a higher error at depth 2 | ours | greater (± 0.5) | -3.1" in page
     assert "**contradicted**" in page
 
 
@@ -136,6 +136,10 @@ def test_a_margin_decides_what_is_equal(tmp_path):
         *(("equal", 0.5, mean, "supported") for mean in (0.1, -0.1)),
         *(("equal", 0.5, mean, "undecided") for mean in (0.5, -0.5)),
         *(("equal", 0.5, mean, "contradicted") for mean in (1, -1)),
+        *(("not greater", 0.5, mean, "supported") for mean in (-1, 0, 0.3)),
+        *(("not greater", 0.5, mean, word) for mean, word in ((0.5, "undecided"), (1, "contradicted"))),
+        *(("not less", 0.5, mean, "supported") for mean in (1, 0, -0.3)),
+        *(("not less", 0.5, mean, word) for mean, word in ((-0.5, "undecided"), (-1, "contradicted"))),
     ],
 )
 def test_each_word_follows_from_the_sign_of_the_mean_and_the_margin(expect, margin, mean, word):
@@ -143,6 +147,36 @@ def test_each_word_follows_from_the_sign_of_the_mean_and_the_margin(expect, marg
     statement = Statement(text="a", expect=expect, margin=margin)
     [found] = decide([statement], [Estimate(mean, 0.01, 3, 4, paired=True)])
     assert found.word == word
+
+
+@pytest.mark.parametrize(
+    ("expect", "against"),
+    [("greater", "less"), ("less", "greater"), ("not greater", "greater"), ("not less", "less")],
+)
+@pytest.mark.parametrize("offset", [-2.0, -0.7, -0.3, 0.0, 0.2, 0.4, 0.8, 2.0])
+def test_one_sided_words_are_those_of_scipys_tests_at_the_border(expect, against, offset):
+    """Of five values and a margin of a half; the margin alone decides what the same tests with none do not."""
+    values = offset + np.array([0.02, -0.11, 0.06, 0.1, -0.07])
+    estimate = Estimate(values.mean(), stats.sem(values), 4, 5, paired=True)
+
+    def word_of(margin):
+        border = margin if against == "greater" else -margin
+        if expect in ("greater", "less"):
+            holds = stats.ttest_1samp(values, 0, alternative=expect).pvalue
+            fails = stats.ttest_1samp(values, -border, alternative=against).pvalue
+        else:
+            fails = stats.ttest_1samp(values, border, alternative=against).pvalue
+            holds = stats.ttest_1samp(
+                values, border, alternative="less" if against == "greater" else "greater"
+            ).pvalue
+        if expect in ("greater", "less") and max(holds, fails) < 0.025:
+            holds = 1
+        word = "supported" if holds <= fails else "contradicted"
+        return word if 2 * min(holds, fails) < 0.05 else "undecided", min(1, 2 * min(holds, fails))
+
+    [found] = decide([Statement(text="a", expect=expect, margin=0.5)], [estimate])
+    assert (found.word, found.p) == (word_of(0.5)[0], pytest.approx(word_of(0.5)[1]))
+    assert found.by_margin == (found.word != "undecided" and found.word != word_of(0.0)[0])
 
 
 def test_of_a_logarithmic_axis_a_slope_is_by_decade_and_other_results_than_the_figures_are_compared(tmp_path):
@@ -250,7 +284,7 @@ def test_sides_without_shared_seeds_are_welchs(tmp_path):
     rows = [
         line for line in as_page(collect(study_runs, table, study), study, "s.yaml").splitlines() if "| **" in line
     ]
-    assert [row.split(" | ")[5] for row in rows] == ["3, unpaired", "3, unpaired", "3"]  # the last is of one line
+    assert [row.split(" | ")[6] for row in rows] == ["3, unpaired", "3, unpaired", "3"]  # the last is of one line
 
 
 def test_missing_and_diverged_runs_decide_nothing(tmp_path):
@@ -265,20 +299,72 @@ def test_missing_and_diverged_runs_decide_nothing(tmp_path):
     assert "**supported**" in as_page(results, study, "study.yaml")
 
 
-def test_points_below_a_linear_baseline_decide_nothing_and_count_among_the_claims(tmp_path):
-    """Where all of a claim's points are; its numbers are left out."""
+def test_points_below_a_linear_baseline_decide_nothing(tmp_path):
+    """They are left out of means, with what the other side has at their values; the family stays as great."""
     results, study = study_of(tmp_path, (NORMAL2, NORMAL4, RP2, RP4))
     points = {(r.study_run.line, r.study_run.recipe.model.depth): r.study_run.point for r in results}
-    decided = verdicts(results, study)
-    below = {points["RP", 2], points["Normal", 2]}
-    first, *others = verdicts(results, study, below)
-    assert (first.word, first.estimate) == ("below a linear baseline", None)
+    first, mean, slope = verdicts(results, study, {points["RP", 2]})
+    assert [first.word, slope.word] == ["below a linear baseline", "supported"]
+    assert (first.estimate, first.note) == (None, "")
     assert all(map(math.isnan, (*first.interval, first.p, first.detectable)))
-    assert [verdict.word for verdict in others] == [verdict.word for verdict in decided[1:]]
-    assert others[1].p == pytest.approx(decided[2].p)  # three times its own, as before
-    assert [verdict.word for verdict in verdicts(results, study, {points["RP", 2]})] == [
-        verdict.word for verdict in decided
-    ]
+    expected = stats.ttest_rel(NORMAL4, RP4)
+    assert mean.estimate.mean == pytest.approx(np.mean(NORMAL4) - np.mean(RP4))
+    assert mean.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    assert mean.note == "without model.depth 2, below a linear baseline"
+    assert slope.p == pytest.approx(3 * stats.ttest_1samp(-np.subtract(NORMAL4, NORMAL2) / 2, 0).pvalue)
+    *_, slope = verdicts(results, study, {points["Normal", 2]})
+    assert slope.word == "below a linear baseline"  # of one point there is none
+    both = verdicts(results, study, {points["Normal", 2], points["RP", 4]})
+    assert [verdict.word for verdict in both] == ["below a linear baseline"] * 3
+    assert "without model.depth 2, below" in as_page(results, study, "s.yaml", below={points["RP", 2]})
+
+
+def test_sides_that_no_longer_have_as_many_points_are_not_compared(tmp_path):
+    text = STUDY.replace("axes: {model.depth: [2, 4]}", "axes: {model.depth: [3, 5]}", 1)
+    text = text[: text.index("- text: RP")] + text[text.index("- {text: as good") : text.index("- {text: deeper")]
+    results, study = study_of(tmp_path, (NORMAL2, NORMAL4, RP2, RP4), text)
+    [found] = verdicts(results, study, {results[0].study_run.point})
+    assert found.word == "below a linear baseline"
+
+
+@pytest.mark.parametrize(
+    ("condition", "unmet"),
+    [
+        ("{line: Normal, y: error, below: 35}", ""),
+        ("{line: Normal, at: {model.depth: 2}, y: error, below: 35}", "error of Normal is 39.2, not below 35"),
+        ("{line: RP, y: error, above: 30, below: 36}", ""),
+        ("{line: RP, y: error, above: 36}", "error of RP is 35.7, not above 36"),
+        ("{line: RP, y: loss, minus: train_loss, above: 0.5}", ""),
+        ("{line: RP, y: loss, minus: train_loss, above: 0.7}", "loss - train\\_loss of RP is 0.6, not above 0.7"),
+    ],
+)
+def test_runs_in_another_regime_decide_nothing_and_say_what_they_have(tmp_path, condition, unmet):
+    """Means over points and seeds; the difference is shown, and the other claims have the family as before."""
+    text = STUDY.replace("margin: 0.5\n", f"margin: 0.5\n  regime: [{condition}]\n")
+    results, study = study_of(tmp_path, (NORMAL2, NORMAL4, RP2, RP4), text)
+    results = [replace(result, y=result.y | {"loss": 1.0, "train_loss": 0.4}) for result in results]
+    plain = verdicts(
+        results, study.model_copy(update={"claims": [c.model_copy(update={"regime": []}) for c in study.claims]})
+    )
+    first, *others = verdicts(results, study)
+    assert first.word == ("regime not reached" if unmet else "supported")
+    assert first.estimate == plain[0].estimate
+    assert math.isnan(first.p) == bool(unmet)
+    assert [one.word for one in others] == [one.word for one in plain[1:]]
+    page = as_page(results, study, "s.yaml")
+    assert (f"**regime not reached**: {unmet} |" in page) == bool(unmet)
+
+
+def test_what_was_stated_after_the_runs_says_so_with_its_place(tmp_path):
+    words = "place: paper.txt:12, words: deeper is better, after_runs: [statement, condition]"
+    results, study = study_of(
+        tmp_path,
+        (NORMAL2, NORMAL4, RP2, RP4),
+        STUDY.replace("expect: less}", f"expect: less, {words}, source: figure 1}}"),
+    )
+    page = as_page(results, study, "s.yaml")
+    assert "| deeper is better | figure 1; line 12; statement and condition stated after the runs | less |" in page
+    assert "| as good on average | ours | equal (± 1.5) |" in page
 
 
 def test_between_0_and_the_margin_the_likelier_of_two_words_has_its_p():
@@ -405,6 +491,13 @@ def test_holm_by_hand():
             "give left and right, or",
         ),
         ("margin: 1.5", "margin: -1.5", "claims.1.margin: "),
+        ("expect: equal, margin: 1.5", "expect: not less", "nothing is equal without one"),
+        ("expect: less}", "expect: less, place: a:1}", "place and words: give both"),
+        ("expect: less}", "expect: less, place: a, words: b}", "place: a is not FILE:LINE"),
+        ("expect: less}", "expect: less, regime: [{line: RP, y: loss}]}", "give above, below or both"),
+        ("expect: less}", "expect: less, regime: [{line: RO, y: loss, above: 1}]}", "has line RO"),
+        ("expect: less}", "expect: less, regime: [{line: RP, y: los, above: 1}]}", "regime: los is none of error"),
+        ("expect: less}", "expect: less, regime: [{line: RP, y: loss, abov: 1}]}", "did you mean above"),
     ],
 )
 def test_claims_about_nothing_are_refused_before_anything_is_trained(

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ from widemix.studies import results_page as module_of_page
 from widemix.studies.claims import decide
 from widemix.studies.papers import Check, Entry, Paper, check_estimate, read_papers
 from widemix.studies.results_page import full_size_csv, results_page
-from widemix.studies.study import Study
+from widemix.studies.study import Study, read_study
 
 STUDIES, TABLES = ROOT / "recipes/studies", ROOT / "recipes/studies/results"
 TRAINED = [path for path in TABLES.glob("*.jsonl") if path.stem != "baselines"]
@@ -282,3 +283,27 @@ def test_the_command_writes_the_page_where_it_is_asked_to(tmp_path, capsys, monk
     assert readme.startswith("a\n<!--")
     assert readme.endswith("<!-- end -->\nz\n")
     assert "old" not in readme
+
+
+def stated():
+    """Every statement of the study files and the catalogue, with where it is written."""
+    studies = [(path.stem, claim) for path in sorted(STUDIES.glob("*.yaml")) for claim in read_study(path).claims]
+    return studies + [
+        (paper.paper, check) for paper in read_papers() for entry in paper.entries for check in entry.checks
+    ]
+
+
+def test_each_statement_of_a_paper_has_its_place_and_words():
+    assert [(where, one.text) for where, one in stated() if one.ours == bool(one.place)] == []
+
+
+@pytest.mark.skipif("WIDEMIX_PAPERS" not in os.environ, reason="WIDEMIX_PAPERS names no folder of the papers' texts")
+def test_the_words_of_each_statement_are_at_its_place():
+    """Of the line and the four after it, without spaces and hyphens, which texts out of PDFs have elsewhere."""
+    for where, one in stated():
+        if one.place:
+            name, _, line = one.place.rpartition(":")
+            lines = (Path(os.environ["WIDEMIX_PAPERS"]) / name).read_text().splitlines()
+            near, words = (re.sub(r"[\s-]", "", text) for text in ("".join(lines[int(line) - 1 :][:5]), one.words))
+            assert words in near, (where, one.place, one.words)
+            assert words not in re.sub(r"[\s-]", "", "".join(lines[int(line) :][:4])), (where, one.place, "later")

@@ -96,6 +96,21 @@ def test_trials_are_even_and_those_at_an_edge_are_widened(plan, tmp_path):
     assert winner.top1 == pytest.approx(90 - 10 * math.log10(0.256 / 0.2), abs=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("ties", "chosen", "tried"),
+    [
+        (0.0, [0.016, 0.256, 6.25e-05], [3, 5, 6]),
+        (5.0, [0.016, 0.064, 6.25e-05], [3, 4, 6]),  # 0.256 is 3.9 better than 0.064, and no more is tried
+        (9.0, [0.004, 0.016, 6.25e-05], [4, 3, 6]),  # 0.004 is at the edge, 0.001 too bad
+    ],
+)
+def test_near_ties_go_to_the_smaller_rate(tmp_path, ties, chosen, tried):
+    plan = plan_of(tmp_path, STUDY.replace("widen: 3,", f"widen: 3, ties: {ties},"))
+    assert plan.search(Trainer(plan, tmp_path / "runs")) == Exit.DONE
+    assert list(dict.fromkeys(run.recipe.optim.lr for run in plan.runs())) == chosen
+    assert [len(trials) for _, trials in plan.searched()] == tried
+
+
 def test_trials_use_the_held_out_split_and_another_seed_and_runs_the_chosen_value(plan, tmp_path):
     assert {study_run.recipe.optim.lr for study_run in plan.runs()} == {0.004}  # the recipe's, before the search
     plan.search(Trainer(plan, tmp_path / "runs"))
