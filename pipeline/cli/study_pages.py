@@ -34,8 +34,8 @@ def _results(arguments: argparse.Namespace) -> Exit:
     from widemix.estimate.recipe_tables import split_between
     from widemix.files import atomic_write
     from widemix.recipe.files import SHIPPED
-    from widemix.studies.papers import read_papers
-    from widemix.studies.results_page import FULL_SIZE, full_size_csv, results_page
+    from widemix.studies.papers import FULL_SIZE, full_size_csv, read_papers
+    from widemix.studies.results_page import results_page
 
     if not arguments.report.is_dir():
         raise InputError(f"--report {arguments.report}: no such folder")

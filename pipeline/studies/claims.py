@@ -59,8 +59,7 @@ class Verdict:
     find it in 80 % of cases, at the level that Holm's correction leaves to this claim.
     word: supported, contradicted, undecided; or with missing runs, with a diverged run or below a linear baseline,
     with nan for all numbers; or regime not reached, with the difference. by_margin: the margin alone decides.
-    note: which points were left out, or what condition is unmet. overall: word and p by Holm's correction over a
-    greater family, if there is one.
+    note: which points were left out, or what condition is unmet.
     """
 
     claim: Statement
@@ -70,7 +69,6 @@ class Verdict:
     detectable: float = math.nan
     by_margin: bool = False
     note: str = ""
-    overall: tuple[str, float] | None = None
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -79,7 +79,7 @@ def as_page(
         parts.append(_published(study))
     if searched:
         parts.append(_search(searched, study, stem))
-    parts += _not_plotted(results, study)
+    parts += [*train_loss_lines(results, study), *_not_plotted(results, study)]
     missing = [result for result in results if result.row is None]
     if missing and study.measured:
         parts.append(f"Missing: {len(missing)} of {len(results)} runs, among them `{missing[0].study_run.name}`.")
@@ -87,6 +87,17 @@ def as_page(
         parts.append(_NOT_SEARCHED)
     parts.append(_conditions(results, study, name, searched, f" {options}" if options else ""))
     return "\n\n".join(parts) + "\n"
+
+
+def train_loss_lines(results: Sequence[Result], study: Study) -> list[str]:
+    """What a page says of train losses that are means by the rule of before, where the study shows them."""
+    old = sum(result.row is not None and result.row.train_loss_over == "lines" for result in results)
+    if not old or "train_loss" not in study.figure.y:
+        return []
+    return [
+        f"Train losses of {old} of {len(results)} runs are means over the last epoch's lines, which count alike "
+        "though the last may be of fewer than 50 steps; those of the others are means over its steps."
+    ]
 
 
 def _not_plotted(results: Sequence[Result], study: Study) -> list[str]:
@@ -99,11 +110,15 @@ def _not_plotted(results: Sequence[Result], study: Study) -> list[str]:
     return [f"Not plotted, since a logarithmic axis has no 0: {name} of `{run}`." for run, name in lost]
 
 
-def claims_table(found: Sequence[Verdict]) -> str:
-    """A row for each claim, with what the runs say of it."""
+def claims_table(found: Sequence[Verdict], overall: Mapping[int, str] | None = None) -> str:
+    """A row for each claim, with what the runs say of it.
+
+    overall: what to say of verdicts, by their identity, in a further column.
+    """
+    last = "" if overall is None else " all papers |"
     rows = [
-        "| claim | source | expected | difference or slope | 95 % interval | p (Holm) | seeds | verdict |",
-        "|---|---|---|---:|---:|---:|---:|---|",
+        f"| claim | source | expected | difference or slope | 95 % interval | p (Holm) | seeds | verdict |{last}",
+        f"|---|---|---|---:|---:|---:|---:|---|{'---|' if last else ''}",
     ]
     several = len({verdict.claim.panel for verdict in found}) > 1
     for verdict in found:
@@ -118,7 +133,8 @@ def claims_table(found: Sequence[Verdict]) -> str:
             numbers = f"{estimate.mean:+.3g} | {low:+.3g} to {high:+.3g} | {p} | {seeds}"
             if estimate.exact:
                 numbers = f"{estimate.mean:+.6g} | exact | | "
-        rows.append(f"| {text} | {_source(claim)} | {expected} | {numbers} | {_word(verdict)} |")
+        last = "" if overall is None else f" {overall.get(id(verdict), '')} |"
+        rows.append(f"| {text} | {_source(claim)} | {expected} | {numbers} | {_word(verdict)} |{last}")
     return "\n".join(rows)
 
 

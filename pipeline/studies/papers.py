@@ -1,19 +1,26 @@
 """The figures and tables of the papers, in their order: recipes/papers.yaml."""
 
+import csv
+import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from widemix.errors import InputError
+from widemix.files import csv_text
 from widemix.recipe.files import SHIPPED
 from widemix.recipe.yaml_text import read_yaml
 from widemix.section import Section, key
 from widemix.studies.estimates import Estimate, samples_differ
 from widemix.studies.protocol import Statement
+from widemix.studies.study import read_study, study_runs_of
+from widemix.studies.study_run import unique
 
 CATALOGUE = SHIPPED / "papers.yaml"
+FULL_SIZE = "full_size.csv"
 
 
 class Check(Statement):
@@ -75,3 +82,27 @@ def _samples(numbers: Any, place: str, path: Path) -> list[float]:
         except (KeyError, IndexError, ValueError):
             raise InputError(f"{path}: has no {place}, there is no {part}") from None
     return [float(number) for number in (numbers if isinstance(numbers, list) else [numbers])]
+
+
+def full_size_hours(folder: Path) -> dict[str, float]:
+    """Hours on one GPU of the studies of the papers' sizes, as `full_size_csv` has found them."""
+    path = folder / FULL_SIZE
+    rows = csv.DictReader(io.StringIO(path.read_text())) if path.exists() else ()
+    return {row["study"]: float(row["hours"]) for row in rows if row["hours"] != "nan"}
+
+
+def full_size_csv(papers: Sequence[Paper], studies: Path, gpu: str) -> str:
+    """Return the table of the full studies: runs, and hours on one GPU of this kind; nan where they are not known."""
+    from widemix.studies.requirements import requirements
+
+    rows: list[list[object]] = [["study", "runs", "hours", "gpu"]]
+    for name in dict.fromkeys(name for paper in papers for entry in paper.entries for name in entry.full):
+        path = studies / f"{name}.yaml"
+        study = read_study(path)
+        one = study.model_copy(update={"seeds": study.seeds[:1]})  # runs of other seeds take the same
+        own = unique(study_runs_of(path, one))
+        hours = [each.hours for each in requirements(own, gpu).values()]
+        total = sum(each for each in hours if each is not None) * max(1, len(study.seeds))
+        known = all(each is not None for each in hours)
+        rows.append([name, len(own) * max(1, len(study.seeds)), f"{total:.3g}" if known else "nan", gpu])
+    return csv_text(rows)

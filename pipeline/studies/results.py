@@ -155,7 +155,8 @@ def as_csv(results: Sequence[Result], study: Study) -> str:
     names = [name for name in names if name not in keys]
     own_x = [study.figure.x] if study.figure.x not in (*keys, *names, "epoch") else []  # else a column already
     head: list[object] = ["panel", "line", *keys, "seed", *own_x, *names]
-    lines = [[*head, "epochs", "seconds", "core_seconds", "state", "host", "machine", "commit", "run"]]
+    rest = ["epochs", "seconds", "core_seconds", "state", "host", "machine", "commit", "train_loss_over", "run"]
+    lines = [[*head, *rest]]
     for result in results:
         study_run, values, row = result.study_run, dict(result.study_run.own), result.row
         line: list[object] = [study_run.panel, study_run.line, *(values.get(key, "") for key in keys)]
@@ -163,8 +164,9 @@ def as_csv(results: Sequence[Result], study: Study) -> str:
         line += [*(_number(result.y.get(name, math.nan)) for name in names), study_run.recipe.train.epochs]
         if row is not None:
             line += [_number(row.seconds), _number(row.core_seconds), row.state, row.host, row.machine, row.commit]
+            line.append(row.train_loss_over)
         else:
-            line += ["", "", "missing" if study.measured else "done", "", "", ""]
+            line += ["", "", "missing" if study.measured else "done", "", "", "", ""]
         lines.append([*line, study_run.name])
     return csv_text(lines)
 

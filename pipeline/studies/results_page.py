@@ -4,30 +4,26 @@ Nothing in it depends on the day or the machine, and nothing on runs of a study 
 give the same page.
 """
 
-import csv
-import io
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from widemix.files import csv_text
 from widemix.studies.baselines import baseline_lines, points_below
 from widemix.studies.claims import Verdict, decide, verdicts
 from widemix.studies.findings import findings
-from widemix.studies.page import Searched, claims_table, escaped
-from widemix.studies.papers import Entry, Paper, check_estimate
+from widemix.studies.page import Searched, claims_table, escaped, train_loss_lines
+from widemix.studies.papers import Entry, Paper, check_estimate, full_size_hours
 from widemix.studies.plan import Plan, make_plan, open_trials
 from widemix.studies.results import Result
 from widemix.studies.rows import Table
-from widemix.studies.study import read_study, study_runs_of
-from widemix.studies.study_run import unique
+from widemix.studies.study import read_study
 
-FULL_SIZE = "full_size.csv"
 _DECIDED = ("supported", "contradicted", "undecided")
-_WORDS = (*_DECIDED, "with missing runs", "with a diverged run", "below a linear baseline")
+_COUNTED = (*_DECIDED, "regime not reached")
+_WORDS = (*_COUNTED, "with missing runs", "with a diverged run", "below a linear baseline")
 _OUTSIDE = (
     "**Not under the protocol**: no values were searched for its lines, so differences may be those of settings. No "
     "verdict."
@@ -86,23 +82,28 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
 
     studies: folder of the study files. folder: of the tables. links: where that folder lies seen from the page.
     """
-    held, hours = _read(papers, studies, folder), _full_size(folder)
-    found: list[tuple[str, Verdict]] = []
+    held, hours = _read(papers, studies, folder), full_size_hours(folder)
+    checks = {
+        id(entry): decide(entry.checks, [check_estimate(check, folder) for check in entry.checks])
+        for paper in papers
+        for entry in paper.entries
+    }
+    counted: dict[object, tuple[str, Verdict]] = {}
+    for entry in (entry for paper in papers for entry in paper.entries):
+        for verdict in (*(one for name in entry.studies for one in held[name].verdicts), *checks[id(entry)]):
+            claim = verdict.claim
+            if verdict.word in _COUNTED:
+                counted.setdefault(id(verdict) if claim.ours else (claim.source, claim.text), (entry.figure, verdict))
+    overall = _overall([verdict for _, verdict in counted.values() if not verdict.claim.ours])
     rows, sections = [], []
     for paper in papers:
         sections.append(f"## {paper.paper}")
         for entry in paper.entries:
-            own = [held[name] for name in entry.studies]
-            checked = decide(entry.checks, [check_estimate(check, folder) for check in entry.checks])
-            found += [(entry.figure, verdict) for each in own for verdict in each.verdicts]
-            found += [(entry.figure, verdict) for verdict in checked]
-            sections.append(_section(entry, own, checked, hours, studies, folder, links))
+            own, checked = [held[name] for name in entry.studies], checks[id(entry)]
+            text = entry.claim or _claim_of(entry, own, studies)
+            sections.append(_section(entry, text, own, checked, overall, hours, links))
             rows.append(_row(paper, entry, own, checked, hours))
-    # A study that belongs to two figures has its verdicts once.
-    decided: dict[int, tuple[str, Verdict]] = {}
-    for figure, verdict in found:
-        decided.setdefault(id(verdict), (figure, verdict))
-    summary = _summary(list(held.values()), [verdict for _, verdict in decided.values()])
+    summary = _summary(list(held.values()), [verdict for _, verdict in counted.values()], overall)
     head = "| figure or table | what was run | verdicts | core hours | open: GPU hours at full size |"
     page = (
         "\n\n".join(
@@ -111,7 +112,7 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
                 _INTRODUCTION.replace("LINKS", links),
                 summary,
                 "## Findings",
-                findings(list(decided.values())),
+                findings(list(counted.values())),
                 "## All figures and tables",
                 "\n".join([head, "|---|---|---|---:|---:|", *rows]),
                 *sections,
@@ -125,25 +126,37 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
 _INTRODUCTION = """\
 Written by `widemix study results` from the study files, the committed tables in `recipes/studies/results` and
 `recipes/papers.yaml`; a test holds it to them. The words *supported*, *contradicted* and *undecided* are computed
-by [the protocol](explanation/protocol.md); nobody writes one. They follow from p after Holm's correction over the
+by [the protocol](explanation/protocol.md); nobody writes one, nor *regime not reached*, of runs that do not meet a
+condition without which they say nothing of the statement. They follow from p after Holm's correction over the
 statements of a table, while an interval is that of one statement, so a word may be *undecided* though its interval
-leaves out 0. A study whose rates were not searched for each line has none, nor has a statement about networks that a
-linear baseline beats.
+leaves out 0; the last column has the word and p over all statements of papers, each of which is counted once, at the
+size listed first. A study whose rates were not searched for each line has none, nor has a statement about networks
+that a linear baseline beats. Lines are those of the papers' texts, whose words the study files quote.
 CIFAR-10 was trained on JPEGs of the official images: errors here compare with each other, not with published ones.
 Hours at full size are those of a roofline on one H100, of all seeds together ([table](LINKS/full_size.csv))."""
 
 
-def _summary(held: Sequence[Held], found: Sequence[Verdict]) -> str:
+def _overall(printed: Sequence[Verdict]) -> dict[int, str]:
+    """By the identity of each verdict on a statement of a paper, its word and p in the family of all of them."""
+    estimates = [verdict.estimate if verdict.word in _DECIDED else None for verdict in printed]
+    found = decide([verdict.claim for verdict in printed], estimates)
+    words = (f"{one.word}, p = {one.p:.2g}" if one.estimate else "no word" for one in found)
+    return dict(zip(map(id, printed), words, strict=True))
+
+
+def _summary(held: Sequence[Held], found: Sequence[Verdict], overall: Mapping[int, str]) -> str:
     """The page's numbers in one line."""
-    decided = [verdict for verdict in found if verdict.word in _DECIDED]
-    printed, own = ([each for each in decided if each.claim.ours == ours] for ours in (False, True))
+    printed, own = ([each for each in found if each.claim.ours == ours] for ours in (False, True))
+    left = Counter(word.partition(",")[0] for word in overall.values())
+    over_all = ", ".join(f"{left[word]} {word}" for word in _DECIDED if left[word]) or "none"
     trained = [each for each in held if each.plan.study.measured and each.ended]
     runs = sum(len(each.plan.table.rows) for each in trained)
     outside = sum(each.plan.study.measured and not each.plan.study.by_protocol for each in held)
     without = f"; {outside} of the studies are not under the protocol yet and have no verdict" if outside else ""
     return (
-        f"Of {len(printed)} statements of the papers, tried in the small: {_counted(printed)}; of {len(own)} of "
-        f"ours: {_counted(own)}. {runs:,} runs of {len(trained)} studies are in the tables{without}."
+        f"Of {len(printed)} statements of the papers, tried in the small: {_counted(printed)} (corrected over all of "
+        f"them: {over_all}); of {len(own)} of ours: {_counted(own)}. {runs:,} runs of {len(trained)} studies are in "
+        f"the tables{without}."
     )
 
 
@@ -192,33 +205,37 @@ def _state(held: Held) -> str:
     return "ended" if held.ended else "its runs have not ended"
 
 
-def _section(
-    entry: Entry,
-    held: Sequence[Held],
-    checked: Sequence[Verdict],
-    hours: dict[str, float],
-    studies: Path,
-    folder: Path,
-    links: str,
-) -> str:
+def _claim_of(entry: Entry, held: Sequence[Held], studies: Path) -> str:
+    """The claim of the first of an entry's studies that has one, those of the paper's size first."""
     full = (read_study(studies / f"{name}.yaml") for name in entry.full)
     of_paper = (study.claim for study in itertools.chain(full, (each.plan.study for each in held)))
-    claim = entry.claim or next(filter(None, of_paper), "")
+    return next(filter(None, of_paper), "")
+
+
+def _section(
+    entry: Entry,
+    claim: str,
+    held: Sequence[Held],
+    checked: Sequence[Verdict],
+    overall: Mapping[int, str],
+    hours: dict[str, float],
+    links: str,
+) -> str:
     parts = [f"### {entry.figure[0].upper()}{entry.figure[1:]}"]
     if claim:
         parts.append(f"Claim: {escaped(claim)}")
     for each in held:
-        parts += _study(each, folder, links)
+        parts += _study(each, overall, links)
     if entry.command:
         parts.append(f"`{entry.command}`")
     if checked:
-        parts.append(claims_table(checked))
+        parts.append(claims_table(checked, overall))
     parts += [f"![{entry.figure}]({links}/{image})" for image in entry.images]
     parts.append(_open(entry, hours))
     return "\n\n".join(filter(None, parts))
 
 
-def _study(held: Held, folder: Path, links: str) -> list[str]:
+def _study(held: Held, overall: Mapping[int, str], links: str) -> list[str]:
     study, name = held.plan.study, held.name
     parts = [f"**{escaped(study.title)}** (`widemix study run {name} --report recipes/studies/results`)"]
     if not study.measured:
@@ -230,13 +247,13 @@ def _study(held: Held, folder: Path, links: str) -> list[str]:
     elif not held.ended:
         parts.append("By the protocol; its runs have not ended. No verdict yet.")
     if held.verdicts:
-        parts.append(claims_table(held.verdicts))
+        parts.append(claims_table(held.verdicts, overall))
     if study.measured and not held.ended:
         return parts
     parts.append(f"![{escaped(study.title)}]({links}/{name}.png)")
     cost = ""
     if study.measured:
-        parts += baseline_lines(held.results, folder)
+        parts += [*baseline_lines(held.results, held.folder), *train_loss_lines(held.results, study)]
         if held.at_edge:
             names = "; ".join(map(escaped, held.at_edge))
             parts.append(f"The best values are still at the edge of what was searched: {names}.")
@@ -263,27 +280,3 @@ def _open(entry: Entry, hours: dict[str, float]) -> str:
         cost = f" ({hours[name]:,.0f} GPU hours)" if name in hours else ""
         parts.append(f"the paper's size, `widemix study run {name}`{cost}")
     return f"Open: {'; '.join(part.rstrip('.') for part in parts)}." if parts else ""
-
-
-def _full_size(folder: Path) -> dict[str, float]:
-    """Hours on one GPU of the studies of the papers' sizes, as `full_size_csv` has found them."""
-    path = folder / FULL_SIZE
-    rows = csv.DictReader(io.StringIO(path.read_text())) if path.exists() else ()
-    return {row["study"]: float(row["hours"]) for row in rows if row["hours"] != "nan"}
-
-
-def full_size_csv(papers: Sequence[Paper], studies: Path, gpu: str) -> str:
-    """Return the table of the full studies: runs, and hours on one GPU of this kind; nan where they are not known."""
-    from widemix.studies.requirements import requirements
-
-    rows: list[list[object]] = [["study", "runs", "hours", "gpu"]]
-    for name in dict.fromkeys(name for paper in papers for entry in paper.entries for name in entry.full):
-        path = studies / f"{name}.yaml"
-        study = read_study(path)
-        one = study.model_copy(update={"seeds": study.seeds[:1]})  # runs of other seeds take the same
-        own = unique(study_runs_of(path, one))
-        hours = [each.hours for each in requirements(own, gpu).values()]
-        total = sum(each for each in hours if each is not None) * max(1, len(study.seeds))
-        known = all(each is not None for each in hours)
-        rows.append([name, len(own) * max(1, len(study.seeds)), f"{total:.3g}" if known else "nan", gpu])
-    return csv_text(rows)

@@ -430,8 +430,8 @@ def test_the_options_of_the_page_of_results_reach_it(names, monkeypatch):
 
     assert call("estimate.recipe_tables.split_between").arguments[0] == P(names["names"])
     monkeypatch.setattr("widemix.estimate.recipe_tables.split_between", lambda *_: ("before\n", "after\n"))
-    assert call("studies.results_page.full_size_csv").arguments[2] == "h100"
-    monkeypatch.setattr("widemix.studies.results_page.full_size_csv", lambda *_: "")
+    assert call("studies.papers.full_size_csv").arguments[2] == "h100"
+    monkeypatch.setattr("widemix.studies.papers.full_size_csv", lambda *_: "")
     assert call("studies.results_page.results_page").arguments[2:] == (P(names["tmp"]), ".")
     monkeypatch.setattr("widemix.studies.results_page.results_page", lambda *_: ("page", "numbers"))
     written = []

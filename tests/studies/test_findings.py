@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from widemix.studies.claims import Estimate, Verdict, exact
+from widemix.studies.claims import Verdict
+from widemix.studies.estimates import Estimate, exact
 from widemix.studies.findings import findings
 from widemix.studies.protocol import Statement
 
@@ -13,7 +14,7 @@ def verdict(text, word, source="section 4", panel=""):
     claim = Statement(text=text, expect="greater", source=source, panel=panel)
     if word == "with missing runs":
         return Verdict(claim, word)
-    return Verdict(claim, word, Estimate(1.5, 0.1, 4, 5, True), (1.25, 1.75), 0.011, 0.5)
+    return Verdict(claim, word, Estimate(1.5, 0.1, 4, 5, True), 0.011, 0.5)
 
 
 FOUND = [
@@ -62,14 +63,15 @@ def test_a_statement_without_a_source_or_that_is_said_to_be_is_ours(source, ours
 
 def test_a_finding_has_its_panel_source_numbers_and_figure():
     assert findings(FOUND[2:3]) == (
-        "1. **supported**: MNIST: c [section 4]: difference +1.5, 95 % interval +1.25 to +1.75, p = 0.011, n = 5 "
+        "1. **supported**: MNIST: c [section 4]: difference +1.5, 95 % interval +1.222 to +1.778, p = 0.011, n = 5 "
         "(figure 2)"
     )
     ours = verdict("e", "contradicted", source="")
-    numbers = "difference +1.5, 95 % interval +1.25 to +1.75, p = 0.011, n = 5 (figure 3)"
+    numbers = "difference +1.5, 95 % interval +1.222 to +1.778, p = 0.011, n = 5 (figure 3)"
     assert findings([("figure 3", ours)]) == f"1. **contradicted**: e: {numbers}"
     alike = replace(ours, estimate=Estimate(1.5, 0.0, 4, 5, True))  # in all seeds
-    assert findings([("figure 3", alike)]) == f"1. **contradicted**: e: {numbers}"
+    same = numbers.replace("+1.222 to +1.778", "+1.5 to +1.5")
+    assert findings([("figure 3", alike)]) == f"1. **contradicted**: e: {same}"
     computed = replace(ours, estimate=exact(1.5))
     assert findings([("figure 3", computed)]) == "1. **contradicted**: e: difference +1.5, exact (figure 3)"
     assert findings(FOUND[:2]) == "None yet: no statement is decided."

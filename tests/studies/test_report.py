@@ -97,7 +97,13 @@ def test_points_are_means_over_seeds_at_their_widths_and_missing_cells_are_missi
     own = {"panel": "Digits", "line": "Normal", "model.channels": "16", "model.permutation_seed": "", "seed": "1"}
     own |= {"width": "256", "error": "28", "top1": "72", "loss": "1", "train_loss": "", "epoch_seconds": "0.666667"}
     own |= {"epochs": f"{study_runs[4].recipe.train.epochs}", "seconds": "2", "core_seconds": "5.5", "state": "done"}
-    assert rows[4] == own | {"host": "n1", "machine": "1 CPU core", "commit": 12 * "c", "run": study_runs[4].name}
+    assert rows[4] == own | {
+        "host": "n1",
+        "machine": "1 CPU core",
+        "commit": 12 * "c",
+        "train_loss_over": "steps",
+        "run": study_runs[4].name,
+    }
     assert [rows[8][name] for name in ("line", "model.permutation_seed", "seconds", "commit")] == ["RP", "2", "", ""]
     assert "\r" not in as_csv(results, parsed)
     page = as_page(results, parsed, "widths.yaml")

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -285,3 +286,17 @@ def test_a_study_goes_on_from_its_table_alone(study_runs, tmp_path, monkeypatch,
         assert run_command(make_parser()) == 0
         assert "3 of 3 runs have ended" in capsys.readouterr().out
     assert not list((tmp_path / "new").glob("*/done.json"))
+
+
+def test_the_rule_of_each_committed_rows_train_loss_is_that_of_its_commit():
+    """By git's history: over lines before the commit that weighs them by their steps."""
+    folder = ROOT / "recipes/studies/results"
+    rows = [row for path in folder.glob("*.jsonl") if path.stem != "baselines" for row in Table(path).rows.values()]
+    over = {row.commit: row.train_loss_over for row in rows}
+    for commit, rule in over.items():
+        asked = subprocess.run(
+            ["git", "merge-base", "--is-ancestor", "46ad92ed", commit], cwd=ROOT, capture_output=True, check=False
+        )
+        if asked.returncode > 1:
+            pytest.skip(f"no history here: {asked.stderr.decode().strip()}")
+        assert rule == ("steps" if asked.returncode == 0 else "lines"), commit
