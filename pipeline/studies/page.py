@@ -125,7 +125,7 @@ def claims_table(found: Sequence[Verdict], overall: Mapping[int, str] | None = N
         claim, estimate = verdict.claim, verdict.estimate
         text = escaped(f"{claim.panel}: {claim.text}" if several else claim.text)
         expected = claim.expect + (f" (± {claim.margin:g})" if claim.margin else "")
-        numbers = " | | | "
+        numbers = "| | |"
         if estimate is not None:
             seeds = f"{estimate.count}{'' if estimate.paired else ', unpaired'}"
             low, high = estimate.interval

@@ -89,7 +89,7 @@ class Condition(Place):
 class Statement(Section):
     """What is written before the runs, and decided by them: see `widemix.studies.claims`."""
 
-    text: str = key(..., "what is claimed, in words; the same text of the same source is one statement")
+    text: str = key(..., "what is claimed, in words; the same text of the same place is one statement")
     source: str = key("", "where it is printed; empty, or begins with ours: in no paper")
     place: str = key("", "file of the paper's text and line where it is, such as hayase-karakida-2024.txt:701")
     words: str = key("", "its words there, fifteen at most")

@@ -93,7 +93,8 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
         for verdict in (*(one for name in entry.studies for one in held[name].verdicts), *checks[id(entry)]):
             claim = verdict.claim
             if verdict.word in _COUNTED:
-                counted.setdefault(id(verdict) if claim.ours else (claim.source, claim.text), (entry.figure, verdict))
+                statement = id(verdict) if claim.ours else (claim.place or claim.source, claim.text)
+                counted.setdefault(statement, (entry.figure, verdict))
     overall = _overall([verdict for _, verdict in counted.values() if not verdict.claim.ours])
     rows, sections = [], []
     for paper in papers:

@@ -173,18 +173,18 @@ def test_samples_in_pairs(tmp_path):
         check_estimate(check(paired=True), tmp_path)
 
 
-def page_of(figure, folder):
-    """The page of one figure's committed tables, in a folder of their own."""
+def page_of(study, folder):
+    """The page of one study's committed table, in a folder of its own."""
     paper = read_papers()[0]
-    [entry] = [entry for entry in paper.entries if entry.figure == figure]
-    for name in entry.studies:
-        shutil.copy(TABLES / f"{name}.jsonl", folder)
+    [entry] = [entry for entry in paper.entries if study in entry.studies]
+    entry = entry.model_copy(update={"studies": [study]})
+    shutil.copy(TABLES / f"{study}.jsonl", folder)
     return lambda: results_page([paper.model_copy(update={"entries": [entry]})], STUDIES, folder, "results")
 
 
 def test_networks_that_a_linear_baseline_beats_decide_nothing(tmp_path):
     """By a baseline above all of them, above one of the means of depth 2 (50.2 and 47.2 %), and below all."""
-    page = page_of("figure 7", tmp_path)
+    page = page_of("figure7-small", tmp_path)
     row = {"data": "cifar10-5000", "split": "test", "samples": 5000, "features": "pixels", "majority": 10.0}
     row |= {"linear": 99.0, "penalty": 1.0, "seconds": 1.0, "date": "2026-11-27"}
     (tmp_path / "baselines.jsonl").write_text(json.dumps(row) + "\n")
@@ -237,7 +237,7 @@ def test_a_file_that_is_not_there_decides_nothing_and_a_place_that_is_not_there_
 
 
 def test_a_study_by_the_protocol_has_no_verdict_and_no_hours_before_it_has_ended(tmp_path):
-    page, table = page_of("figure 2d", tmp_path), tmp_path / "figure2d-small.jsonl"
+    page, table = page_of("figure2d-small", tmp_path), tmp_path / "figure2d-small.jsonl"
     lines = table.read_text().splitlines(keepends=True)
     ended = page()[0]
     table.write_text("".join(lines[:-1]))
