@@ -34,8 +34,9 @@ def _results(arguments: argparse.Namespace) -> Exit:
     from widemix.estimate.recipe_tables import split_between
     from widemix.files import atomic_write
     from widemix.recipe.files import SHIPPED
+    from widemix.studies.forest import plot_statements
     from widemix.studies.papers import FULL_SIZE, full_size_csv, read_papers
-    from widemix.studies.results_page import results_page
+    from widemix.studies.results_page import STATEMENTS, results_page
 
     if not arguments.report.is_dir():
         raise InputError(f"--report {arguments.report}: no such folder")
@@ -46,7 +47,8 @@ def _results(arguments: argparse.Namespace) -> Exit:
     if arguments.gpu:
         atomic_write(arguments.report / FULL_SIZE, full_size_csv(papers, studies, arguments.gpu))
     links = os.path.relpath(arguments.report, arguments.to_file.parent)
-    page, numbers = results_page(papers, studies, arguments.report, links)
+    page, numbers, statements = results_page(papers, studies, arguments.report, links)
+    plot_statements(statements, [arguments.to_file.with_name(STATEMENTS)])
     if arguments.readme:
         atomic_write(arguments.readme, f"{before}{numbers}\n{after}")
     atomic_write(arguments.to_file, page)

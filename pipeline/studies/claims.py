@@ -75,6 +75,14 @@ class Verdict:
         """95 %, of this claim alone; nan without an estimate."""
         return (math.nan, math.nan) if self.estimate is None else self.estimate.interval
 
+    @property
+    def size(self) -> float:
+        """The difference in units of its margin or, without one, of half its interval; 0 where it has no error."""
+        if self.estimate is None or self.estimate.exact:
+            return 0.0
+        unit = self.claim.margin or self.estimate.mean - self.interval[0]
+        return self.estimate.mean / unit if unit else math.copysign(math.inf, self.estimate.mean)
+
 
 def verdicts(results: Sequence[Result], study: Study, below: Set[tuple] = frozenset()) -> list[Verdict]:
     """What the results say of each claim of the study, of one without a panel in each panel by itself.

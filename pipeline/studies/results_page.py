@@ -21,6 +21,7 @@ from widemix.studies.results import Result
 from widemix.studies.rows import Table
 from widemix.studies.study import read_study
 
+STATEMENTS = "statements.png"
 _DECIDED = ("supported", "contradicted", "undecided")
 _COUNTED = (*_DECIDED, "regime not reached")
 _WORDS = (*_COUNTED, "with missing runs", "with a diverged run", "below a linear baseline")
@@ -77,8 +78,8 @@ class Held:
         return sum(row.core_seconds if row.core_seconds is not None else row.seconds or 0 for row in rows) / 3600
 
 
-def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: str) -> tuple[str, str]:
-    """Return the page as Markdown, and its numbers in one line.
+def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: str) -> tuple[str, str, list[Verdict]]:
+    """Return the page as Markdown, its numbers in one line, and what is to be plotted: the statements of papers.
 
     studies: folder of the study files. folder: of the tables. links: where that folder lies seen from the page.
     """
@@ -95,7 +96,8 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
             if verdict.word in _COUNTED:
                 statement = id(verdict) if claim.ours else (claim.place or claim.source, claim.text)
                 counted.setdefault(statement, (entry.figure, verdict))
-    overall = _overall([verdict for _, verdict in counted.values() if not verdict.claim.ours])
+    printed = [verdict for _, verdict in counted.values() if not verdict.claim.ours]
+    overall = _overall(printed)
     rows, sections = [], []
     for paper in papers:
         sections.append(f"## {paper.paper}")
@@ -110,8 +112,10 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
         "\n\n".join(
             [
                 "# Results",
-                _INTRODUCTION.replace("LINKS", links),
                 summary,
+                f"![Statements of the papers]({STATEMENTS})",
+                _CAPTION,
+                _INTRODUCTION.replace("LINKS", links),
                 "## Findings",
                 findings(list(counted.values())),
                 "## All figures and tables",
@@ -121,9 +125,14 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
         )
         + "\n"
     )
-    return page, summary
+    return page, summary, printed
 
 
+_CAPTION = """\
+Each statement of a paper once: its difference and 95 % interval, to the right what the paper claims. The unit is the
+margin that counts as none, where a statement has one, else half of the interval. *In the small* means what a CPU core
+can train: mostly 5,000 of the 50,000 images of CIFAR-10, and fewer epochs, blocks and channels than in the papers;
+each study's file says which."""
 _INTRODUCTION = """\
 Written by `widemix study results` from the study files, the committed tables in `recipes/studies/results` and
 `recipes/papers.yaml`; a test holds it to them. The words *supported*, *contradicted* and *undecided* are computed

@@ -433,7 +433,9 @@ def test_the_options_of_the_page_of_results_reach_it(names, monkeypatch):
     assert call("studies.papers.full_size_csv").arguments[2] == "h100"
     monkeypatch.setattr("widemix.studies.papers.full_size_csv", lambda *_: "")
     assert call("studies.results_page.results_page").arguments[2:] == (P(names["tmp"]), ".")
-    monkeypatch.setattr("widemix.studies.results_page.results_page", lambda *_: ("page", "numbers"))
+    monkeypatch.setattr("widemix.studies.results_page.results_page", lambda *_: ("page", "numbers", []))
+    assert call("studies.forest.plot_statements").arguments[1] == [P(names["tmp"], "statements.png")]
+    monkeypatch.setattr("widemix.studies.forest.plot_statements", lambda *_: None)
     written = []
     monkeypatch.setattr("widemix.files.atomic_write", lambda *each: written.append(each))
     assert run_command(make_parser(), argv=shlex.split(OTHERS["results"].format(**names))) == 0

@@ -1,5 +1,6 @@
 """Which verdicts a page of results begins with, and their words."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from widemix.studies.claims import Verdict
 from widemix.studies.estimates import Estimate, exact
 from widemix.studies.findings import findings
+from widemix.studies.forest import plot_statements
 from widemix.studies.protocol import Statement
 
 
@@ -53,6 +55,20 @@ def test_three_at_most_are_negative_where_there_are_others(found, expected):
     assert "".join(texts(found)) == expected
 
 
+def test_the_clearest_of_a_figure_is_the_one_with_most_seeds_and_margins():
+    """Its margin's, not the first of the figure; what a margin alone decides is no finding."""
+    plain = verdict("c", "supported")
+
+    def of(text, mean, count=5, **keys):
+        claim = plain.claim.model_copy(update={"text": text, "margin": 0.5})
+        return ("figure 1", replace(plain, claim=claim, estimate=Estimate(mean, 0.1, count - 1, count, True), **keys))
+
+    found = [of("a", 1.0), of("b", 9.0, count=3), of("c", -2.0), of("d", 5.0, by_margin=True)]
+    assert texts(found) == ["c"]
+    assert texts([found[1], found[0]]) == ["a"]
+    assert texts([found[1], found[3]]) == ["b"]
+
+
 @pytest.mark.parametrize(
     ("source", "ours"),
     [("", True), ("ours", True), ("ours, too", True), ("section 4", False), ("see ours", False)],
@@ -75,3 +91,13 @@ def test_a_finding_has_its_panel_source_numbers_and_figure():
     computed = replace(ours, estimate=exact(1.5))
     assert findings([("figure 3", computed)]) == "1. **contradicted**: e: difference +1.5, exact (figure 3)"
     assert findings(FOUND[:2]) == "None yet: no statement is decided."
+
+
+def test_the_figure_has_each_statement_that_has_an_interval(tmp_path):
+    """In their order, cut where they are long; neither what is computed nor what has no word."""
+    exactly = verdict("computed", "supported")
+    shown = [*(verdict(f"statement {n}", "supported") for n in range(3)), verdict("x" * 200, "regime not reached")]
+    others = [replace(exactly, estimate=exact(1.5)), verdict("missing", "with missing runs")]
+    plot_statements([*shown, *others], [tmp_path / "a.svg"])
+    texts = re.findall("<!--  ?(statement .|x+…x+|computed|missing) -->", (tmp_path / "a.svg").read_text())
+    assert texts == ["statement 0", "statement 1", "statement 2", f"{'x' * 42}…{'x' * 42}"]
