@@ -45,7 +45,7 @@ def run_command(
         words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
         if command is None:  # typed by a person; the batch script passes empty values to its commands
             _check_filled(words)
-        arguments = parser.parse_args(words)
+        arguments = parser.parse_args([_in_home(word) for word in words])
         arguments.overrides = overrides
         if overrides and not hasattr(arguments, "recipe"):
             raise InputError(
@@ -119,6 +119,11 @@ def _check_filled(words: Sequence[str]) -> None:
         if not word.strip() or word == f"{option}=":
             subject = f"{option}:" if option.startswith("--") else "an argument"
             raise InputError(f"{subject} is empty; give a value (is a variable of the shell not set?)")
+
+
+def _in_home(word: str) -> str:
+    """The word with `~` at its start, or that of its value, replaced by the home folder: shells leave --to=~/a."""
+    return re.sub(r"^([\w-]+=)?~(?=/|$)", lambda found: (found[1] or "") + os.path.expanduser("~"), word)
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:

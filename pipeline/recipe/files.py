@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType
@@ -61,7 +62,7 @@ def _load(file: Path, overrides: Iterable[tuple[str, str]], path: str) -> Recipe
     for name, text in overrides:
         _override(merged, name, text, known)
         origin[name] = "the command line"
-    return parse_recipe(merged, origin, default_origin=path)
+    return parse_recipe(_in_home(merged), origin, default_origin=path)
 
 
 def find_recipe(path: str | Path, folder: Path = Path()) -> Path:
@@ -69,7 +70,7 @@ def find_recipe(path: str | Path, folder: Path = Path()) -> Path:
 
     folder: which a relative path is relative to.
     """
-    given = folder / path
+    given = folder / os.path.expanduser(path)
     if given.is_file():
         return given
     names = (SHIPPED / path, SHIPPED / f"{path}.yaml", SHIPPED.parent / path)
@@ -182,6 +183,13 @@ def _override(values: dict[str, Any], name: str, text: str, known: Iterable[str]
         raise InputError(f"{section}: must be a mapping")
     kept = _of_kind(values[section], value) if name == "model.kind" else values[section]
     values[section] = {**kept, leaf: value}
+
+
+def _in_home(values: Any, depth: int = 2) -> Any:
+    """Sections with `~/` at the start of a text, which is a path then, replaced by the user's home folder."""
+    if depth and isinstance(values, dict):
+        return {name: _in_home(value, depth - 1) for name, value in values.items()}
+    return os.path.expanduser(values) if isinstance(values, str) and values.startswith("~/") else values
 
 
 def _text(name: str, text: str) -> str | None:

@@ -97,6 +97,14 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
     ("verify a", "widemix.data_prep.verify.verify", (P("a"),), {}),
     ("stage a --to b", "widemix.launch.stage.stage", (P("a"), P("b")), {}),
     ("stage s3://a/b --to c", "widemix.launch.stage.stage", ("s3://a/b", P("c")), {}),
+    ("stage ~/a --to=~/b~", "widemix.launch.stage.stage", (P("{tmp}/a"), P("{tmp}/b~")), {}),
+    ("prep --restore=~/~ --to ~", "widemix.data_prep.restore.restore", (P("{tmp}/~"), P("{tmp}")), {}),
+    (
+        "adopt train=~/a.beton val=./~ --to=~",
+        "widemix.data_prep.adopt.adopt",
+        ({"train": P("{tmp}/a.beton"), "val": P("~")}, P("{tmp}"), ()),
+        {},
+    ),
     ("stage --to {tmp} --clean 7", "widemix.launch.stage.remove_old", (P("{tmp}"), 7.0), {}),
     ("stage --to {tmp} --clean 0", "widemix.launch.stage.remove_old", (P("{tmp}"), 0.0), {}),
     ("stage --environment --to b", "widemix.launch.environment.pack", (P("b"),), {}),
@@ -157,7 +165,8 @@ CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
 
 
 @pytest.fixture
-def names(tmp_path) -> dict[str, str]:
+def names(tmp_path, monkeypatch) -> dict[str, str]:
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "names").write_text("one\ntwo\n")
     (tmp_path / "image.png").touch()
     (tmp_path / "run").mkdir()

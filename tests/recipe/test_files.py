@@ -197,7 +197,7 @@ def test_a_network_of_another_kind_keeps_what_it_has_of_the_base(write):
 
 
 WORDS = [
-    *("O #2", "1e3", "null", "~", "~/data", "yes", "0123", "1_000", "2020-01-01", "a: b", "[a", "{}", "&x", "*x"),
+    *("O #2", "1e3", "null", "~", "yes", "0123", "1_000", "2020-01-01", "a: b", "[a", "{}", "&x", "*x"),
     *(" O ", "it's", "- a", "---", "a\tb", "'a' 'b'", '"a" # "b"', "%a", "@a", "`a", "a,b", "?", "|", ">", "!x"),
 ]
 
@@ -216,6 +216,23 @@ def test_an_override_of_a_path_in_quotes_is_what_they_hold():
     assert load_recipe(DIGITS, [("data.path", "d"), ("train.init_from", "'null'")]).train.init_from == "null"
     with pytest.raises(InputError, match=r"engine\.kind 'ddp # x': input should be"):
         load_recipe(DIGITS, [("engine.kind", "ddp # x")])
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("extends: ~/base.yaml", {"data.path": "~/d", "train.init_from": "~/a~"}),
+        ("extends: ~/base.yaml", {"data.path": "'~/d'", "train.init_from": '"~/a~"'}),
+        ("extends: digits/mixer\ndata: {path: ~/d}\ntrain: {init_from: ~/a~}", {}),
+        ("extends: digits/mixer\ndata: {path: ~/d}", {"train.init_from": "~/a~"}),
+    ],
+)
+def test_a_path_of_a_recipe_may_begin_with_the_users_home(text, overrides, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "base.yaml").write_text("extends: digits/mixer")
+    (tmp_path / "recipe.yaml").write_text(text)
+    recipe = load_recipe("~/recipe.yaml", overrides.items())
+    assert (recipe.data.path, recipe.train.init_from) == (f"{tmp_path}/d", f"{tmp_path}/a~")
 
 
 def test_overrides_are_yaml_and_win():
