@@ -4,6 +4,7 @@ Their fields may have any order and names: see `open_beton`. Every JPEG is decod
 damaged one would only say that it is still as damaged.
 """
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -21,6 +22,7 @@ from widemix.data_prep.left_out import LISTED
 from widemix.data_prep.prep_dir import UNFINISHED, check_target, prep_dir, rename_finished, translate_errors
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.write_dataset import print_untrained
 from widemix.errors import InputError, RunError
 from widemix.files import atomic_write
 from widemix.formats.beton import COEFFICIENTS, JPEG, RAW, Beton, open_beton
@@ -31,6 +33,7 @@ from widemix.formats.tables import TYPES
 from widemix.tally import print_status, track
 
 SOURCE = "beton"  # in the manifest
+NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)  # of FAT, exFAT, some mounts of SMB
 AS_STORED = PrepSettings(max_size=0)  # with which JPEGs are only checked
 
 
@@ -122,6 +125,7 @@ def adopt(
             files={name: hash_bytes(data) for name, data in files.items()},
         )
         rename_finished(to, manifest)
+    print_untrained(to, manifest)
     return manifest
 
 
@@ -129,7 +133,15 @@ def _link(path: Path, link: Path) -> None:
     try:
         os.link(path, link)
     except OSError:  # another file system, or one without hard links
-        link.symlink_to(path)
+        try:
+            link.symlink_to(path)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            raise InputError(
+                f"{link.parent}: its disk has no links, of which this folder would consist; name a folder on another, "
+                f"such as that of {path}"
+            ) from None
 
 
 def _check(split: str, beton: Beton, processes: int) -> _Checked:

@@ -163,7 +163,8 @@ def _list(path: Path) -> _File:
         labels = file.read([label], use_threads=False).column(0)
         rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
     if labels.null_count:
-        raise InputError(f"{path}: has rows without a {label}")
+        row = labels.is_null().to_numpy().argmax()
+        raise InputError(f"{path}: row {row} has no {label}; remove such rows, or give all the label -1")
     names = _class_names(schema.metadata or {}, label)
     check_names(path, names)
     return _File(image, names, _whole_labels(path, labels.to_numpy()), rows)
@@ -196,7 +197,10 @@ def _column(path: Path, name: str, fields: Sequence[Any], schema: Any) -> str:
     found = [field.name for field in fields]
     if name not in found and (len(found) != 1 or name in schema.names):
         kind = "the type {bytes, path}" if name == "image" else "integers"
-        raise InputError(f"{path}: has no column {name!r} of {kind}; its columns are {', '.join(schema.names)}")
+        cure = ""
+        if name in schema.names and "string" in str(schema.field(schema.get_field_index(name)).type):
+            cure = f"; number its texts, as `class_encode_column({name!r})` of the library datasets does"
+        raise InputError(f"{path}: has no column {name!r} of {kind}; its columns are {', '.join(schema.names)}{cure}")
     chosen = name if name in found else found[0]
     if schema.names.count(chosen) > 1:
         raise InputError(f"{path}: has the column {chosen!r} twice; remove one")

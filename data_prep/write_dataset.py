@@ -55,11 +55,11 @@ def write_dataset(job: Job) -> Manifest:
     )
     rename_finished(job.to, manifest)
     if not job.settings.part:  # which may hold few images of a class
-        _print_untrained(job, manifest)
+        print_untrained(job.to, manifest, job.encoding.unit)
     return manifest
 
 
-def _print_untrained(job: Job, manifest: Manifest) -> None:
+def print_untrained(to: Path, manifest: Manifest, unit: str = "images") -> None:
     """Print a line for each split with classes of which train has nothing, so that no network can learn them."""
     train = manifest.splits.get("train")
     if train is None:
@@ -68,8 +68,8 @@ def _print_untrained(job: Job, manifest: Manifest) -> None:
         counts = zip(manifest.classes, train.per_class, split.per_class, strict=True)
         lacking = [label for label, of_train, count in counts if count and not of_train]
         if lacking:
-            what = f"train has no {job.encoding.unit} of {name_some(lacking)}"
-            print_status(f"warning: {job.to}: {what}, which {name} has")
+            what = f"train has no {unit} of {name_some(lacking)}"
+            print_status(f"warning: {to}: {what}, which {name} has")
 
 
 def _write_split(name: str, job: Job) -> tuple[Split, list[dict[str, str]], dict[str, bytes]]:

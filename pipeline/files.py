@@ -1,4 +1,4 @@
-"""Writing files that other processes may read at any moment, and locking them."""
+"""Reading files that a user names, writing files that other processes may read at any moment, and locking them."""
 
 import csv
 import errno
@@ -21,7 +21,31 @@ try:
 except ImportError:  # Windows, on which nothing is locked
     fcntl = None  # type: ignore[assignment]
 
+MOST = 4 << 30  # bytes of a file that is read whole, such as the names of a split's samples
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems; Lustre without `-o flock`
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file that a user has named, to read it. Raises OSError as `open` does, and `InputError` for a named pipe,
+    at which reading would wait for a writer, a device and the like.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise InputError(f"{path}: is not a regular file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path, most: int = MOST) -> bytes:
+    """The bytes of such a file; `InputError` if there are more than `most`, more than such a file can need."""
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise InputError(f"{path}: has more than {most:,} bytes, the most that such a file can need")
+    return data
 
 
 def atomic_write(path: Path, data: str | bytes) -> None:

@@ -1,5 +1,6 @@
 """Files of images and labels that become a prepared folder; test_ffcv_reads.py has those that FFCV wrote."""
 
+import errno
 import os
 import re
 
@@ -61,6 +62,22 @@ def test_a_folder_of_links(tmp_path, beton, capsys, monkeypatch, hard):
         adopt({"train": beton}, out)
 
 
+def test_a_disk_without_links_is_told(tmp_path, beton, capsys, monkeypatch):
+    """As FAT and exFAT."""
+
+    def fails(*_, **__):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", fails)
+    monkeypatch.setattr(os, "symlink", fails)
+    assert main(["adopt", str(beton), "--to", str(tmp_path / "out")]) == 2
+    assert (
+        f"{tmp_path}/out: its disk has no links, of which this folder would consist; name a"
+        in capsys.readouterr().err
+    )
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_damaged_image_is_refused_and_named(tmp_path, beton, monkeypatch, capsys):
     opened = open_beton(beton)
     data = bytearray(beton.read_bytes())
@@ -120,7 +137,7 @@ def test_fields_are_found_by_their_types(tmp_path, beton):
     assert open_beton(tmp_path / "out" / "train.beton").label.tolist() == [3, 4, 5, 6, 7]
 
 
-def test_labels_and_unusual_images_of_several_files(tmp_path, image, write_beton):
+def test_labels_and_unusual_images_of_several_files(tmp_path, image, write_beton, capsys):
     """-1 is no label; the classes are those of all files."""
     for name, options in (("a.jpg", {}), ("b.jpg", {"progressive": True}), ("c.jpg", {})):
         image(0).save(tmp_path / name, **options)
@@ -133,6 +150,7 @@ def test_labels_and_unusual_images_of_several_files(tmp_path, image, write_beton
 
     first, second = write("first.beton", [-1, 4, -1]), write("second.beton", [2])
     manifest = adopt({"train": first, "val": second}, tmp_path / "out", processes=1)
+    assert "out: train has no images of 2, which val has" in capsys.readouterr().err
     assert manifest.classes == tuple("01234")
     assert manifest.origin == f"{first}, {second}"
     assert [split.per_class for split in manifest.splits.values()] == [(0, 0, 0, 0, 1), (0, 0, 1, 0, 0)]

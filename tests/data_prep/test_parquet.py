@@ -207,7 +207,7 @@ def test_a_page_that_was_changed_is_an_error(tmp_path, jpeg):
         ({"image": [{"bytes": 5}], "label": [0]}, "no column 'image' of the type {bytes, path}"),
         (
             {"image": [{"bytes": b"."}], "label": ["cat"]},
-            "no column 'label' of integers; its columns are image, label",
+            "no column 'label' of integers; its columns are image, label; number its texts, as `class_encode_column",
         ),
         (
             {"image": [{"bytes": b"."}], "a": [0], "b": [1]},
@@ -215,13 +215,16 @@ def test_a_page_that_was_changed_is_an_error(tmp_path, jpeg):
         ),
         (
             {"image": [{"bytes": b"."}], "label": ["cat"], "id": [7]},
-            "no column 'label' of integers; its columns are image, label, id",
+            "no column 'label' of integers; its columns are image, label, id; number its texts",
         ),
         (
             {"image": [5], "mask": [{"bytes": b"."}], "label": [0]},
             "no column 'image' of the type {bytes, path}; its columns are image, mask, label",
         ),
-        ({"image": [{"bytes": b"."}], "label": [1, None]}, "rows without a label"),
+        (
+            {"image": [{"bytes": b"."}], "label": [1, None]},
+            "row 1 has no label; remove such rows, or give all the label -1",
+        ),
         ({"image": [{"bytes": b"."}], "label": [-2]}, "a.parquet: row 0: label -2 is negative"),
         ({"image": [{"bytes": b"."}], "label": [4, -1]}, "a.parquet: row 1: label -1 is negative"),
         (
