@@ -139,7 +139,7 @@ def _link(path: Path, link: Path) -> None:
             if error.errno not in NO_LINKS:
                 raise
             raise InputError(
-                f"{link.parent}: its disk has no links, of which this folder would consist; name a folder on another, "
+                f"{link.parent}: its disk has no links, of which the folder would consist; name one on another disk, "
                 f"such as that of {path}"
             ) from None
 

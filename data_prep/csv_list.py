@@ -6,6 +6,7 @@ To predict is one of these: a class in the column `label`; any number of classes
 """
 
 import csv
+import io
 import math
 import os
 from array import array
@@ -21,6 +22,7 @@ from widemix.data_prep.labels import NUMBER, ascii_digits, check_split, number_c
 from widemix.data_prep.samples import Dataset, ImageFiles
 from widemix.data_prep.subset import Subset
 from widemix.errors import InputError
+from widemix.files import open_regular
 from widemix.formats.beton import TARGET
 from widemix.tally import print_status
 
@@ -93,7 +95,7 @@ class _Table(NamedTuple):
 def _read(origin: Path) -> _Table:
     kind = ".jsonl" if origin.suffix.lower() == ".jsonl" else ".csv"
     try:
-        with origin.open(encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(open_regular(origin), encoding="utf-8-sig", newline="") as file:
             return _read_jsonl(origin, file) if kind == ".jsonl" else _read_csv(origin, file)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{origin}: cannot be read as a {kind} ({error})") from None

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from widemix.data_prep.official import FileException, check_md5, warn_of
+from widemix.data_prep.official import MOST, FileException, Unpacked, check_md5, warn_of
 from widemix.data_prep.samples import Dataset, ImageSlices
 from widemix.data_prep.tar_listing import list_tar
 from widemix.errors import InputError
+from widemix.files import open_regular
 from widemix.tally import print_status
 
 TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
@@ -25,6 +26,7 @@ MD5 = {
     VAL: "29b22e2961454d5413ddabcf34fc5622",
     DEVKIT: "fa75699e90414af021442c21a62c3abf",
 }
+MOST_OF_META = 64 << 20  # bytes of meta.mat, unpacked
 GROUND_TRUTH, META = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"
 
 
@@ -108,15 +110,17 @@ def _val(origin: Path) -> Iterator[_Member]:
 
 def validation_wnids(devkit: Path) -> list[str]:
     """The wnid of each validation image, in the order of their numbers."""
-    from scipy.io import loadmat
+    from widemix.data_prep.svhn import read_mat
 
+    files: dict[str, bytes] = {}
     try:
-        with tarfile.open(devkit, "r:*") as tar:
-            names = {Path(name).name: name for name in tar.getnames()}
-            truth, meta = (tar.extractfile(names[name]) for name in (GROUND_TRUTH, META))
-            if truth is None or meta is None:
-                raise KeyError("its files are no regular files")
-            lines, synsets = truth.read().split(), loadmat(io.BytesIO(meta.read()), simplify_cells=True)["synsets"]
+        with open_regular(devkit) as file, tarfile.open(fileobj=Unpacked(file, MOST), mode="r|") as tar:
+            for member in tar:
+                name, body = Path(member.name).name, tar.extractfile(member) if member.isfile() else None
+                if name in (GROUND_TRUTH, META) and body is not None:
+                    files[name] = body.read()
+        lines = files[GROUND_TRUTH].split()
+        synsets = read_mat(io.BytesIO(files[META]), MOST_OF_META, simplify_cells=True)["synsets"]
         wnid = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}
         return [wnid[int(line)] for line in lines]
     except FileNotFoundError:

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from widemix.files import open_regular
 from widemix.formats.blocks import hash_bytes
 from widemix.tally import print_status
 
@@ -31,7 +32,7 @@ class Journal:
             return
         kept = 0
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 for number, line in enumerate(file):
                     stated, _, body = line.partition(b" ")
                     expected = self._chain(body)

@@ -1,13 +1,12 @@
 """MNIST (LeCun et al. 1998) in its four idx files, compressed or not: 28 x 28 grey levels, stored raw as RGB."""
 
-import gzip
 import math
 import zlib
 from pathlib import Path
 
 import numpy as np
 
-from widemix.data_prep.official import GZIP, Layout, check_labels, read_files
+from widemix.data_prep.official import MOST, Layout, check_labels, read_files, unpack
 from widemix.data_prep.samples import Dataset, PixelArrays
 from widemix.errors import InputError
 
@@ -40,7 +39,7 @@ def read(origin: Path) -> Dataset:
 def _idx(name: str, data: bytes, axes: int) -> np.ndarray:
     """An idx file of so many axes: two zeros, type 8 (uint8), their number, their big-endian lengths, the values."""
     try:
-        body = gzip.decompress(data) if data.startswith(GZIP) else data
+        body = unpack(data, MOST)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{name}: cannot be decompressed ({error}); download it again") from None
     shape = [int.from_bytes(body[i : i + 4]) for i in range(4, 4 + 4 * axes, 4)]

@@ -1,18 +1,26 @@
 """The files of a published dataset: in a folder, in its official subfolder, or in the official tar."""
 
+import bz2
+import gzip
 import hashlib
+import io
+import lzma
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from widemix.errors import InputError
+from widemix.files import open_regular, read_regular
 from widemix.tally import print_status
 
 GZIP = b"\x1f\x8b"  # the first bytes of a compressed file
+MOST = 512 << 20  # bytes of a file of CIFAR or MNIST; the largest has 155 MB
+MOST_UNPACKED = 2 << 30  # bytes of an archive, or of a text
+UNPACKERS: dict[bytes, Any] = {GZIP: gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}  # by the first bytes
 FileException = dict[str, str]  # an entry of the manifest's exceptions: {"file", "rule"}
 
 
@@ -23,6 +31,33 @@ class Layout(NamedTuple):
     archive: str  # name of the tar, or ""
     files: Mapping[str, str]  # name -> official MD5, or "" where none is known
     archive_md5: str = ""
+
+
+class Unpacked(io.RawIOBase):
+    """The bytes of a file, decompressed if it is compressed: at most so many, then reading raises `OSError`."""
+
+    def __init__(self, file: BinaryIO, most: int = MOST_UNPACKED) -> None:
+        begins, self.left, self.most = file.read(2), most, most
+        file.seek(0)
+        self.file: Any = UNPACKERS[begins](file) if begins in UNPACKERS else file
+
+    def readable(self) -> bool:
+        """Whether it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read at most so many bytes; returns how many."""
+        data = self.file.read(min(len(buffer), 1 << 20))
+        self.left -= len(data)
+        if self.left < 0:
+            raise OSError(f"it unpacks to more than {self.most:,} bytes, the most that such a file can need")
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def unpack(data: bytes, most: int = MOST_UNPACKED) -> bytes:
+    """The data, decompressed if they are compressed. Raises errors of many types, `OSError` if there are more."""
+    return Unpacked(io.BytesIO(data), most).read()
 
 
 def read_files(origin: Path, layouts: Sequence[Layout]) -> tuple[Layout, dict[str, bytes], tuple[FileException, ...]]:
@@ -76,7 +111,7 @@ def warn_of(exceptions: tuple[FileException, ...]) -> tuple[FileException, ...]:
 
 def check_md5(path: Path, official: str) -> tuple[FileException, ...]:
     """An exception unless the file has the official MD5. Files of any size; read in pieces."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return _md5_exception(path.name, hashlib.file_digest(file, _md5).hexdigest(), official)
 
 
@@ -86,7 +121,7 @@ def _md5(data: bytes = b""):
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path, MOST)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); all files of the dataset are needed") from None
 
@@ -95,14 +130,14 @@ def _untar(archive: Path, layout: Layout) -> dict[str, bytes] | None:
     """The layout's files from a tar, or None if it holds none of them."""
     files: dict[str, bytes] = {}
     try:
-        with tarfile.open(archive, "r|*") as tar:
+        with open_regular(archive) as file, tarfile.open(fileobj=Unpacked(file), mode="r|") as tar:
             for member in tar:
                 path = Path(member.name)
                 if path.name in layout.files and path.parent.name == layout.folder and member.isfile():
                     body = tar.extractfile(member)
                     assert body is not None
                     files[path.name] = body.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"{archive}: cannot be read as a tar ({error}); download it again") from None
     missing = [name for name in layout.files if name not in files]
     if files and missing:

@@ -3,7 +3,6 @@
 Columns are found by name: sentence1, sentence2, and gold_label or label. Files may be compressed (.gz).
 """
 
-import gzip
 import io
 import re
 import zlib
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from widemix.data_prep.labels import parse_json
-from widemix.data_prep.official import GZIP, FileException
+from widemix.data_prep.official import FileException, unpack
 from widemix.data_prep.samples import IN_MEMORY, Dataset, FileSlice, Status
 from widemix.errors import InputError
 
@@ -133,7 +132,7 @@ def _has_more_annotators(header: Sequence[str], values: Sequence[str]) -> bool:
 def _lines(path: Path) -> Iterator[str]:
     data = FileSlice(str(path)).read()
     try:
-        text = (gzip.decompress(data) if data.startswith(GZIP) else data).decode("utf-8-sig")
+        text = unpack(data).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); download it again") from None
     for line in io.StringIO(text, newline="\n"):

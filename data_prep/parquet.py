@@ -18,8 +18,11 @@ from widemix.data_prep.labels import MAX_CLASSES, check_label, check_names
 from widemix.data_prep.samples import Dataset, FileSlice, Sample, Status
 from widemix.data_prep.shards import find_shards
 from widemix.errors import InputError
+from widemix.files import open_regular
 
 BATCH = 16  # rows that are read at once
+MOST_ROWS = 20_000_000  # of a file, whose labels are held in memory
+MOST = 512 << 20  # bytes of an image
 BUFFER = 1 << 20  # bytes read from a file at once
 _READERS = threading.local()  # of each thread: the row group that it has read from last
 
@@ -59,7 +62,9 @@ class _Reader:
         with _reading(path) as pyarrow:
             columns = [f"{column}.bytes"]
             file = _open(pyarrow, path)
-            self.batches = file.iter_batches(BATCH, row_groups=[group], columns=columns, use_threads=False)
+            is_small = file.metadata.row_group(group).total_byte_size < 2 * MOST
+            rows = BATCH if is_small else 1  # of which each may be large
+            self.batches = file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
         self.start = 0  # of the batch in the row group
         self.batch: Any = ()
 
@@ -72,10 +77,12 @@ class _Reader:
             if batch is None:
                 raise InputError(f"{path}: has fewer rows than when it was listed; run the same command again")
             self.batch = batch.column(0).field("bytes")
-        data = self.batch[row - self.start].as_py()
-        if data is None:
-            raise InputError(f"{path}: row {row} of row group {group} has no {column}.bytes")
-        return data
+        value, place = self.batch[row - self.start], f"{path}: row {row} of row group {group}"
+        if not value.is_valid:
+            raise InputError(f"{place} has no {column}.bytes")
+        if value.as_buffer().size > MOST:
+            raise InputError(f"{place} has an image of more than {MOST:,} bytes; remove it")
+        return value.as_py()
 
 
 @dataclass(frozen=True)
@@ -149,6 +156,7 @@ def _reading(path: Path | str) -> Iterator[Any]:
 
 
 def _open(pyarrow: Any, path: Path | str) -> Any:
+    open_regular(path).close()
     return pyarrow.parquet.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True)
 
 
@@ -160,6 +168,9 @@ def _list(path: Path) -> _File:
         integers = [field for field in schema if pyarrow.types.is_integer(field.type)]
         integers += [field for field in schema if field.name == "label" and _holds_numbers(pyarrow, field.type)]
         image, label = _column(path, "image", structs, schema), _column(path, "label", integers, schema)
+        count = file.metadata.num_rows
+        if count > MOST_ROWS:
+            raise InputError(f"{path}: has {count:,} rows; a file has at most {MOST_ROWS:,}")
         labels = file.read([label], use_threads=False).column(0)
         rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
     if labels.null_count:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from widemix.errors import InputError, RunError
-from widemix.files import open_to_write
+from widemix.files import MOST, open_to_write
 from widemix.tally import print_status
 
 TRIES = 5
@@ -22,7 +22,6 @@ WAIT_S = 1.0  # before the second try; before each further one twice as long
 PIECE = 16 << 20  # bytes that are requested at once
 AT_ONCE = 8  # files: of small ones each waits for the server's answer
 HTTP = ("http://", "https://")
-MOST = 4 << 30  # bytes of a file that is read whole, such as the names of a split's samples
 WHOLE = 256 << 20  # bytes of an answer that is held in memory at most: a listing, or a file whose size is not stated
 PARTIAL = ".partial"  # after the name of a file that is not complete
 

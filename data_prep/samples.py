@@ -1,7 +1,6 @@
 """What a source returns: for each split a sequence of samples with labels, whose images are not read yet."""
 
 import os
-import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from widemix.errors import InputError
+from widemix.files import open_regular
 
 PIECE = 1 << 30  # bytes read by one call, of which Linux allows 2 GiB at most
 
@@ -59,17 +59,13 @@ class FileSlice(NamedTuple):
     def read_with_status(self) -> tuple[bytes, Status]:
         """The bytes, and the status of the file before they were read. Raises `InputError` as `read` does."""
         try:
-            file = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a FIFO's writer
-            try:
-                status = os.fstat(file)
-                if not stat.S_ISREG(status.st_mode):
-                    raise InputError(f"{self.path}: is not a regular file")
+            with open_regular(self.path) as file:
+                status = os.fstat(file.fileno())
                 size = self.size if self.size >= 0 else max(0, status.st_size - self.offset)
+                places = range(self.offset, self.offset + size, PIECE)
                 data = b"".join(
-                    os.pread(file, min(PIECE, size - done), self.offset + done) for done in range(0, size, PIECE)
+                    os.pread(file.fileno(), min(PIECE, self.offset + size - place), place) for place in places
                 )
-            finally:
-                os.close(file)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror})") from None
         if len(data) < size:

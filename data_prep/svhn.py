@@ -1,15 +1,19 @@
 """SVHN, cropped digits (Netzer et al. 2011), in its .mat files: 32 x 32 pixels, stored raw. Label 10 is digit 0."""
 
+import struct
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from scipy.io import loadmat, whosmat
 
-from widemix.data_prep.official import FileException, check_labels, check_md5, find_file, warn_of
+from widemix.data_prep.official import MOST_UNPACKED, FileException, check_labels, check_md5, find_file, warn_of
 from widemix.data_prep.samples import Dataset, PixelArrays
 from widemix.errors import InputError
+from widemix.files import open_regular
 
+COMPRESSED = 15  # the type of an element of a MATLAB file of version 5
 FILES = {
     "train": ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
     "test": ("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
@@ -42,9 +46,29 @@ def _split(path: Path, split: str) -> PixelArrays:
 def read_arrays(path: Path) -> dict[str, Any]:
     """Every variable of a .mat file by name; raises `InputError` for a file that cannot be read."""
     try:
-        if any(length < 0 for _, shape, _ in whosmat(path) for length in shape):
-            raise ValueError("negative dimensions")
-        variables = loadmat(path)
+        with open_regular(path) as file:
+            if any(length < 0 for _, shape, _ in whosmat(file) for length in shape):
+                raise ValueError("negative dimensions")
+            return read_mat(file, MOST_UNPACKED)
+    except InputError:
+        raise
     except Exception as error:  # scipy raises many types for a damaged file
         raise InputError(f"{path}: cannot be read as a MATLAB file ({error!r}); download it again") from None
-    return {name: value for name, value in variables.items() if not name.startswith("__")}
+
+
+def read_mat(file: BinaryIO, most: int, **options: Any) -> dict[str, Any]:
+    """Every variable of a MATLAB file by name. Raises any error, and `ValueError` if it unpacks to more bytes."""
+    file.seek(126)
+    order, left = "<" if file.read(2) == b"IM" else ">", most
+    while len(head := file.read(8)) == 8:
+        kind, size = struct.unpack(f"{order}II", head)
+        end, inflate = file.tell() + size, zlib.decompressobj()
+        while kind == COMPRESSED and (piece := file.read(min(1 << 20, end - file.tell()))):
+            while piece and left >= 0:
+                left -= len(inflate.decompress(piece, 1 << 20))
+                piece = inflate.unconsumed_tail
+        if left < 0:
+            raise ValueError(f"it unpacks to more than {most:,} bytes, the most that such a file can need")
+        file.seek(end)
+    file.seek(0)
+    return {name: value for name, value in loadmat(file, **options).items() if not name.startswith("__")}

@@ -19,7 +19,7 @@ import numpy as np
 from widemix.data_prep.listing import is_hidden_path
 from widemix.data_prep.samples import FileSlice
 from widemix.errors import InputError
-from widemix.files import atomic_write
+from widemix.files import atomic_write, open_regular
 from widemix.native.build import cache_folder
 
 COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")  # the first bytes: gzip, bzip2, xz, zstd
@@ -73,7 +73,7 @@ def check_end(tar: Path) -> None:
 
     `tarfile` would read it as a smaller tar.
     """
-    with tar.open("rb") as file:
+    with open_regular(tar) as file:
         if file.read(6).startswith(COMPRESSED):
             raise InputError(f"{tar}: is compressed; decompress it, since files are read in place")
         file.seek(max(0, tar.stat().st_size - 1024))

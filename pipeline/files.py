@@ -25,21 +25,19 @@ MOST = 4 << 30  # bytes of a file that is read whole, such as the names of a spl
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems; Lustre without `-o flock`
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file that a user has named, to read it. Raises OSError as `open` does, and `InputError` for a named pipe,
-    at which reading would wait for a writer, a device and the like.
+def open_regular(path: str | Path) -> io.BufferedReader:
+    """Open a file that a user has named, to read it. Raises OSError as `open` does, and `InputError` for what is no
+    file: a device, or a named pipe, at which reading would wait for a writer.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    kind = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(kind):
-        os.close(descriptor)
-        if stat.S_ISDIR(kind):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    without_waiting = getattr(os, "O_NONBLOCK", 0)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | without_waiting))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
         raise InputError(f"{path}: is not a regular file")
-    return os.fdopen(descriptor, "rb")
+    return file
 
 
-def read_regular(path: Path, most: int = MOST) -> bytes:
+def read_regular(path: str | Path, most: int = MOST) -> bytes:
     """The bytes of such a file; `InputError` if there are more than `most`, more than such a file can need."""
     with open_regular(path) as file:
         data = file.read(most + 1)

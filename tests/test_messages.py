@@ -47,9 +47,16 @@ def places(tmp_path_factory, digits) -> dict[str, str]:
     (tmp / "itself").symlink_to("itself")
     (tmp / "linked/page.html").symlink_to("../lr.yaml")
     (tmp / "linked/checkpoints").symlink_to("../classes")
+    os.mkfifo(tmp / "train_pipe")  # at which reading would wait for ever
+    for name in ("pipe.yaml", "pipe.csv", "pipe.parquet", "pipe.beton", "pipe.tar", "pipe.safetensors"):
+        (tmp / name).symlink_to("train_pipe")
+    for name in ("pipe_manifest/manifest.json", "pipe_run/recipe.yaml", "pipe_study/pipe_study.jsonl"):
+        (tmp / name).parent.mkdir()
+        (tmp / name).symlink_to("../train_pipe")
     (tmp / "null").symlink_to("/dev/null")  # itself would be replaced where the check is broken
     (tmp / "binary.yaml").write_bytes(bytes(range(128, 256)))
     (tmp / "many_digits.yaml").write_text(f"train: {{epochs: {'1' * 5000}}}\n")
+    (tmp / "large.yaml").write_text("#" * (1 + (1 << 20)))
     (tmp / "nested.yaml").write_text(f"train: {'[' * 500}{']' * 500}\n")
     (tmp / "garbage.pt").write_bytes(b"PK\x03\x04garbage")
     [weights] = Path(names["run"]).glob("checkpoints/*/model.safetensors")

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from widemix.errors import InputError
+from widemix.files import open_regular
 from widemix.formats.beton import Beton
 from widemix.formats.checksums import Checksums, open_checksums
 from widemix.formats.manifest import check_counts, read_manifest, split_path
@@ -94,7 +95,8 @@ def open_descriptor(file: PreparedFile, owner: object) -> int:
 
     Samples are read by it and not through the mapping, where a file that is truncated meanwhile would be a SIGBUS.
     """
-    number = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    with open_regular(file.path) as opened:
+        number = os.dup(opened.fileno())
     weakref.finalize(owner, os.close, number)
     if os.fstat(number).st_size != len(file.bytes):
         raise InputError(f"{file.path}: was changed while it was opened; prepare it again")

@@ -16,6 +16,7 @@ from widemix.data.mixup import Mixture
 from widemix.data.split import open_descriptor, open_split, split_checksums
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
+from widemix.files import read_regular
 from widemix.formats.checksums import MISMATCH, text_checksums
 from widemix.formats.sources import damaged_sample
 from widemix.formats.text import TOKEN, TOKENIZER, open_text
@@ -101,6 +102,6 @@ class Tokens:
 def _vocabulary_size(path: Path) -> int:
     """The number of token ids of the tokenizer next to the data."""
     try:
-        return 1 + max(json.loads(path.read_text(encoding="utf-8"))["model"]["vocab"].values())
+        return 1 + max(json.loads(read_regular(path))["model"]["vocab"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: cannot be read as the folder's tokenizer ({error}); prepare it again") from None

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
+from widemix.files import read_regular
 from widemix.optim.section import OptimSection
 from widemix.recipe.engine import EngineSection
 from widemix.recipe.train import TrainSection
@@ -93,9 +94,11 @@ def _zero(engine: EngineSection) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        theirs = json.loads(path.read_text())
+        theirs = json.loads(read_regular(path))
     except OSError as error:
         raise InputError(f"engine.deepspeed_config {path}: cannot be read ({error.strerror})") from None
+    except InputError:
+        raise
     except ValueError as error:
         raise InputError(f"engine.deepspeed_config {path}: is not JSON ({error})") from None
     if not isinstance(theirs, dict):

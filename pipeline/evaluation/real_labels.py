@@ -11,6 +11,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from widemix.errors import InputError
+from widemix.files import read_regular
 from widemix.formats.sources import read_sources
 
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
@@ -23,9 +24,11 @@ def read_real_labels(path: Path, beton: Path, classes: int) -> list[list[int]]:
     for a file in another form, and for a split of other images.
     """
     try:
-        entries = json.loads(path.read_bytes())
+        entries = json.loads(read_regular(path))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except InputError:
+        raise
     except ValueError:
         raise InputError(f"{path}: is not JSON; take real.json of google-research/reassessed-imagenet") from None
     if not isinstance(entries, list) or not all(_is_entry(entry) for entry in entries):

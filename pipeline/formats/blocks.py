@@ -11,6 +11,7 @@ from blake3 import blake3
 
 from widemix.cgroups import usable_cpus
 from widemix.errors import InputError
+from widemix.files import open_regular
 
 BLOCK = 64 << 20  # bytes per hash
 PIECE = 4 << 20  # bytes read at a time
@@ -136,7 +137,7 @@ def hash_bytes(data: bytes) -> str:
 def hash_block(path: Path, block: int) -> str:
     """BLAKE3-128 of the block with that number, in hex."""
     digest = blake3()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(block * BLOCK)
         left = BLOCK
         while left and (piece := file.read(min(PIECE, left))):

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from widemix.errors import InputError
+from widemix.files import open_regular
 from widemix.formats.beton import RAW, TARGET, Beton
 from widemix.formats.text import TOKEN, TextBeton
 from widemix.native import BuildError
@@ -48,7 +49,8 @@ def open_checksums(beton: Beton | TextBeton) -> Checksums:
     first = counts if not counts.any() else np.cumsum(counts) - counts
     bands = int(first[-1] + counts[-1]) if len(beton) else 0
     try:
-        numbers = np.fromfile(path, NUMBER)
+        with open_regular(path) as file:
+            numbers = np.fromfile(file, NUMBER)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); prepare the folder again") from None
     size, wanted = path.stat().st_size, (len(beton) + bands) * NUMBER.itemsize

@@ -8,10 +8,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
 
 from widemix.errors import InputError, command
+from widemix.files import read_regular
 from widemix.formats.blocks import BLOCK, hash_bytes
 from widemix.formats.tables import pieces
 
 NAME = "manifest.json"
+MOST = 256 << 20  # bytes of a manifest: of some millions of exceptions
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[^./][^/]*$")]  # of a file in the folder itself
 
@@ -83,10 +85,9 @@ def read_manifest(folder: Path) -> Manifest:
     if folder.parts[:1] and folder.parts[0].endswith(":"):  # what Path makes of a URL
         url = str(folder).replace(":/", "://", 1)
         raise InputError(f"{url}: is a URL; {command('stage', url, '--to', 'DIR')} copies it to this machine")
-    if path.exists() and not path.is_file():  # reading a FIFO would wait forever
-        raise InputError(f"{path}: is not a regular file; prepare the folder again")
     try:
-        content = json.loads(path.read_bytes())  # not parsed by pydantic: names may hold bytes that are not UTF-8
+        # Not parsed by pydantic: names may hold bytes that are not UTF-8.
+        content = json.loads(read_regular(path, MOST))
         own = content.pop("hash", None) if isinstance(content, dict) else None
         manifest = Manifest.model_validate(content)
         if own != _hash(content):

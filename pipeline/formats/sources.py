@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from widemix.errors import InputError, command
+from widemix.files import open_regular, read_regular
 
 SUFFIX = ".sources"
 
@@ -31,7 +32,7 @@ def read_names(beton: Path) -> list[str]:
 def _read(beton: Path) -> Iterator[tuple[str, int]]:
     path = beton.with_suffix(SUFFIX)
     try:
-        for line in path.read_bytes().decode("utf-8", "surrogateescape").split("\n")[:-1]:
+        for line in read_regular(path).decode("utf-8", "surrogateescape").split("\n")[:-1]:
             yield _unescape(line[9:]), int(line[:8], 16)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); prepare the folder again") from None
@@ -42,9 +43,9 @@ def _read(beton: Path) -> Iterator[tuple[str, int]]:
 def describe_sample(beton: Path, sample: int) -> str:
     """`sample 17 (train/ant/17.jpg)`; without the name if the file of sources does not tell it."""
     try:
-        with beton.with_suffix(SUFFIX).open("rb") as file:
+        with open_regular(beton.with_suffix(SUFFIX)) as file:
             line = next((line for number, line in enumerate(file) if number == sample), b"")
-    except OSError:
+    except (OSError, InputError):
         line = b""
     name = line[9:].rstrip(b"\n").decode("utf-8", "replace")
     return f"sample {sample} ({name})" if name else f"sample {sample}"

@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from widemix.errors import InputError
+from widemix.files import open_regular
 
 VERSION = 2
 FLOAT_FIELD, INT_FIELD, IMAGE_FIELD, BYTES_FIELD, ARRAY_FIELD, JSON_FIELD, TENSOR_FIELD = range(7)
@@ -70,7 +71,8 @@ def open_tables(path: Path, layout: Callable[[Fields], np.dtype | None], wanted:
     Raises `InputError` for other fields, and for tables that do not fit the file or each other.
     """
     try:
-        mapped = np.memmap(path, np.uint8, "r")
+        with open_regular(path) as file:
+            mapped = np.memmap(file, np.uint8, "r")
     except FileNotFoundError:
         raise InputError(f"{path}: no such file; `widemix prep` writes it") from None
     except (OSError, ValueError) as error:

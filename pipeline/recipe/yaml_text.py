@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from widemix.files import read_regular
+
 
 class _Yaml(yaml.SafeLoader):
     """A YAML loader that refuses duplicate keys, and reads scalars as YAML 1.2 does.
@@ -66,6 +68,7 @@ def yaml_text(value: Any) -> str:
 
 
 QUOTED = re.compile(r"""'(?:[^']|'')*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)  # a text in quotes, as YAML has them
+MOST = 1 << 20  # bytes of a recipe or a study
 _NOT_AS_YAML_1_1 = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:timestamp")
 _Yaml.yaml_implicit_resolvers = {
     first: [known for known in resolvers if known[0] not in _NOT_AS_YAML_1_1]
@@ -95,7 +98,7 @@ def dump_yaml(value: Any) -> str:
 
 def read_yaml(path: Path) -> Any:
     """Return what a YAML file holds, as recipes are read; raises OSError, UnicodeDecodeError or yaml.YAMLError."""
-    return parse_yaml(path.read_text(encoding="utf-8"))
+    return parse_yaml(read_regular(path, MOST).decode("utf-8"))
 
 
 def yaml_error_message(error: Exception) -> str:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from widemix.errors import RunError, cure_of
-from widemix.files import atomic_write
+from widemix.files import atomic_write, read_regular
 from widemix.processes import peak_resident_bytes
 from widemix.recipe import Recipe
 from widemix.run.trackers import Tracker
@@ -57,7 +57,7 @@ class MetricsWriter:
         if path.exists():
             kept: list[bytes] = []
             superseded: list[bytes] = []
-            for line in path.read_bytes().splitlines(keepends=True):
+            for line in read_regular(path).splitlines(keepends=True):
                 at, split = _place_of(line)
                 stays = at < step or (at == step and not (evaluates and split == "eval"))
                 (kept if stays else superseded).append(line)

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from typing_extensions import TypedDict
 
 from widemix.errors import InputError
+from widemix.files import read_regular
 from widemix.metrics import METRICS
 
 LARGEST = 1e300  # of a number that can be plotted: the difference of two is finite too
@@ -89,13 +90,13 @@ CONFUSION: TypeAdapter[Any] = TypeAdapter(_Confusion)
 
 def read_lines(path: Path, kind: TypeAdapter[Any] = ANY) -> list[Record]:
     """The whole lines of a file of JSON lines; none if there is no such file, `InputError` if one is damaged."""
-    *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    *whole, _ = read_regular(path).split(b"\n") if path.exists() else [b""]
     return [_parse(line, f"{path}, line {number}", kind) for number, line in enumerate(whole, start=1)]
 
 
 def read_json(path: Path, kind: TypeAdapter[Any] = ANY) -> Record | None:
     """The content of a file of a run folder, None if there is none; `InputError` if it is damaged."""
-    return _parse(path.read_bytes(), str(path), kind) if path.is_file() else None
+    return _parse(read_regular(path), str(path), kind) if path.is_file() else None
 
 
 def parse_record(text: bytes, kind: TypeAdapter[Any]) -> Record:

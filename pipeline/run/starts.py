@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE
 from widemix.distributed.start_times import StartTimes
+from widemix.files import read_regular
 from widemix.run.records import START, parse_record
 
 if TYPE_CHECKING:  # a job's end is judged without torch
@@ -60,7 +61,7 @@ def read_starts(run_dir: Path) -> list[dict[str, Any]]:
     keeps the ranks' status in, if there is one; and the memory_layout of a Mixer's blocks.
     """
     path, found = run_dir / NAME, []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
+    for line in read_regular(path).splitlines() if path.exists() else []:
         with suppress(ValueError):
             found.append(parse_record(line, START))
     return found

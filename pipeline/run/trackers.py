@@ -17,7 +17,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from widemix.errors import InputError
-from widemix.files import atomic_write
+from widemix.files import atomic_write, read_regular
 from widemix.recipe import Recipe, flat_recipe
 from widemix.recipe.log import LogSection
 
@@ -116,7 +116,7 @@ class _MLflow:
         for split in ("train", "eval"):
             history = self._client.get_metric_history(self.id, f"{split}/loss")
             self._has[split] = max(((metric.timestamp, metric.step) for metric in history), default=(0, -1))[1]
-        for text in path.read_bytes().splitlines() if path.exists() else ():
+        for text in read_regular(path).splitlines() if path.exists() else ():
             with suppress(ValueError):  # the last line of a run that was killed while writing
                 self._add(json.loads(text))
 
@@ -183,7 +183,7 @@ def check_trackers(section: LogSection) -> None:
 def open_trackers(section: LogSection, run_dir: Path, recipe: Recipe, warn: Callable[[str], None]) -> list[Tracker]:
     """Open those that a recipe asks for. Where one cannot be opened, a run is trained without it, with a warning."""
     path = run_dir / _FILE
-    known = json.loads(path.read_text()) if path.exists() else {}
+    known = json.loads(read_regular(path)) if path.exists() else {}
     opened = []
     for name, tracker in _TRACKERS.items():
         if getattr(section, name):

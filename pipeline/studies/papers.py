@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from widemix.errors import InputError
-from widemix.files import csv_text
+from widemix.files import csv_text, read_regular
 from widemix.recipe.files import SHIPPED
 from widemix.recipe.yaml_text import read_yaml
 from widemix.section import Section, key
@@ -66,7 +66,7 @@ def check_estimate(check: Check, folder: Path) -> Estimate | None:
     path = folder / check.file
     if not path.exists():
         return None
-    numbers = json.loads(path.read_text())
+    numbers = json.loads(read_regular(path))
     left, right = (
         [side] if isinstance(side, float) else _samples(numbers, side, path) for side in (check.left, check.right)
     )

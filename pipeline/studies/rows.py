@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from widemix.errors import InputError
-from widemix.files import open_to_write, refuse_link, wait_for_lock
+from widemix.files import open_to_write, read_regular, refuse_link, wait_for_lock
 from widemix.run.listing import metrics
 from widemix.studies.study_run import StudyRun
 from widemix.terminal import print
@@ -100,7 +100,7 @@ class Table:
         self.path = path
         self.rows: dict[str, Row] = {}
         try:
-            text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+            text = read_regular(path).decode(errors="replace") if path.exists() else ""
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror})") from None
         *lines, rest = text.split("\n")
@@ -157,7 +157,7 @@ def finished_row(study_run: StudyRun, folder: Path) -> Row | None:
         return None
     try:
         lines = metrics(run)
-        environment = json.loads((run / "environment.json").read_text())
+        environment = json.loads(read_regular(run / "environment.json"))
         curve = _curve(lines)
         measured = {
             name: value

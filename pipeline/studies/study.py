@@ -2,6 +2,7 @@
 
 import fnmatch
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -21,6 +22,7 @@ from widemix.studies.quantity import MEASURED
 from widemix.studies.solve import CONSTRAINTS, solve
 from widemix.studies.study_run import StudyRun
 
+MOST_RUNS = 20_000  # each a folder and a process of its own
 LEAST_SEEDS = 3  # of a study that searches first
 Solve = dict[Literal["omega", "weights", "forward_mflops"], float | list[float]]
 
@@ -183,6 +185,10 @@ def study_runs_of(
 
     Raises `InputError` if a recipe is invalid, an override is varied, or a run is duplicated within its entry.
     """
+    seeds = max(1, len(study.seeds))
+    count = sum(math.prod(map(len, _choices(group))) * seeds * len(group.recipes) for group in study.runs)
+    if count > MOST_RUNS:
+        raise InputError(f"{path}: has {count:,} runs; a study has at most {MOST_RUNS:,}")
     study_runs = []
     for number, group in enumerate(study.runs):
         try:
@@ -248,11 +254,7 @@ def _combinations(
     recipe: Path, group: Group, shared: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[tuple[tuple[str, str], ...], str]]:
     """Every combination of the axes' values that has a solution, with the label of its line."""
-    choices = []
-    for values in group.axes.values():
-        targets = next(iter(values.values())) if isinstance(values, dict) else values
-        choices.append(targets if isinstance(targets, list) else [targets])
-    for chosen in itertools.product(*choices):
+    for chosen in itertools.product(*_choices(group)):
         varied: list[tuple[str, str]] = []
         for axis, value in zip(group.axes, chosen, strict=True):  # lists first: solutions depend on them
             if isinstance(group.axes[axis], list):
@@ -270,6 +272,12 @@ def _combinations(
         else:
             labels = [_label(axis, value, group) for axis, value in zip(group.axes, chosen, strict=True)]
             yield tuple(varied), ", ".join([group.label, *filter(None, labels)])
+
+
+def _choices(group: Group) -> list[list[Any]]:
+    """The values of each axis; of one that is solved, what it is solved for."""
+    given = (next(iter(values.values())) if isinstance(values, dict) else values for values in group.axes.values())
+    return [values if isinstance(values, list) else [values] for values in given]
 
 
 def _label(axis: str, value: Any, group: Group) -> str:

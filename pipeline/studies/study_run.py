@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from widemix.errors import InputError
+from widemix.files import read_regular
 from widemix.recipe import Recipe, experiment_hash, load_recipe, load_stored_recipe, run_differences
 
 _LONGEST = 120  # characters of a folder's name before the hash
@@ -80,7 +81,7 @@ class StudyRun:
         if not (run / "done.json").exists():
             return None
         try:
-            done = json.loads((run / "done.json").read_text())
+            done = json.loads(read_regular(run / "done.json"))
             same = self._is_own(run)
         except (OSError, ValueError) as error:
             raise InputError(f"{run}: is not a finished run ({error})") from None
@@ -90,7 +91,7 @@ class StudyRun:
         """Whether the run ended because its loss was not finite, and no rollback was left: it would end so again."""
         run = folder / self.name
         try:
-            *_, last = (run / "metrics.jsonl").read_bytes().splitlines()
+            *_, last = read_regular(run / "metrics.jsonl").splitlines()
             return json.loads(last).get("event") == "diverged" and self._is_own(run)
         except (OSError, ValueError, AttributeError):  # no run, no line, or one that a kill has cut off
             return False

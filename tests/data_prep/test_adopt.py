@@ -72,7 +72,7 @@ def test_a_disk_without_links_is_told(tmp_path, beton, capsys, monkeypatch):
     monkeypatch.setattr(os, "symlink", fails)
     assert main(["adopt", str(beton), "--to", str(tmp_path / "out")]) == 2
     assert (
-        f"{tmp_path}/out: its disk has no links, of which this folder would consist; name a"
+        f"{tmp_path}/out: its disk has no links, of which the folder would consist; name one on"
         in capsys.readouterr().err
     )
     assert not (tmp_path / "out").exists()

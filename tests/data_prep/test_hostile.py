@@ -12,6 +12,7 @@ import pytest
 from scipy.io import savemat
 
 from tests import layouts
+from widemix.data_prep import imagenet_tars, mnist, official, svhn
 from widemix.data_prep.cifar import cifar10
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
@@ -169,6 +170,34 @@ def test_mat_files_with_other_dimensions(tmp_path, shape):
     savemat(path, {"X": PIXELS, "y": np.ones((4, 1), np.uint8)})
     path.write_bytes(path.read_bytes().replace(struct.pack("<4i", 32, 32, 3, 4), struct.pack("<4i", *shape)))
     refused("svhn", tmp_path, "cannot be read as a MATLAB file")
+
+
+def test_what_is_compressed_unpacks_to_what_the_format_needs_at_most(tmp_path, monkeypatch):
+    """A file of some megabytes may unpack to all memory."""
+    for module, name in (
+        (mnist, "MOST"),
+        (official, "MOST_UNPACKED"),
+        (svhn, "MOST_UNPACKED"),
+        (imagenet_tars, "MOST"),
+    ):
+        monkeypatch.setattr(module, name, 1 << 20)
+    monkeypatch.setattr(official.Unpacked.__init__, "__defaults__", (1 << 20,))
+    monkeypatch.setattr(official.unpack, "__defaults__", (1 << 20,))
+    bomb = bytes(3 << 20)
+    for source in ("mnist", "svhn", "mnli", "cifar10", "imagenet"):
+        (tmp_path / source).mkdir()
+    layouts.mnist(tmp_path / "mnist")
+    (tmp_path / "mnist/train-images-idx3-ubyte.gz").write_bytes(gzip.compress(bomb))
+    savemat(tmp_path / "svhn/train_32x32.mat", {"X": np.frombuffer(bomb, np.uint8)}, do_compression=True)
+    (tmp_path / "mnli/train.jsonl.gz").write_bytes(gzip.compress(bomb))
+    for name in ("cifar10/cifar-10-python.tar.gz", "imagenet/ILSVRC2012_devkit_t12.tar.gz"):
+        with tarfile.open(tmp_path / name, "w:gz") as tar:
+            member = tarfile.TarInfo("cifar-10-batches-py/readme.html")
+            member.size = len(bomb)
+            tar.addfile(member, io.BytesIO(bomb))
+    write_tar(tmp_path / "imagenet/ILSVRC2012_img_val.tar", ["ILSVRC2012_val_00000001.JPEG"])
+    for source in ("mnist", "svhn", "mnli", "cifar10", "imagenet"):
+        refused(source, tmp_path / source, "unpacks to more than 1,048,576 bytes, the most that such a file can need")
 
 
 def pair(first, gold="neutral"):

@@ -181,6 +181,18 @@ def test_names_of_classes_may_be_in_any_file_and_of_any_column(tmp_path):
         parquet.read(tmp_path)
 
 
+def test_rows_and_images_have_sizes_that_memory_holds(tmp_path, monkeypatch):
+    write(tmp_path / "train.parquet", [b"x", bytes(3000)], [0, 1], names=[])
+    monkeypatch.setattr(parquet, "MOST", 1000)
+    small, large = parquet.read(tmp_path).splits["train"]
+    assert small.image.read() == b"x"
+    with pytest.raises(InputError, match=r"row 1 of row group 0 has an image of more than 1,000 bytes; remove it"):
+        large.image.read()
+    monkeypatch.setattr(parquet, "MOST_ROWS", 1)
+    with pytest.raises(InputError, match=r"train\.parquet: has 2 rows; a file has at most 1"):
+        parquet.read(tmp_path)
+
+
 def test_a_row_without_bytes_is_an_error(tmp_path, jpeg):
     write(tmp_path / "hub" / "train.parquet", [jpeg(0), None], [0, 1])
     with pytest.raises(InputError, match=r"train\.parquet: row 1 of row group 0 has no image\.bytes"):
