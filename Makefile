@@ -16,8 +16,9 @@
 # make known-mutants   the same in the places where it was broken before; ARGS='--only schedule.py' only those of one file
 # make matrix  all tests that notice each of 500 breaks, for as long as you let it; tests/README.md says how it is read
 # make soak    set up, then an hour of training data under kills; ARGS='--minutes 5' for less
-# make fuzz    set up, then 100,000 damaged and intact JPEGs through the C code, built with sanitizers, and libjpeg;
-#              ARGS='--cases 1000000 --seed 1' for others
+# make fuzz    set up, then 100,000 damaged and intact JPEGs through the C code, built with sanitizers, and libjpeg, and for
+#              a minute damaged run folders, tables, ... through their readers; ARGS='--cases 1000000 --seed 1' for others,
+#              ARGS='--cases 0 --seconds 600' for readers alone
 # make sanitized  set up, then the tests of loader and formats with the C code built with sanitizers, and numba's indices
 #              checked; ARGS=tests/data/test_decode.py for others
 # make check   set up, then ruff and mypy

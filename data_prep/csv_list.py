@@ -45,7 +45,7 @@ def read(origin: Path, targets: str = "") -> Dataset:
         raise InputError(f"{origin}: lists no images")
     splits: dict[str, list[int]] = defaultdict(list)  # the numbers of rows
     for number, (line, split) in enumerate(table.column("split", "train")):
-        if split not in splits:
+        if not isinstance(split, str) or split not in splits:
             check_split(f"{origin}: line {line}: ", split, splits)
         splits[split].append(number)
     paths = []

@@ -79,6 +79,17 @@ def write_output(path: Path, data: str | bytes) -> None:
     atomic_write(path, content)
 
 
+def is_ours(path: Path) -> bool:
+    """Whether a file or folder belongs to this user, or to root, and not everybody can write to it.
+
+    For what is run as code: in a folder of several users, as /tmp, another may have put one of that name.
+    """
+    if not hasattr(os, "geteuid"):  # Windows
+        return True
+    status = path.stat()
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & stat.S_IWOTH
+
+
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Return rows as CSV. A text that spreadsheets compute, such as `=1+1`, gets an apostrophe before it.
 

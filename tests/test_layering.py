@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = [
-    ["widemix.terminal", "widemix.errors"],
+    ["widemix.terminal", "widemix.errors", "widemix.markdown"],
     [
         "widemix.files",
         "widemix.cgroups",

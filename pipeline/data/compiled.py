@@ -23,6 +23,7 @@ from numba.core.cpu import CPUTargetOptions
 from numba.core.options import TargetOptions
 
 from widemix import native
+from widemix.files import is_ours
 from widemix.native.build import cache_folder, home_cache
 from widemix.terminal import print
 
@@ -34,13 +35,15 @@ def _cache_folder() -> Path:
     digest.update(b"C" if native.load() else b"")
     name = f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
     given = os.environ.get("NUMBA_CACHE_DIR")
-    folder = Path(given or cache_folder(), name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        if not given:
-            raise
-        return Path(given)  # in whose place numba takes another folder
+    if given:
+        try:
+            Path(given, name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            return Path(given)  # in whose place numba takes another folder
+        if is_ours(Path(given, name)):  # numba runs what it finds there
+            return Path(given, name)
+    folder = cache_folder() / name
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -76,7 +79,7 @@ def _notice() -> str:
     often = (
         "which are kept for later runs"
         if kept
-        else "in each run, as no cache folder can be written to (XDG_CACHE_HOME names one)"
+        else "in each run, as there is no cache folder that is this user's alone (XDG_CACHE_HOME names one)"
     )
     return f"compiling the functions that prepare these batches, {often}; 5 to 40 seconds"
 

@@ -1,8 +1,11 @@
 """Engines: a train step on many ranks, from a network and an optimizer, with DDP, FSDP2 or DeepSpeed."""
 
+import getpass
 import os
+import tempfile
 import warnings
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -13,8 +16,10 @@ from widemix.engine.contract import Engine, StepResult
 from widemix.engine.deepspeed_config import deepspeed_config
 from widemix.engine.state import State
 from widemix.errors import InputError
+from widemix.files import is_ours
 from widemix.models.drop_path import number_drop_paths
 from widemix.models.timm_methods import classifier, timm_method
+from widemix.native.build import cache_folder
 from widemix.optim.section import OptimSection
 from widemix.recipe.engine import EngineSection
 from widemix.recipe.train import TrainSection
@@ -73,7 +78,18 @@ def prepare(module: nn.Module, train: TrainSection, device: torch.device) -> Non
     if train.compile:
         # Advice to round fp32's products on a GPU, where train.matmul_precision says that they are not to be.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_inductor_cache()))
         module.compile()
+
+
+def _inductor_cache() -> Path:
+    """A folder for what torch.compile makes, on this machine's disk; torch's own may be another user's, who made it.
+
+    torch runs what it finds in /tmp/torchinductor_USER, whoever has put it there.
+    """
+    folder = Path(tempfile.gettempdir(), f"widemix-inductor-{getpass.getuser()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder if is_ours(folder) else cache_folder() / "inductor"
 
 
 def set_head_bias(module: nn.Module, train: TrainSection) -> None:

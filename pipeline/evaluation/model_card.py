@@ -9,6 +9,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from widemix.errors import InputError
 from widemix.formats.manifest import NAME, read_manifest
+from widemix.markdown import code, escaped, fenced
 from widemix.metrics import MEASURED, METRICS
 from widemix.models.export import loading_lines
 from widemix.recipe import Recipe, dump_recipe
@@ -30,13 +31,14 @@ def model_card(origin: Checkpoint, recipe: Recipe, folder: str, ema: bool = Fals
     run = origin.path.resolve().parent.parent
     rows = [row for row in evaluated(run, metrics(run), recipe, ema) if row["step"] <= origin.position.step]
     measured = [row for row in rows if row["step"] == origin.position.step]
+    head = _head(recipe, measured[-1] if measured else None, licence)
     parts = [
-        f"---\n{_head(recipe, measured[-1] if measured else None, licence)}\n---\n\n# {recipe.model.summary()}\n",
+        f"---\n{head}\n---\n\n# {escaped(recipe.model.summary())}\n",
         f"The {weights} after {origin.position.step} steps of the recipe below, trained by widemix.\n",
-        f"{_INSTALL}\n\n```python\n{_loading(folder, recipe)}\n```\n",
+        f"{_INSTALL}\n\n{fenced(_loading(folder, recipe), 'python')}\n",
         f"## Evaluations\n\n{_table(rows, recipe)}\n",
         f"## Data\n\n{_data(Path(recipe.data.path))}\n",
-        f"## Recipe\n\n```yaml\n{dump_recipe(recipe)}```\n",
+        f"## Recipe\n\n{fenced(dump_recipe(recipe), 'yaml')}\n",
     ]
     return "\n".join(parts)
 
@@ -82,7 +84,9 @@ def _table(rows: list[dict[str, Any]], recipe: Recipe) -> str:
     lines = [f"| step | data | split | {' | '.join(titles)} |", f"|---:|---|---|{'---:|' * len(names)}"]
     for row in rows:
         cells = ("-" if row.get(name) is None else METRICS[name].form.format(row[name]) for name in names)
-        lines.append(f"| {row['step']} | {Path(row['data']).name} | {row['split']} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {row['step']} | {escaped(Path(row['data']).name)} | {escaped(row['split'])} | {' | '.join(cells)} |"
+        )
     return "\n".join(lines)
 
 
@@ -91,9 +95,11 @@ def _data(folder: Path) -> str:
     try:
         manifest = read_manifest(folder)
     except InputError:
-        return f"`{folder}`, which was not there when this was exported."
-    lines = [f"`{manifest.source}`, prepared by `widemix prep`; {NAME} has the hashes of all blocks.\n"]
+        return f"{code(str(folder))}, which was not there when this was exported."
+    lines = [f"{code(manifest.source)}, prepared by `widemix prep`; {NAME} has the hashes of all blocks.\n"]
     lines.append("| split | samples | BLAKE3 of the hashes of its blocks |\n|---|---:|---|")
     for name, split in manifest.splits.items():
-        lines.append(f"| {name} | {split.samples} | `{blake3(' '.join(split.blocks).encode()).hexdigest(16)}` |")
+        lines.append(
+            f"| {escaped(name)} | {split.samples} | `{blake3(' '.join(split.blocks).encode()).hexdigest(16)}` |"
+        )
     return "\n".join(lines)

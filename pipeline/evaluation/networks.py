@@ -137,6 +137,8 @@ def _of_timm(name: str, timm_name: str, folder: Path | None) -> Network:
         text = f"timm evaluates it with crop_mode {mode}, widemix on centre crops, where its accuracy is another"
         print(f"warning: {name}: {text}", file=sys.stderr)
     labels = module.pretrained_cfg.get("label_names") or _imagenet_names(module)
+    if not (isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)):
+        raise InputError(f"{name}: its label_names are no list of texts; export it again")
     prepared = Prepared(classes=tuple(labels), max_size=usage.max_size, side=usage.side)
     return Network(name, module.eval(), None, data, None, prepared, usage.loss)
 

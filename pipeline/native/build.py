@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from widemix.files import wait_for_lock
+from widemix.files import is_ours, wait_for_lock
 from widemix.native.levels import VARIABLE, processor, runnable, wanted
 
 SOURCES = Path(__file__).parent
@@ -51,9 +51,9 @@ def compiled() -> Path:
     Raises `InputError` for a value of WIDEMIX_NATIVE that is unknown, or that this processor does not run.
     """
     target = planned()
-    if not target.exists():
+    if not _is_built(target):
         with _locked(target.parent):
-            if not target.exists():  # still, after another process may have held the lock
+            if not _is_built(target):  # still, after another process may have held the lock
                 compile_library([_compiler()], target, *_machine_flags(wanted()))
     return target
 
@@ -72,7 +72,7 @@ def planned() -> Path:
     kind = " ".join(_machine_flags(level)) if level in runnable() else processor()
     stem = f"native-{platform.machine()}-{_digest(*_sources(), kind.encode())}"
     if not compiler:  # a compute node without one may use what a login node built
-        built = sorted(folder.glob(f"{stem}-*.so"))
+        built = sorted(filter(is_ours, folder.glob(f"{stem}-*.so")))
         if not built:
             raise BuildError("there is no C compiler (cc); apt-get install gcc libjpeg-dev")
         return built[-1]
@@ -85,7 +85,7 @@ def shipped(level: str) -> Path:
 
 
 def cache_folder() -> Path:
-    """The user's folder for compiled code; if it is not writable, a temporary one that only this process uses.
+    """The user's folder for compiled code; where there is none, a temporary one that only this process uses.
 
     No shared temporary folder: other users could put code into it.
     """
@@ -93,11 +93,11 @@ def cache_folder() -> Path:
 
 
 def home_cache() -> Path | None:
-    """The user's folder for compiled code; None if it is not writable."""
+    """The user's folder for compiled code; None if it is not writable, or others can write to it too."""
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widemix"
-        home.mkdir(parents=True, exist_ok=True)
-        return home if os.access(home, os.W_OK) else None
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return home if os.access(home, os.W_OK) and is_ours(home) else None
     except (OSError, RuntimeError):
         return None  # no home, or a read-only one, as in some containers; RuntimeError: nothing says where it is
 
@@ -112,6 +112,10 @@ def _temporary_folder() -> Path:
 def _remove(folder: Path, owner: int) -> None:
     if os.getpid() == owner:  # not a forked process, whose parent goes on using it
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_built(target: Path) -> bool:
+    return target.exists() and (target.parent == SOURCES or is_ours(target))
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import numpy as np
 from torch.utils.tensorboard import FileWriter, SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from widemix.markdown import fenced
 from widemix.recipe import Recipe, dump_recipe, flat_recipe
 from widemix.run.event_files import BY_EPOCH, Dropped, EventFile
 from widemix.run.trackers import metrics_of
@@ -73,8 +74,8 @@ class Board:
         The table has no keys of `log`, which change no number, and no "experiment" summary: TensorBoard then looks
         itself which keys differ between the runs, and shows those first.
         """
-        self._writer.add_text("recipe", f"```yaml\n{dump_recipe(recipe)}\n```", 0)
-        self._writer.add_text("environment", f"```json\n{json.dumps(environment, indent=1)}\n```", 0)
+        self._writer.add_text("recipe", fenced(dump_recipe(recipe), "yaml"), 0)
+        self._writer.add_text("environment", fenced(json.dumps(environment, indent=1), "json"), 0)
         self._writer.add_custom_scalars(_layout())
         settings = {name: _plain(value) for name, value in flat_recipe(recipe).items() if name[:4] != "log."}
         _, start, _ = hparams(settings, {})

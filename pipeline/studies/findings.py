@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from widemix.markdown import escaped
 from widemix.studies.claims import Verdict
-from widemix.studies.page import escaped
 
 MOST = 5
 _AGAINST = 3  # of these at most, where there are others

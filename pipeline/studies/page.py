@@ -1,13 +1,13 @@
 """The report of a study: a CSV file, the figure as PNG and SVG, and a Markdown page about them."""
 
 import math
-import re
 import time
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from urllib.parse import quote
 
 from widemix.files import atomic_write
+from widemix.markdown import code, escaped
 from widemix.studies.baselines import baseline_lines, points_below
 from widemix.studies.claims import Verdict, verdicts
 from widemix.studies.figure import plot
@@ -22,8 +22,6 @@ _NOT_SEARCHED = (
     "No values were searched for each line of this study (docs/explanation/protocol.md): what looks "
     "like a difference of networks may be one of settings."
 )
-# What not every reader of Markdown takes as it is after a backslash; a pair of dollars is a formula.
-_ENTITIES = str.maketrans({"<": "&lt;", "$": "&#36;", "~": "&#126;"})
 Searched = Sequence[tuple[Arm, Sequence[Trial]]]
 
 
@@ -180,12 +178,6 @@ def _search(searched: Searched, study: Study, stem: str) -> str:
     return "\n".join(rows)
 
 
-def escaped(text: str) -> str:
-    """A text that Markdown shows as it is, in one line, within a table too."""
-    line = re.sub(r"([\\`*_|\[\]]|&(?=#?\w+;))", r"\\\1", " ".join(text.split()))
-    return re.sub(r"^(\d*)([#>+.)-])", r"\1\\\2", line).translate(_ENTITIES)  # no heading, quotation or list
-
-
 def _tables(results: Sequence[Result], study: Study) -> list[str]:
     """A table for each panel and y: a row for each x, a column for each line. Of learning curves only the end."""
     tables = []
@@ -255,8 +247,8 @@ def _conditions(results: Sequence[Result], study: Study, name: str, searched: Se
         return f"Computed on {date} with `widemix study report recipes/studies/{name}{options}`, without training."
     rows = {result.row.run: result.row for result in results if result.row}
     wanted = {result.study_run.name for result in results}
-    commits = sorted({row.commit for row in rows.values()})
-    machines = sorted({row.machine for row in rows.values()})
+    commits = sorted({escaped(row.commit) for row in rows.values()})
+    machines = sorted({escaped(row.machine) for row in rows.values()})
     hours = sum(row.seconds or 0 for row in rows.values()) / 3600
     cores = [row.core_seconds for row in rows.values() if row.core_seconds is not None]
     speeds = [row.images_per_s for row in rows.values() if row.images_per_s is not None]
@@ -266,7 +258,7 @@ def _conditions(results: Sequence[Result], study: Study, name: str, searched: Se
     trials = sum(trial.top1 is not None for _, trials in searched for trial in trials)
     return (
         f"Plotted on {date}: {len(rows)} of {len(wanted)} runs have ended, {diverged} of them diverged, "
-        f"of {', '.join(map(str, epochs))} epochs on {', '.join(f'`{path}`' for path in data)}; "
+        f"of {', '.join(map(str, epochs))} epochs on {', '.join(map(code, data))}; "
         + (f"{trials} trials of the search; " if searched else "")
         + f"{hours:.2f} hours of training (wall clock) on {', '.join(machines) or 'no machine'}"
         + (f", {sum(cores) / 3600:.2f} core hours of {len(cores)} runs" if cores else "")

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from widemix.markdown import escaped
 from widemix.studies.baselines import baseline_lines, points_below
 from widemix.studies.claims import Verdict, decide, verdicts
 from widemix.studies.findings import findings
-from widemix.studies.page import Searched, claims_table, escaped, train_loss_lines
+from widemix.studies.page import Searched, claims_table, train_loss_lines
 from widemix.studies.papers import Entry, Paper, check_estimate, full_size_hours
 from widemix.studies.plan import Plan, make_plan, open_trials
 from widemix.studies.results import Result

@@ -171,7 +171,9 @@ def test_the_announcement_says_where_nothing_is_kept(tmp_path, monkeypatch):
     assert "these batches, which are kept for later runs" in _notice()
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert "in each run, as no cache folder can be written to (XDG_CACHE_HOME names one)" in _notice()
+    assert (
+        "in each run, as there is no cache folder that is this user's alone (XDG_CACHE_HOME names one)" in _notice()
+    )
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     assert "these batches, which are kept for later runs" in _notice()
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
@@ -127,7 +128,20 @@ def test_a_cards_numbers_are_those_of_the_last_evaluation_of_its_step(monkeypatc
     for name, blocks in HASHED.items():
         hashed = blake3(" ".join(blocks).encode()).hexdigest()[:32]
         assert f"| {name} | {10 * len(blocks)} | `{hashed}` |" in card.text
-    assert f"```yaml\n{dump_recipe(recipe)}```" in card.text
+    assert f"```yaml\n{dump_recipe(recipe).rstrip()}\n```" in card.text
+
+
+def test_no_name_of_a_card_is_anything_but_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a reader of Markdown that takes HTML. The page of a study is made by the same functions."""
+    evil = "a\n```\n<script>alert(1)<\\script> ![x](http:evil) | `b` [c](javascript:d)\n# head"
+    recipe = load_recipe("digits/mixer", [("data.path", json.dumps(evil))])
+    row = {"step": 3, "data": evil, "split": evil, "loss": 0.0, "top1": 10.0, "top5": 20.0}
+    monkeypatch.setitem(HASHED, evil, ("d",))
+    text = pretended(monkeypatch, [row], recipe).text
+    shown = MarkdownIt("commonmark").enable("table").render(text)
+    assert not re.search(r"<(script|img|a)\b", shown)
+    assert len(re.findall("<h[1-6]>", shown)) == 4
+    assert shown.count("alert(1)") == 4  # of the evaluation twice, of the data's split and of the recipe
 
 
 def test_a_card_of_the_average_without_evaluations_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

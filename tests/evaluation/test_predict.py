@@ -164,6 +164,48 @@ def test_what_an_export_says_of_its_use_is_checked(folders, tmp_path):
         path.write_text(json.dumps(config | {"widemix": wrong}))
         with pytest.raises(InputError, match=r"export/config\.json: cannot be read"):
             load_network(str(tmp_path / "export"))
+    for names in ([1, 2], {"a": 0}, 3.5):
+        path.write_text(json.dumps(config | {"label_names": names}))
+        with pytest.raises(InputError, match=r"export: its label_names are no list of texts; export it again"):
+            load_network(str(tmp_path / "export"))
+
+
+class Payload:
+    """What opens a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_an_export_of_a_stranger_brings_no_code_and_no_other_weights(folders, tmp_path):
+    """Whatever config.json says that timm knows of where weights come from, they are those beside it."""
+    loaded, ran = network(tmp_path, folders[1]), tmp_path / "ran"
+    export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["a", "b"])
+    path = tmp_path / "export/config.json"
+    evil = tmp_path / "export/pytorch_model.bin"
+    torch.save({"head.weight": Payload(ran)}, evil)
+    config = json.loads(path.read_text())
+    sources = {"file": str(evil), "url": evil.as_uri(), "hf_hub_id": "a/b", "hf_hub_filename": evil.name}
+    sources |= {"source": "timm", "custom_load": True, "state_dict": {}}
+    path.write_text(json.dumps(config | {"pretrained_cfg": config["pretrained_cfg"] | sources}))
+    same = load_network(str(tmp_path / "export")).module.state_dict()["head.weight"]
+    assert torch.equal(same, loaded.module.state_dict()["head.weight"])
+    for arguments in (
+        {"checkpoint_path": str(evil)},
+        {"pretrained_cfg_overlay": sources},
+        {"pretrained_cfg": sources},
+    ):
+        path.write_text(json.dumps(config | {"model_args": config["model_args"] | arguments}))
+        with pytest.raises(InputError, match="cannot be loaded"):
+            load_network(str(tmp_path / "export"))
+    path.write_text(json.dumps(config))
+    (tmp_path / "export/model.safetensors").write_bytes(evil.read_bytes())
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_network(str(tmp_path / "export"))
+    assert not ran.exists()
 
 
 def test_probabilities_against_torchvision(folders, tmp_path):

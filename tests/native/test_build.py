@@ -325,6 +325,43 @@ def test_a_folder_that_may_not_be_written_to_is_replaced_by_a_temporary_one(home
     assert cache_folder().name.startswith("widemix-")
 
 
+OTHERS = [
+    pytest.param(lambda path: path.chmod(0o777), id="writable by all"),
+    pytest.param(
+        lambda path: os.chown(path, 12345, -1),
+        id="of another user",
+        marks=pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away"),
+    ),
+]
+
+
+@pytest.mark.parametrize("plant", OTHERS)
+def test_no_library_runs_that_another_user_has_put_there(plant, home, tiny):
+    path = compiled()
+    path.write_bytes(b"another user's")
+    plant(path)
+    assert compiled() == path
+    ctypes.CDLL(str(path)).tiny()  # compiled anew
+    plant(home)
+    assert build.home_cache() is None
+    assert cache_folder().name.startswith("widemix-")
+
+
+@pytest.mark.parametrize("plant", OTHERS)
+def test_nothing_runs_that_another_user_has_put_where_numba_keeps_code(plant, tmp_path):
+    program = "import widemix.data.compiled, numba; print(numba.config.CACHE_DIR)"
+    own = {"XDG_CACHE_HOME": str(tmp_path / "home"), "NUMBA_CACHE_DIR": str(tmp_path), "WIDEMIX_NATIVE": "none"}
+
+    def folder() -> Path:
+        words = {"env": os.environ | own, "cwd": ROOT, "stdout": subprocess.PIPE, "text": True}
+        return Path(subprocess.run([sys.executable, "-c", program], check=True, timeout=60, **words).stdout.strip())
+
+    kept = folder()
+    assert kept.parent == tmp_path
+    plant(kept)
+    assert folder().parent == tmp_path / "home/widemix"
+
+
 def test_a_folder_that_cannot_be_made_is_replaced_by_one_that_is_removed_at_the_end(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

@@ -1,5 +1,7 @@
 """Damaged and intact JPEGs through the C code, built with sanitizers, against libjpeg alone: see fuzz.c.
 
+Then damaged run folders, tables and other files through their readers, for a minute: see readers.py.
+
 python -m tests.stress.fuzz --cases 100000
 """
 
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tests.stress.readers import faults
 from widemix.cgroups import usable_cpus
 from widemix.native.build import SOURCES
 
@@ -39,11 +42,31 @@ def run(program: Path, seed: int, first: int, cases: int) -> str:
 
 
 def main() -> int:
-    """Run all cases, in parallel; returns 1 at the first that differs."""
+    """Run all cases, of JPEGs in parallel; returns 1 at the first that differs, or that a reader does not refuse."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", type=int, default=100_000, help="number of JPEGs (default: 100000)")
     parser.add_argument("--seed", type=int, default=0, help="another seed makes other JPEGs (default: 0)")
+    parser.add_argument("--seconds", type=float, default=60, help="time for the readers of other files (default: 60)")
     arguments = parser.parse_args()
+    return fuzz_jpegs(arguments) or fuzz_readers(arguments)
+
+
+def fuzz_readers(arguments: argparse.Namespace) -> int:
+    """Run cases of damaged files until the time is over; returns 1 at the first that its reader does not refuse."""
+    until, done = time.monotonic() + arguments.seconds, 0
+    for said in faults(arguments.seed, range(sys.maxsize)):
+        if said:
+            print(said, file=sys.stderr)
+            return 1
+        done += 1
+        if time.monotonic() > until:
+            break
+    print(f"{done} damaged files of seed {arguments.seed}: read or refused ({arguments.seconds:g} s)")
+    return 0
+
+
+def fuzz_jpegs(arguments: argparse.Namespace) -> int:
+    """Run all cases of JPEGs, in parallel; returns 1 at the first that differs."""
     began, part = time.monotonic(), max(1, min(1000, arguments.cases // usable_cpus()))
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(usable_cpus()) as pool:
         program = build(Path(name))

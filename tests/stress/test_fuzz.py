@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from tests.stress.fuzz import MACHINES, build, run
+from tests.stress.readers import READERS, faults
 
 
 @pytest.mark.long
@@ -16,3 +17,7 @@ def test_damaged_jpegs_are_what_libjpeg_makes_of_them(machine, tmp_path, monkeyp
         pytest.skip(f"needs a C compiler with sanitizers ({error})")
     monkeypatch.chdir(tmp_path)
     assert run(program, 0, 0, 1500) == ""
+
+
+def test_damaged_files_of_every_kind_are_read_or_refused():
+    assert list(faults(0, range(len(READERS)))) == [""] * len(READERS)

@@ -16,9 +16,10 @@ from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.lease import Holder, Leases
+from widemix.markdown import escaped
 from widemix.models.cost import model_cost
 from widemix.recipe import dump_recipe, load_recipe, recipe_hash
-from widemix.studies.page import as_page, escaped, write_report
+from widemix.studies.page import as_page, write_report
 from widemix.studies.plan import state
 from widemix.studies.requirements import requirements
 from widemix.studies.results import _number, as_csv, collect, lines_of, measured
