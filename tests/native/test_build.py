@@ -9,14 +9,18 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from widemix import engine
 from widemix.native import BuildError, build, compiled, levels
 from widemix.native.build import cache_folder, compile_library
 from widemix.native.library import description, open_library
+from widemix.recipe.train import TrainSection
 
 ROOT = Path(__file__).parents[2]
 
@@ -360,6 +364,23 @@ def test_nothing_runs_that_another_user_has_put_where_numba_keeps_code(plant, tm
     assert kept.parent == tmp_path
     plant(kept)
     assert folder().parent == tmp_path / "home/widemix"
+
+
+@pytest.mark.parametrize("plant", OTHERS)
+def test_nothing_runs_that_another_user_has_put_where_torch_compile_keeps_code(plant, home, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    train = TrainSection(epochs=1, global_batch=1, compile=True)
+    found = []
+    for name in ("before", "after"):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+        engine.prepare(torch.nn.Linear(1, 1), train, torch.device("cpu"))
+        found.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+        if name == "before":
+            assert found[0].parent == tmp_path
+            assert found[0].stat().st_mode & 0o777 == 0o700
+            plant(found[0])
+    assert found[1] == home / "inductor"
 
 
 def test_a_folder_that_cannot_be_made_is_replaced_by_one_that_is_removed_at_the_end(monkeypatch, tmp_path):
