@@ -177,6 +177,8 @@ def names(tmp_path, monkeypatch) -> dict[str, str]:
 
 
 def filled(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {key: filled(each, names) for key, each in value.items()}
     return P(str(value).format(**names)) if isinstance(value, P) else value
 
 
