@@ -57,7 +57,7 @@ def tests_of(site: Site, text: str, covered: Coverage, budget: float, earlier: S
     is_python = site.file.endswith(".py")
 
     def rank(test: str) -> int:
-        return 0 if stem in test or module in (ROOT / test).read_text() else 1 if test.startswith(room) else 2
+        return 0 if stem in test or module in _text(test) else 1 if test.startswith(room) else 2
 
     def order(test: str) -> tuple[int, float]:
         return rank(test), covered.seconds(test)
@@ -91,8 +91,13 @@ def tests_of(site: Site, text: str, covered: Coverage, budget: float, earlier: S
 def _is_there(test: str) -> bool:
     """Whether a file has such a test."""
     file, _, name = test.partition("::")
-    name = name.partition("[")[0].rpartition("::")[2]
-    return (ROOT / file).is_file() and (not name or f"def {name}" in (ROOT / file).read_text())
+    text, name = _text(file), name.partition("[")[0].rpartition("::")[2]
+    return f"def {name}" in text if name else bool(text)
+
+
+def _text(file: str) -> str:
+    """That of a test file, as it is now; empty where it has gone, though a checkout of before may have it."""
+    return (ROOT / file).read_text() if (ROOT / file).is_file() else ""
 
 
 def _around(line: int, text: str) -> list[range]:
