@@ -112,3 +112,12 @@ def test_every_page_is_in_the_navigation():
     pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
     assert len(pages) > 10
     assert all(f": {page}\n" in navigation for page in pages)
+
+
+def test_the_tests_that_hold_what_is_promised_of_strangers_files_are_there():
+    file = ""
+    for found in re.findall(r"`((?:tests/[\w/]+\.py)?(?:::\w+)?)`", (ROOT / "docs/explanation/trust.md").read_text()):
+        path, _, name = found.partition("::")
+        file = path or file
+        assert name == "" or f"def {name}(" in (ROOT / file).read_text(), found
+        assert (ROOT / file).is_file(), found
