@@ -40,10 +40,9 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 def read_regular(path: str | Path, most: int = MOST) -> bytes:
     """The bytes of such a file; `InputError` if there are more than `most`, more than such a file can need."""
     with open_regular(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise InputError(f"{path}: has more than {most:,} bytes, the most that such a file can need")
-    return data
+        if os.fstat(file.fileno()).st_size <= most:
+            return file.read()  # not of so many bytes: Python would take memory for all of them
+    raise InputError(f"{path}: has more than {most:,} bytes, the most that such a file can need")
 
 
 def atomic_write(path: Path, data: str | bytes) -> None:
