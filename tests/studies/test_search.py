@@ -100,7 +100,8 @@ def test_trials_are_even_and_those_at_an_edge_are_widened(plan, tmp_path):
     ("ties", "chosen", "tried"),
     [
         (0.0, [0.016, 0.256, 6.25e-05], [3, 5, 6]),
-        (5.0, [0.016, 0.064, 6.25e-05], [3, 4, 6]),  # 0.256 is 3.9 better than 0.064, and no more is tried
+        (3.8, [0.016, 0.256, 6.25e-05], [3, 5, 6]),
+        (4.0, [0.016, 0.064, 6.25e-05], [3, 4, 6]),  # 0.256 is 3.9 better than 0.064, and no more is tried
         (9.0, [0.004, 0.016, 6.25e-05], [4, 3, 6]),  # 0.004 is at the edge, 0.001 too bad
     ],
 )
