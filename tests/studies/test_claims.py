@@ -180,7 +180,7 @@ def test_one_sided_words_are_those_of_scipys_tests_at_the_border(expect, against
 
 
 def test_what_only_one_claim_would_show_without_its_margin_is_the_margins():
-    """Holm doubles the p of the clearer of two claims: 0.03 of a mean above 0, and much less of one below the margin."""
+    """Holm doubles the p of the clearer of two: 0.03 of a mean above 0, and much less of one below the margin."""
     mean = stats.t.isf(0.015, 4)
     estimates = [Estimate(-mean, 1.0, 4, 5, paired=True), Estimate(0.0, 1.0, 4, 5, paired=True)]
     statements = [Statement(text="a", expect="not greater", margin=9), Statement(text="b", expect="less")]
