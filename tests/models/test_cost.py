@@ -4,37 +4,19 @@ import math
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-import widemix  # noqa: F401  puts our names into timm's registry
-from tests.models.test_mixer import SHAPE, STRUCTURED, VARIANTS
-from widemix.models.bottleneck_mlp.section import BottleneckMlpSection
+from tests.models.networks import MIXERS, NETWORKS, OTHERS, VARIANTS
 from widemix.models.cost import model_cost
 from widemix.models.families import KINDS, named_networks
-from widemix.models.ff_only.section import FfOnlySection
-from widemix.models.lasso.section import LassoSection
+from widemix.models.lasso.network import LocallyConnected
 from widemix.models.layer_costs import LayerCost
 from widemix.models.layers import GroupedLinear
-from widemix.models.mixer.section import MixerSection
-from widemix.models.permutator.section import PermutatorSection
 from widemix.models.registry import build_model
-from widemix.models.repmlp.section import RepMlpSection
-from widemix.models.shallow.section import ShallowSection
 from widemix.models.sw_mlp.section import SwMlpSection
 from widemix.models.sw_mlp.sparse import SparseLinear
-from widemix.models.text.section import TextMixerSection, TextTransformerSection
 from widemix.models.timm_model.section import TimmSection
-
-B16 = {
-    "kind": "mixer",
-    "patch_size": 16,
-    "tokens": 196,
-    "channels": 768,
-    "depth": 12,
-    "token_hidden": 384,
-    "channel_hidden": 3072,
-}
-B_W = {"kind": "mixer", "patch_size": 14, "tokens": 256, "channels": 588, "depth": 8, "expansion": 4.57}
 
 
 def saved_bytes(model, x):
@@ -62,52 +44,14 @@ def overcounted(section):
     return once * (section.share_sets - 1)
 
 
-MIXERS = {name: MixerSection(**{**SHAPE, **keys}) for name, keys in (VARIANTS | STRUCTURED).items()}
-OTHERS = {
-    "sw_mlp": SwMlpSection(kind="sw_mlp", patch_size=2, width=32, depth=2, density=0.2),
-    "sw_mlp with hidden layers": SwMlpSection(
-        kind="sw_mlp", patch_size=2, width=30, project_tokens=True, depth=3, density=0.1, expansion=1.5, mask_seed=3
-    ),
-    "sw_mlp as a Mixer": SwMlpSection(
-        kind="sw_mlp",
-        patch_size=2,
-        width=32,
-        channels=8,
-        depth=2,
-        density=0.5,
-        expansion=1.5,
-        pool=True,
-        outer_activation=False,
-    ),
-    "shallow dense": ShallowSection(kind="shallow", width=30, matrices="dense"),
-    "shallow monarch": ShallowSection(kind="shallow", width=30, matrices="monarch"),
-    "shallow kronecker": ShallowSection(kind="shallow", width=30, matrices="kronecker"),
-    "shallow grayscale": ShallowSection(kind="shallow", width=30, matrices="monarch", grayscale=True),
-    "s_fc": LassoSection(kind="s_fc", base_channels=3),
-    "s_local": LassoSection(kind="s_local", base_channels=3),
-    "bottleneck_mlp": BottleneckMlpSection(kind="bottleneck_mlp", width=6, depth=2, expansion=1.5),
-    "ff_only": FfOnlySection(kind="ff_only", patch_size=1, channels=8, depth=2),
-    "permutator": PermutatorSection(kind="permutator", patch_size=1, channels=8, depth=2),
-    "repmlp": RepMlpSection(kind="repmlp", patch_size=1, channels=8, depth=2, share_sets=2, kernels=[1, 3]),
-    "text_mixer": TextMixerSection(kind="text_mixer", vocabulary=11, tokens=7, channels=6, depth=2),
-    "text_transformer": TextTransformerSection(
-        kind="text_transformer", vocabulary=11, tokens=7, channels=8, depth=2, heads=4
-    ),
-}
+# Batches of texts of one length, as autograd counts padding too.
+COUNTED = ["sw_mlp S.16, p 0.2", "sw_mlp S.17, p 0.2, projected", "sw_mlp C.1, p 1.0, pooled", *MIXERS, *OTHERS]
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("section", MIXERS.values(), ids=MIXERS)
-def test_formula_equals_the_counted_network(section):
-    assert_is_counted(section)
-
-
-@pytest.mark.parametrize("section", OTHERS.values(), ids=OTHERS)
-def test_formula_of_another_family_equals_the_counted_network(section):
-    assert_is_counted(section)
-
-
-def assert_is_counted(section):
+@pytest.mark.parametrize("name", COUNTED)
+def test_formula_equals_the_counted_network(name):
+    section = NETWORKS[name]
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     if section.kind == "text_transformer" and attention not in flop_registry:
         pytest.skip("this torch does not count the operations of attention on a CPU")
@@ -117,7 +61,7 @@ def assert_is_counted(section):
     for module in model.modules():
         if isinstance(module, SparseLinear):  # a GPU multiplies these by dense copies
             module.rule_device = torch.device("cuda")
-    x = torch.randint(1, 11, (8, 7)) if section.kind.startswith("text") else torch.randn(8, 3, 4, 4)
+    x = torch.randint(1, 11, (8, 9)) if section.takes == "text" else torch.randn(8, 3, 4, 4)
     with FlopCounterMode(display=False) as counter:
         output = model(x)
         forward = counter.get_total_flops()
@@ -148,77 +92,97 @@ def test_a_layer_saves_and_multiplies_as_torch_does(first, activated):
     assert cost.mixes
 
 
-@pytest.mark.parametrize("section", VARIANTS.values(), ids=VARIANTS)
-def test_connections_are_the_nonzero_entries_of_the_effective_matrices(section):
-    """By differentiating: each mixing layer is linear, and the entries of its Jacobian are counted."""
-    section = MixerSection(**{**SHAPE, **section})
-    model, cost = build_model(section, image_size=4, num_classes=5), model_cost(section, image_size=4, num_classes=5)
-    nonzero = entries = layers = 0
-    shapes = {}
-    for name, module in model.named_modules():
-        if name.startswith("blocks") and isinstance(module, torch.nn.Linear | GroupedLinear) and "skip" not in name:
-            module.register_forward_hook(lambda m, i, o, name=name: shapes.update({name: i[0].shape[1:]}))
-    model(torch.randn(1, 3, 4, 4))
-    for name, shape in shapes.items():
-        layer = model.get_submodule(name)
-        jacobian = torch.func.jacrev(lambda x, layer=layer: layer(x[None])[0])(torch.randn(shape))
+@pytest.mark.parametrize(
+    ("name", "side"), [*((name, 4) for name in VARIANTS), *(("s_local", side) for side in (4, 7, 8, 16))]
+)
+def test_connections_are_the_nonzero_entries_of_the_effective_matrices(name, side):
+    """By differentiating: each mixing layer is linear, and the entries of its Jacobian are counted.
+
+    Windows of s_local overlap, and weights of the border around the image connect nothing.
+    """
+    section, shapes, nonzero, entries = NETWORKS[name], {}, 0, 0
+    model, cost = build_model(section, side, 5), model_cost(section, side, 5)
+    for layer, module in model.named_modules():
+        if (
+            isinstance(module, nn.Linear | GroupedLinear | LocallyConnected)
+            and layer != "head"
+            and "skip" not in layer
+        ):
+            module.register_forward_hook(lambda m, i, o, layer=layer: shapes.update({layer: i[0].shape[1:]}))
+    model.eval()(torch.randn(1, 3, side, side))
+    for layer, shape in shapes.items():
+        module = model.get_submodule(layer)
+        jacobian = torch.func.jacrev(lambda x, module=module: module(x[None])[0])(torch.randn(shape))
         nonzero += int((jacobian != 0).sum())
         entries += jacobian.numel()
-        layers += 1
     assert cost.connections == nonzero
-    assert cost.omega == nonzero / layers
+    assert cost.omega == nonzero / len(shapes)
     assert cost.density == pytest.approx(nonzero / entries, rel=1e-12)
 
 
-def test_published_figures():
-    b16 = model_cost(MixerSection(**B16), 224, 1000)
-    assert b16.parameters == 59_880_472
-    assert b16.omega == pytest.approx(2.60e8, rel=1e-3)
-    assert b16.width == 150_528
-    assert b16.gamma == pytest.approx(2 * b16.omega / (b16.width * (196 + 768)))
-    assert b16.max_width == 602_112  # table 1: 6.0e5
-    assert b16.training_flops == pytest.approx(75.4e9, rel=1e-3)
-    assert model_cost(MixerSection(**B16, permutation="random"), 224, 1000) == b16
-
-    text = model_cost(MixerSection(**B_W), 224, 1000)
-    assert text.omega == pytest.approx(2.90e8, rel=2e-3)
-    assert text.max_width == pytest.approx(6.88e5, rel=2e-3)
-    assert text.gamma == 4.57
-    table = model_cost(MixerSection(**{**B_W, "expansion": 4.09}), 224, 1000)
-    assert table.omega == pytest.approx(2.6e8, rel=2e-3)
-    assert table.max_width == pytest.approx(6.2e5, rel=1e-2)
+B16 = {"kind": "mixer", "patch_size": 16, "tokens": 196, "channels": 768, "depth": 12}
+B16 |= {"token_hidden": 384, "channel_hidden": 3072}
+RANDOM = {"permutation": "random"}
+B_W = {"kind": "mixer", "patch_size": 14, "tokens": 256, "channels": 588, "depth": 8, "expansion": 4.57}
+SS_8 = {"kind": "mixer", "patch_size": 8, "tokens": 16, "channels": 986, "depth": 2, "expansion": 4}
+SS_W = SS_8 | {"patch_size": 4, "tokens": 64}
+WIDE = {"patch_size": 4, "tokens": 360, "channels": 4, "depth": 3, "project_tokens": True}
+MASKED = {"kind": "sw_mlp", "patch_size": 4, "depth": 8, "project_tokens": True}
+FIGURE_2A = SwMlpSection.named()["sw_mlp_4096_32"][0].model_dump()
 
 
-@pytest.mark.parametrize(("kind", "expansion"), [("mixer", 2.0), ("s_mixer", None)])
-def test_gamma_does_not_depend_on_the_images_own_tokens(kind, expansion):
-    """Omega does: the first token mixing maps S0 = 64 to S = 360 tokens. gamma m is the width of figure 4."""
-    sizes = {"patch_size": 4, "tokens": 360, "channels": 4, "depth": 3, "project_tokens": True}
-    cost = model_cost(MixerSection(kind=kind, expansion=expansion, **sizes), 32, 10)
-    assert (cost.gamma, cost.hidden_width) == (expansion or 1, (expansion or 1) * 4 * 360)
+@pytest.mark.parametrize(
+    ("keys", "side", "published"),
+    [
+        # Table 1 of the paper, which has a maximal width of 6.0e5, and timm's own number of parameters.
+        (
+            B16,
+            224,
+            {"parameters": 59_880_472, "omega": 2.60e8, "width": 150_528, "gamma": 3.584, "training_flops": 75.4e9},
+        ),
+        (B16 | {"permutation": "random"}, 224, {"parameters": 59_880_472, "max_width": 602_112}),
+        (B_W, 224, {"omega": 2.90e8, "max_width": 6.88e5, "gamma": 4.57}),
+        (B_W | {"expansion": 4.09}, 224, {"omega": 2.6e8, "max_width": 6.16e5}),
+        # SS/8, SS-W as its text has it, and SS-W whose patch layer's 1.4 M more make its table's 255 M.
+        (SS_8, 32, {"connections": 253e6}),
+        (SS_W | {"channels": 487}, 32, {"connections": 275e6}),
+        (SS_W | {"channels": 467}, 32, {"connections": 254e6}),
+        ({"kind": "s_fc", "base_channels": 150}, 32, {"connections": 256e6}),
+        # The first token mixing maps S0 = 64 to S = 360 tokens; gamma m is the width of figure 4.
+        ({"kind": "mixer", "expansion": 2.0, **WIDE}, 32, {"gamma": 2, "hidden_width": 2880}),
+        ({"kind": "s_mixer", **WIDE}, 32, {"gamma": 1, "hidden_width": 1440}),
+        # Figure 5: at every width the masked layers hold Omega = 2^18 connections a block.
+        *(
+            (MASKED | {"width": width, "density": density}, 32, {"omega": pytest.approx(2**18, rel=0.02)})
+            for width, density in ((540, 0.9), (612, 0.7), (724, 0.5), (935, 0.3), (1619, 0.1))
+        ),
+        # The CIFAR column of table S.3, which counts dense products and a mask's entry a weight.
+        (FIGURE_2A, 32, {"forward_flops": 805_306_368, "dense_bytes": 3.22e9 / 2}),
+        *(
+            (FIGURE_2A | {"density": p}, 32, {"omega": pytest.approx(p * 4096 * 8192, rel=0.01)})
+            for p in (1.0, 1 / 64)
+        ),
+    ],
+)
+def test_costs_are_the_published_ones(keys, side, published):
+    cost = model_cost(KINDS[keys["kind"]](**keys), side, 1000 if side == 224 else 10)
+    for quantity, value in published.items():
+        expected = pytest.approx(value, rel=2e-3) if isinstance(value, int | float) else value
+        assert getattr(cost, quantity) == expected, quantity
+    if keys["kind"] == "sw_mlp":
+        assert cost.connections > 0.85 * cost.parameters
+        # Figure 2a at p = 1: weights, gradients, two moments and masks (28 bytes a weight), copies, batch 128.
+        assert 28 * cost.parameters + cost.dense_bytes + 128 * cost.activation_bytes < 24 * 2**30
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("ff_only", 65), ("permutator", 64), ("repmlp", 64)])
 def test_gamma_of_others_is_that_of_a_mixer_with_as_many_connections(kind, tokens):
     """Omega = gamma m (S + C) / 2; the class token is one of FF-only's."""
-    sizes = {"kind": kind, "patch_size": 1, "channels": 8, "depth": 2}
-    cost = model_cost(KINDS[kind](**sizes, **({"share_sets": 2} if kind == "repmlp" else {})), 8, 10)
+    cost = model_cost(NETWORKS[kind], 8, 10)
     assert cost.width == tokens * 8
     assert cost.gamma == pytest.approx(2 * cost.omega / (cost.width * (tokens + 8)))
     if kind == "ff_only":
         assert cost.gamma == 4  # its expansion
-
-
-def test_s_fc_has_the_connections_of_table_1():
-    assert round(model_cost(LassoSection(kind="s_fc", base_channels=150), 32, 10).connections / 1e6) == 256
-
-
-@pytest.mark.parametrize(
-    ("patch", "tokens", "channels", "millions"), [(8, 16, 986, 253), (4, 64, 487, 275), (4, 64, 467, 254)]
-)
-def test_connections_of_the_cifar_mixers(patch, tokens, channels, millions):
-    """SS/8, SS-W as its text has it, and SS-W whose patch layer's 1.4 M more make its table's 255 M."""
-    section = MixerSection(kind="mixer", patch_size=patch, tokens=tokens, channels=channels, depth=2, expansion=4)
-    assert round(model_cost(section, 32, 10).connections / 1e6) == millions
 
 
 @pytest.mark.parametrize("size", ["s32", "b16", "ss8"])
@@ -241,64 +205,25 @@ def test_every_named_network_has_the_parameters_that_its_cost_says(name):
     assert model_cost(one_block, side, 7).parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
+DENSE = {"kind": "sw_mlp", "patch_size": 2, "width": 32, "channels": 8, "depth": 2, "density": 1.0, "expansion": 1.5}
+
+
 @pytest.mark.parametrize(
-    ("section", "width", "gamma", "widest", "connections", "entries"),
+    ("keys", "width", "gamma", "widest", "entries"),
     [
-        (  # the first block maps 4 tokens of 8 channels to m
-            SwMlpSection(
-                kind="sw_mlp",
-                patch_size=2,
-                width=30,
-                channels=8,
-                depth=2,
-                density=1.0,
-                expansion=1.5,
-                project_tokens=True,
-            ),
-            30,
-            1.5,
-            45,
-            [32 * 45, 45 * 30, 30 * 45, 45 * 30],
-            [32 * 45, 45 * 30, 30 * 45, 45 * 30],
-        ),
-        (
-            SwMlpSection(kind="sw_mlp", patch_size=2, width=32, depth=2, density=1.0),
-            32,
-            1.0,
-            32,
-            [32 * 32] * 2,
-            [32 * 32] * 2,
-        ),
-        (
-            ShallowSection(kind="shallow", width=32, matrices="dense"),
-            32,
-            1.0,
-            32,
-            [48 * 32, 32 * 32],
-            [48 * 32, 32 * 32],
-        ),
-        (  # 48 = 6 x 8 pixels, 30 = 5 x 6 features, and 6 x 6 between the two factors of the first matrix
-            ShallowSection(kind="shallow", width=30, matrices="monarch"),
-            30,
-            1.0,
-            36,
-            [6 * 8 * 6, 6 * 6 * 5, 5 * 6 * 6, 6 * 5 * 5],
-            [48 * 36, 36 * 30, 30 * 30, 30 * 30],
-        ),
-        (LassoSection(kind="s_fc", base_channels=3), 12, 1.0, 72, [48 * 12, 12 * 72], [48 * 12, 12 * 72]),
-        (
-            BottleneckMlpSection(kind="bottleneck_mlp", width=6, depth=2, expansion=1.5),
-            6,
-            1.5,
-            9,
-            [6 * 9, 9 * 6] * 2,
-            [6 * 9, 9 * 6] * 2,
-        ),
+        # The first block maps 4 tokens of 8 channels to m.
+        (DENSE | {"width": 30, "project_tokens": True}, 30, 1.5, 45, [32 * 45, 45 * 30, 30 * 45, 45 * 30]),
+        (DENSE | {"expansion": None}, 32, 1.0, 32, [32 * 32] * 2),
+        ({"kind": "shallow", "width": 32, "matrices": "dense"}, 32, 1.0, 32, [48 * 32, 32 * 32]),
+        # 48 = 6 x 8 pixels, 30 = 5 x 6 features, and 6 x 6 between the two factors of the first matrix.
+        ({"kind": "shallow", "width": 30, "matrices": "monarch"}, 30, 1.0, 36, [48 * 36, 36 * 30, 30 * 30, 30 * 30]),
+        ({"kind": "s_fc", "base_channels": 3}, 12, 1.0, 72, [48 * 12, 12 * 72]),
+        ({"kind": "bottleneck_mlp", "width": 6, "depth": 2, "expansion": 1.5}, 6, 1.5, 9, [6 * 9, 9 * 6] * 2),
     ],
-    ids=lambda value: getattr(value, "kind", ""),
 )
-def test_widths_and_connections_of_mlps(section, width, gamma, widest, connections, entries):
-    cost = model_cost(section, 4, 10)
+def test_widths_and_connections_of_mlps(keys, width, gamma, widest, entries):
+    cost = model_cost(KINDS[keys["kind"]](**keys), 4, 10)
+    connections = [6 * 8 * 6, 6 * 6 * 5, 5 * 6 * 6, 6 * 5 * 5] if keys.get("matrices") == "monarch" else entries
     assert (cost.width, cost.gamma, cost.hidden_width, cost.max_width) == (width, gamma, gamma * width, widest)
     assert (cost.connections, cost.omega) == (sum(connections), sum(connections) / len(connections))
     assert cost.density == sum(connections) / sum(entries)

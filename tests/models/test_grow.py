@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.models.test_mixer import MLP, SINGLE, VARIANTS, build
+from tests.models.networks import MLP, SINGLE, VARIANTS
+from tests.models.test_mixer import build
 from widemix.errors import InputError
 from widemix.models.mixer.grow import raster_positions
 from widemix.models.mixer.network import Mixer

@@ -6,53 +6,11 @@ import pytest
 import timm
 import torch
 
-from tests.models.dense import apply_mixer
+from tests.models.networks import MLP, RP, SHAPE, SINGLE
 from widemix.models.factors import Structure
 from widemix.models.mixer.section import MixerSection
 from widemix.models.permutation import commutation
-from widemix.models.pk import MixingLayer
 from widemix.models.registry import build_model
-
-SHAPE = {"patch_size": 2, "tokens": 4, "channels": 6, "depth": 3}
-MLP, SINGLE = {"kind": "mixer", "expansion": 1.5}, {"kind": "s_mixer"}
-RP = {"permutation": "random", "permutation_seed": 5}
-
-STRUCTURED = {
-    "low rank": {**MLP, "token_weights": "low_rank", "channel_weights": "low_rank", "rank": 2},
-    "kronecker": {**SINGLE, "token_weights": "kronecker", "channel_weights": "kronecker"},
-    "rp kronecker channels": {**MLP, **RP, "channel_weights": "kronecker"},
-    "monarch": {**MLP, "token_weights": "monarch", "channel_weights": "monarch"},
-    "btt": {**MLP, **RP, "token_weights": "btt", "channel_weights": "btt", "rank": 3, "permuted_layers": "each"},
-    "btt at a dense matrix's cost": {**MLP, "channel_weights": "btt", "rank": "as_dense"},
-    "block diagonal, projected": {
-        **SINGLE,
-        "token_weights": "block_diagonal",
-        "channel_weights": "block_diagonal",
-        "blocks": 2,
-        "project_tokens": True,
-        "tokens": 6,
-    },
-}
-VARIANTS = {
-    "mixer": MLP,
-    "s_mixer": SINGLE,
-    "unequal hidden widths": {"kind": "mixer", "token_hidden": 3, "channel_hidden": 11},
-    "rp_mixer": {**MLP, **RP},
-    "rp_s_mixer": {**SINGLE, **RP},
-    "rp around each layer": {**MLP, **RP, "permuted_layers": "each"},
-    "rp tokens only": {**MLP, **RP, "permuted_mixings": "token"},
-    "rp channels of one block": {**SINGLE, **RP, "permuted_mixings": "channel", "permuted_blocks": [1]},
-    "skips permuted too": {**SINGLE, **RP, "activation": "square", "norm": "none", "permuted_skips": True},
-    "token groups": {**MLP, "token_groups": 3},
-    "token mixing untied, projected": {**SINGLE, "token_groups": 6, "project_tokens": True, "tokens": 3},
-    "rp token groups": {**MLP, **RP, "token_groups": 2, "permuted_skips": True},
-    "square activation without norms": {**MLP, "activation": "square", "norm": "none"},
-    "projected": {**MLP, "project_tokens": True, "tokens": 7},
-    "projected to as many": {**SINGLE, "project_tokens": True},
-    "projected rp": {**MLP, **RP, "project_tokens": True, "tokens": 3, "permuted_layers": "each"},
-    "projected without norms": {**SINGLE, "project_tokens": True, "norm": "none"},
-    "projected rp without norms": {**MLP, **RP, "project_tokens": True, "norm": "none"},
-}
 
 
 def build(seed=0, **section):
@@ -63,20 +21,6 @@ def build(seed=0, **section):
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return model
-
-
-@pytest.mark.parametrize("section", (VARIANTS | STRUCTURED).values(), ids=VARIANTS | STRUCTURED)
-def test_equal_to_dense_effective_matrices_forward_and_backward(section):
-    model = build(**section)
-    x = torch.randn(3, 3, 4, 4, dtype=torch.float64, requires_grad=True)
-    ours, dense = model(x), apply_mixer(model, x, channels=6)
-    assert torch.allclose(ours, dense, atol=1e-10)
-    weights = [x, *model.parameters()]
-    target = torch.randn_like(ours)
-    for one, other in zip(
-        torch.autograd.grad(ours, weights, target), torch.autograd.grad(dense, weights, target), strict=True
-    ):
-        assert torch.allclose(one, other, atol=1e-10)
 
 
 @pytest.mark.parametrize("kind", [MLP, SINGLE], ids=["mixer", "s_mixer"])
@@ -105,13 +49,6 @@ def test_every_norm_has_the_epsilon_of_the_recipe(kind):
     model = build(**kind, project_tokens=True, norm_eps=0.3)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     assert [norm.eps for norm in norms] == [0.3] * (2 * SHAPE["depth"] + 2)
-
-
-def test_gelu_by_tanh_is_the_formula():
-    act = build(**SINGLE, activation="gelu_tanh").blocks[0].mlp_tokens.act
-    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
-    expected = 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
-    assert torch.allclose(act(x), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [MLP, SINGLE, {**MLP, **RP}], ids=["mixer", "s_mixer", "rp_mixer"])
@@ -227,19 +164,6 @@ def test_equal_to_timm_with_timms_weights(name):
         assert torch.allclose(ours(x), theirs(x), rtol=0, atol=1e-5)
 
 
-def test_s_mixer_block_is_the_papers_formula():
-    """U = X + phi(W LN(X)), Y = U + phi(LN(U) V), with X of S rows and C columns."""
-    model = build(**SINGLE)
-    block = model.blocks[0]
-    assert isinstance(block.mlp_tokens, MixingLayer)
-    block.drop_path1, block.drop_path2 = torch.nn.Linear(6, 6).double(), torch.nn.Tanh()
-    x = torch.randn(1, 4, 6, dtype=torch.float64)
-    w, v = block.mlp_tokens.fc, block.mlp_channels.fc
-    u = x[0] + block.drop_path1(torch.nn.functional.gelu(w.weight @ block.norm1(x[0]) + w.bias[:, None]))
-    y = u + torch.tanh(torch.nn.functional.gelu(block.norm2(u) @ v.weight.T + v.bias))
-    assert torch.allclose(block(x)[0], y, atol=1e-12)
-
-
 def test_stochastic_depth_leaves_evaluation_alone():
     plain, dropped = build(**MLP), build(**MLP, drop_path=0.5)
     dropped.load_state_dict(plain.state_dict())
@@ -266,32 +190,6 @@ def test_timm_has_a_twin_of_plain_mixers_alone():
     ):
         assert MixerSection(**{"kind": "mixer", **keys, **change}).timm_twin(8, 5) is None, change
     assert plain.timm_twin(16, 5) is None  # of images with more tokens
-
-
-def test_a_mixer_drops_features_and_pools_as_timms_argument_says():
-    network, arguments = MixerSection(**SHAPE, **MLP).model_spec(4)
-    model = network(**arguments, num_classes=5, in_chans=1, drop_rate=0.25, global_pool="")
-    x = torch.randn(2, 1, 4, 4)
-    assert (model.head_drop.p, model.in_chans) == (0.25, 1)
-    features = model.eval().forward_features(x)
-    assert torch.equal(model.forward_head(features, pre_logits=True), features)  # not pooled
-    assert model.feature_info == [{"module": f"blocks.{i}", "num_chs": 6, "reduction": 2} for i in range(3)]
-
-
-def test_intermediate_features_are_those_of_the_blocks_asked_for_and_normed_on_request():
-    model = build(**MLP, project_tokens=True, tokens=7)
-    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
-    blocks = [model.stem(x)]
-    for block in model.blocks:
-        blocks.append(block(blocks[-1]))
-    keys = {"output_fmt": "NLC", "intermediates_only": True}
-    for norm in (False, True):
-        found = model.forward_intermediates(x, indices=[0, 2], norm=norm, **keys)
-        expected = [model.norm(blocks[i]) if norm else blocks[i] for i in (1, 3)]
-        assert all(map(torch.equal, found, expected))
-        assert len(found) == 2
-    last, _ = model.forward_intermediates(x, indices=[0], stop_early=True, output_fmt="NLC")
-    assert torch.equal(last, model.norm(blocks[1]))
 
 
 def test_what_the_paper_prints_otherwise_is_said_of_these_networks_alone():

@@ -87,17 +87,6 @@ def test_widths_and_blocks_that_contradict_each_other_are_refused(keys, message)
         MixerSection(**RECIPE["model"] | keys)
 
 
-def test_a_network_is_named_in_the_papers_letters():
-    mixer = MixerSection(**RECIPE["model"])
-    assert mixer.summary() == "S-Mixer, P 2, S 16, C 8, L 3"
-    both = {"kind": "mixer", "token_hidden": 5, "channel_hidden": 9, "permutation": "random", "token_groups": 2}
-    assert MixerSection(**RECIPE["model"] | both).summary() == "RP Mixer, P 2, S 16, C 8, L 3, D 5/9, 2 token groups"
-    kinds = {"kind": "mixer", "expansion": 1.5, "channel_weights": "monarch", "activation": "square"}
-    assert MixerSection(**RECIPE["model"] | kinds).summary() == (
-        "Mixer, P 2, S 16, C 8, L 3, gamma 1.5, monarch channel weights, sigma_2"
-    )
-
-
 def test_a_section_is_registered_once_and_told_of():
     seen = []
     families.WATCHERS.append(seen.append)
@@ -146,27 +135,6 @@ def test_every_family_loads_without_torch():
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CLONE, check=True)
     assert answer.stdout.split() == ["True", "False", "False", "False"]
-
-
-@pytest.mark.parametrize(
-    ("keys", "summary"),
-    [
-        (SW_MLP, "SW-MLP, P 2, m 32, p 0.5, L 2"),
-        (SW_MLP | {"expansion": 1.5}, "SW-MLP, P 2, m 32, p 0.5, L 2, gamma 1.5"),
-        ({"kind": "shallow", "width": 30, "matrices": "monarch"}, "monarch MLP, m 30"),
-        ({"kind": "s_local", "base_channels": 7}, "S-LOCAL, alpha 7"),
-        ({"kind": "s_fc", "base_channels": 7}, "S-FC, alpha 7"),
-        ({"kind": "bottleneck_mlp", "width": 6, "depth": 2, "expansion": 1.5}, "MLP, m 6, gamma 1.5, L 2"),
-        ({"kind": "timm", "name": "resnet18"}, "timm's resnet18"),
-        (
-            {"kind": "timm", "name": "resnet18", "arguments": {"layers": [1, 2], "stem_width": 8}},
-            "timm's resnet18 (layers [1, 2], stem_width 8)",
-        ),
-        ({"kind": "permutator", "patch_size": 2, "channels": 8, "depth": 2}, "permutator"),
-    ],
-)
-def test_other_families_are_named_by_their_sizes(keys, summary):
-    assert families.KINDS[keys["kind"]](**keys).summary() == summary
 
 
 def test_hidden_widths_are_rounded_and_one_at_least():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.models.dense import structured
-from tests.models.test_mixer import SHAPE
+from tests.models.networks import SHAPE
 from widemix.estimate.structures import structure_rows
 from widemix.models.factors import Structure, split
 from widemix.models.mixer.section import MixerSection

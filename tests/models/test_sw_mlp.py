@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import widemix  # noqa: F401  puts our names into timm's registry
-from widemix.models.cost import model_cost
+from tests.models.dense import masked
 from widemix.models.registry import build_model
 from widemix.models.sw_mlp import sparse
 from widemix.models.sw_mlp.section import SwMlpSection
@@ -19,15 +19,6 @@ from widemix.recipe import load_recipe
 SECTION = SwMlpSection(
     kind="sw_mlp", patch_size=2, width=32, channels=8, depth=2, density=0.2, expansion=1.5, mask_seed=4
 )
-
-
-def masked(layer):
-    """The layer's matrix, place by place."""
-    weight = torch.zeros(layer.outputs, layer.inputs, dtype=layer.values.dtype)
-    for row in range(layer.outputs):
-        for place in range(layer.row_starts[row], layer.row_starts[row + 1]):
-            weight[row, layer.columns[place]] = layer.values[place]
-    return weight
 
 
 @pytest.mark.parametrize("sparsely", [True, False])
@@ -59,62 +50,6 @@ def test_mask_is_bernoulli_and_a_function_of_its_key():
     assert layer.values.std().item() * (0.1 * 400) ** 0.5 == pytest.approx(1, abs=0.03)
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("density", [0.2, 1.0])
-@pytest.mark.parametrize("pool", [False, True])
-@pytest.mark.parametrize("projects", [False, True])
-@pytest.mark.parametrize("form", ["S.16", "S.17", "C.1"])
-def test_network_is_the_papers_formula(density, pool, projects, form):
-    """Patch layer (S.1), vectorisation, blocks of equations S.16, S.17 or, as C.1 has them, a Mixer's, LN, head."""
-    section = SwMlpSection(
-        **SECTION.model_dump()
-        | {"density": density, "pool": pool, "project_tokens": projects, "width": 24 if projects else 32}
-        | {"expansion": None if form == "S.16" else 1.5, "outer_activation": form != "C.1"}
-    )
-    model = build_model(section, image_size=4, num_classes=5).double()
-    torch.nn.init.normal_(model.head.weight)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name or "bias" in name:
-                parameter.add_(0.3 * torch.randn_like(parameter))
-    x = torch.randn(3, 3, 4, 4, dtype=torch.float64)
-    patches = x.unflatten(2, (2, 2)).unflatten(4, (2, 2)).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
-    z = (patches @ model.stem.proj.weight.flatten(1).T + model.stem.proj.bias).flatten(1)  # [3, 4 * 8]
-    gelu = torch.nn.functional.gelu
-    for number, block in enumerate(model.blocks):
-        mixed = gelu(block.norm(z) @ masked(block.fc1).T + block.fc1.bias)
-        if form != "S.16":
-            mixed = mixed @ masked(block.fc2).T + block.fc2.bias
-        if form == "S.17":
-            mixed = gelu(mixed)
-        skip = z
-        if projects and number == 0:
-            skip = block.skip.norm(z @ masked(block.skip.fc).T)
-        z = skip + mixed
-    if pool:
-        tokens = torch.nn.functional.layer_norm(
-            z.unflatten(1, (-1, 8)), (8,), model.norm.norm.weight, model.norm.norm.bias, model.norm.norm.eps
-        )
-        features = tokens.mean(1)
-    else:
-        features = model.norm(z)
-    assert torch.allclose(model.forward_features(x), features, atol=1e-12)
-    assert torch.allclose(model(x), features @ model.head.weight.T + model.head.bias, atol=1e-12)
-    if density == 1.0 and form != "S.16":
-        assert masked(model.blocks[1].fc1).count_nonzero() == section.width * section.hidden_width
-
-
-def test_weights_lie_in_the_masked_layers():
-    """Figure 5: at every width the masked layers hold Omega = 2^18 connections a block, and nearly all weights."""
-    for width, density in ((540, 0.9), (612, 0.7), (724, 0.5), (935, 0.3), (1619, 0.1)):
-        section = SwMlpSection(
-            kind="sw_mlp", patch_size=4, width=width, depth=8, density=density, project_tokens=True
-        )
-        cost = model_cost(section, 32, 10)
-        assert cost.omega == pytest.approx(2**18, rel=0.02)
-        assert cost.connections > 0.85 * cost.parameters
-
-
 def test_mask_travels_with_the_weights():
     one = build_model(SECTION, image_size=4, num_classes=5)
     other = build_model(SECTION.model_copy(update={"mask_seed": 4, "density": 0.2}), image_size=4, num_classes=5)
@@ -123,18 +58,6 @@ def test_mask_travels_with_the_weights():
     x = torch.randn(2, 3, 4, 4)
     assert torch.equal(one(x), other(x))
     assert torch.equal(copy.deepcopy(one)(x), one(x))
-
-
-def test_a_step_never_leaves_the_mask():
-    model = build_model(SECTION, image_size=4, num_classes=5)
-    torch.nn.init.normal_(model.head.weight)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    before = model.blocks[0].fc1.dense_weight().detach()
-    model(torch.randn(2, 3, 4, 4)).square().sum().backward()
-    optimizer.step()
-    after = model.blocks[0].fc1.dense_weight().detach()
-    assert torch.equal(before == 0, after == 0)
-    assert not torch.equal(before, after)
 
 
 def test_half_precision_and_compilation():
@@ -177,24 +100,6 @@ def test_a_layer_multiplies_by_the_rule_of_its_rows_and_precision(autocast, rows
     assert output.grad_fn.name() == ("AddBackward0" if sparsely else "AddmmBackward0")
 
 
-def test_a_step_fits_24_gib_with_adam():
-    """Figure 2a at p = 1: weights, gradients, two moments and masks (28 bytes a weight), copies, batch 128."""
-    for density in (1.0, 1 / 64):
-        section = SwMlpSection(**SwMlpSection.named()["sw_mlp_4096_32"][0].model_dump() | {"density": density})
-        cost = model_cost(section, 32, 10)
-        assert cost.omega == pytest.approx(density * 4096 * 8192, rel=0.01)
-        assert 28 * cost.parameters + cost.dense_bytes + 128 * cost.activation_bytes < 24 * 2**30
-
-
-def test_table_s3_counts_dense_products_and_a_mask_entry_a_weight():
-    """The CIFAR column of table S.3 at S = C = 64, gamma 2: 805 M FLOPs, 3.22 GB of weights and masks in fp32."""
-    section = SwMlpSection.named()["sw_mlp_4096_32"][0]
-    cost = model_cost(section, 32, 10)
-    assert section.depth * 2 * (2 * 2 * 4096**2) == 805_306_368
-    assert cost.forward_flops == pytest.approx(805e6, rel=2e-3)
-    assert 2 * cost.dense_bytes == pytest.approx(3.22e9, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("name", "recipe"), [("sw_mlp_1619_32", "cifar10/sw_mlp"), ("sw_mlp_4096_32", "cifar10/figure2a_sw_mlp")]
 )
@@ -211,21 +116,6 @@ def test_named_sizes_have_their_connections():
             model = timm.create_model(name, depth=2)
         layers = [module for module in model.blocks[1].modules() if isinstance(module, SparseLinear)]
         assert np.mean([len(layer.values) for layer in layers]) == pytest.approx(omega, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ({"width": 30}, "model.width 30: 4 patches of 8 channels have 32 features"),
-        ({"channels": None, "width": 33}, "model.width 33: 4 patches of 8 channels have 32 features"),
-        ({"pool": True, "width": 30}, "width 30 must be a multiple of channels 8"),
-        ({"pool": True, "channels": None}, "width 32 must be a multiple of channels None"),
-        ({"expansion": None, "outer_activation": False}, "single layers have one activation"),
-    ],
-)
-def test_what_does_not_fit_is_refused(keys, words):
-    with pytest.raises(ValueError, match=words):
-        SwMlpSection(**SECTION.model_dump() | keys).check_image_size(4)
 
 
 def test_masks_are_the_same_with_every_numpy():

@@ -18,14 +18,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / "build/lowest/bin/python"
 TESTS = """
-tests/recipe tests/formats tests/optim tests/models/test_mixer.py tests/data/test_loader.py
-tests/data_prep/test_pairs.py tests/library/test_library.py tests/library/test_library_loader.py
+tests/recipe tests/formats tests/optim tests/models/test_mixer.py tests/models/test_networks.py
+tests/data/test_loader.py tests/data_prep/test_pairs.py
+tests/library/test_library.py tests/library/test_library_loader.py
 """
 # The tests of what imports a package.
 IMPORTERS = {
-    "torch": "tests/optim tests/models/test_mixer.py tests/engine/test_private_names.py",
+    "torch": "tests/optim tests/models/test_networks.py tests/engine/test_private_names.py",
     "torchvision": "tests/models/test_mixer.py tests/library/test_library_loader.py",
-    "timm": "tests/test_timm_import.py tests/optim/test_timm_optimizers.py tests/models/test_mixer.py",
+    "timm": "tests/test_timm_import.py tests/optim/test_timm_optimizers.py tests/models/test_timm.py",
     "schedulefree": "tests/optim",
     "torchmetrics": "tests/evaluation/test_assessment.py tests/evaluation/test_macro_means.py",
     "tensorboard": "tests/run/test_event_files.py tests/run/test_metrics.py tests/recipe/test_log_keys.py",
