@@ -100,6 +100,7 @@ def pytest_addoption(parser) -> None:
     parser.addoption(
         "--worlds", type=int, default=1, help="random worlds of tests/end_to_end/test_worlds.py (default: 1)"
     )
+    parser.addoption("--regenerate", action="store_true", help="write transcripts anew: look at what has changed")
 
 
 @pytest.fixture(scope="session")

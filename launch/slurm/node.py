@@ -147,13 +147,13 @@ def _run(arguments: argparse.Namespace, train: list[str]) -> Exit:
     check_torch()
     if arguments.sizes:
         return _run_elastic(arguments, train)
-    with _relay(arguments, os.environ) as relay:
+    with make_relay(arguments, os.environ) as relay:
         data = data_for(train, arguments.stage, relay)
         note_part("staging")
         _store = wait_for_all_nodes(arguments, os.environ)
     note_part("waiting for nodes")
     if arguments.preflight != "no":
-        if _can_exclude(_preflight(arguments, data), os.environ):
+        if can_exclude(_preflight(arguments, data), os.environ):
             return Exit.FAILED
         note_part("preflight")
     command = torchrun_command(arguments, train_program(train, data), os.environ)
@@ -182,7 +182,7 @@ def _run_elastic(arguments: argparse.Namespace, train: list[str]) -> Exit:
         (arguments.logs / f"node-{node}.json").write_text(json.dumps(command) + "\n")
         run_torchrun(command)
 
-    with _relay(arguments, os.environ) as relay:  # for nodes that are late, too
+    with make_relay(arguments, os.environ) as relay:  # for nodes that are late, too
         program = train_program(train, data_for(train, arguments.stage, relay))
         note_part("staging")
         nodes = int(os.environ["SLURM_STEP_NUM_NODES"])
@@ -190,7 +190,7 @@ def _run_elastic(arguments: argparse.Namespace, train: list[str]) -> Exit:
     return Exit.DONE
 
 
-def _relay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> AbstractContextManager[Relay | None]:
+def make_relay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> AbstractContextManager[Relay | None]:
     """What hands staged blocks on from the node before this one to the next; nothing on a single node."""
     node, token = int(environ["SLURM_NODEID"]), environ.get("WIDEMIX_STAGE_TOKEN")
     if not arguments.stage or not token or len(arguments.addresses) == 1:
@@ -217,7 +217,7 @@ def _preflight(arguments: argparse.Namespace, data: Path) -> list[str]:
     return names.read_text().split() if names.exists() else []
 
 
-def _can_exclude(faulty: Sequence[str], environ: Mapping[str, str]) -> bool:
+def can_exclude(faulty: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether there are faulty nodes, and the partition has enough others: if not, the job would wait for ever."""
     if not faulty:
         return False

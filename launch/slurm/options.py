@@ -69,7 +69,7 @@ def check_options(arguments: argparse.Namespace) -> None:
     """Raise `InputError` for options that are wrong whatever the recipe is."""
     check_least(arguments, 1, "nodes", "ranks_per_node", "cpus_per_node", "at_once", "elastic")
     check_least(arguments, 0, "gpus_per_node", "restarts", "requeues")
-    if arguments.time and (minutes := _minutes(arguments.time)) <= NOTICE_MIN:
+    if arguments.time and (minutes := limit_minutes(arguments.time)) <= NOTICE_MIN:
         raise InputError(
             f"--time {arguments.time}: is {minutes:g} minutes, and {NOTICE_MIN} minutes before its end a job is told "
             "to save: ask for more"
@@ -101,7 +101,7 @@ def check_options(arguments: argparse.Namespace) -> None:
         raise InputError(f"--vary {arguments.vary[0]}: {arguments.recipe} is a study, which has axes of its own")
 
 
-def _minutes(text: str) -> float:
+def limit_minutes(text: str) -> float:
     """Minutes of a time limit in one of sbatch's forms; raises `InputError` for another."""
     days = r"(?:(?P<d>\d+)-)?"
     clock = r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)" if "-" not in text else r"(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?"

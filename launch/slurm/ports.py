@@ -21,14 +21,14 @@ def free_ports(job: int) -> dict[str, int]:
         first = PORTS.index(job_port(job, use))
         # In steps of all uses, so that two uses never meet.
         candidates = (PORTS[(first + len(USES) * number) % len(PORTS)] for number in range(len(PORTS) // len(USES)))
-        found = next((port for port in candidates if _is_free(port)), None)
+        found = next((port for port in candidates if is_free(port)), None)
         if found is None:
             raise RunError(f"this node has no free port from {PORTS[0]} to {PORTS[-1]}")
         ports[use] = found
     return ports
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     """Whether a server of this process could listen on all addresses, IPv4 and IPv6."""
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
         try:
