@@ -12,7 +12,7 @@ from widemix.distributed.launchers import export_torchrun_env
 from widemix.errors import Exit, InputError
 from widemix.terminal import print
 
-# Modules of widemix.bench, but for those in ELSEWHERE. Each has `run(arguments) -> rows`, and `VERSIONS`: packages
+# Modules of widemix.bench. Each has `run(arguments) -> rows`, and `VERSIONS`: packages
 # whose versions are printed with the numbers.
 BENCHES = {
     "augment": "decoding and augmenting by the ImageNet recipe, against timm and torchvision",
@@ -25,7 +25,6 @@ BENCHES = {
     "trainers": "50 steps of Lightning, Hugging Face's Trainer, FFCV and timm's train.py, on their loaders and ours",
     "views": "several views of each image from one decoding, against a loader for each view",
 }
-ELSEWHERE = {"prep": "widemix.bench.prep", "trainers": "widemix.bench.trainers"}
 # Of widemix.bench.gpu, in order.
 GPU_PARTS = ("tests", "b16", "b_w", "figure7", "mixup", "wait", "fp8", "loader", "checkpoint", "study")
 SIZED = ("loader", "prep")  # those that repeat the data up to a size
@@ -218,7 +217,7 @@ def _bench(arguments: argparse.Namespace) -> Exit:
     from widemix.doctor.finding import install
     from widemix.doctor.software import unmet
 
-    bench = import_module(ELSEWHERE.get(arguments.bench, f"widemix.bench.{arguments.bench}"))
+    bench = import_module(f"widemix.bench.{arguments.bench}")
     absent = [name for name in bench.VERSIONS if unmet(Requirement(name))]
     if absent:
         raise InputError(f"bench {arguments.bench}: needs {', '.join(absent)}; {install(*absent)}")

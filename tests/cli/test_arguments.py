@@ -1,549 +1,402 @@
 """Every option of every command reaches the function that does its work, with a value that is not its default."""
 
-import argparse
 import json
 import os
+import pkgutil
 import re
 import shlex
 import sys
+from argparse import Namespace
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
+from inspect import unwrap
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from tests.clone import CLONE, ROOT
-from widemix.cli.bench import ELSEWHERE
+from tests.clone import ROOT
+from widemix.analysis.similarity import Samples
+from widemix.bench.gpu import Where
 from widemix.cli.options import check_networks
 from widemix.cli.parser import make_parser
-from widemix.cli.reference import _commands
-from widemix.cli.train import _count_gpus
-from widemix.command_line.commands import run_command, split_overrides
+from widemix.cli.reference import commands_page
+from widemix.command_line.commands import run_command
+from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
+from widemix.estimate.hardware import Cluster
+from widemix.evaluation.networks import Network
+from widemix.recipe import Recipe
+from widemix.studies.protocol import Range, Search
+from widemix.studies.rows import Table
+from widemix.studies.study_run import StudyRun
 
-NET = "timm:resnet10t"
 # Options that `options.write_outputs` and `bench.report.report` handle for all commands: test_outputs.py.
 OUTPUTS = {"--to", "--tensorboard", "--json"}
 
 
 class Reached(BaseException):
-    """The call that a command ends in."""
-
-    def __init__(self, arguments: tuple[Any, ...], options: dict[str, Any]):
-        super().__init__()
-        self.arguments, self.options = arguments, options
+    """The call that a command was to end in, its arguments by name."""
 
 
-def call_of(words: str, target: str, monkeypatch) -> Reached:
-    """What a command calls its function with."""
+def arguments_of(call: Callable[[], Any], target: str) -> dict[str, Any]:
+    """The arguments of the first call of a public function, which goes no further, as at a debugger's breakpoint."""
+    found = pkgutil.resolve_name(f"widemix.{target}")
+    code = unwrap(found.__init__ if isinstance(found, type) else found).__code__
 
-    def reach(*arguments, **options):
-        raise Reached(arguments, options)
+    def stop(frame, event, _):
+        if event == "call" and frame.f_code is code:
+            raise Reached({name: frame.f_locals[name] for name in frame.f_locals if name != "self"})
 
-    monkeypatch.setattr(target, reach)
-    with pytest.raises(Reached) as reached:
-        assert run_command(make_parser(), argv=shlex.split(words)) == 0
-    return reached.value
+    before = sys.getprofile()
+    sys.setprofile(stop)
+    try:
+        assert call() == 0, "the command ended without it"
+    except Reached as reached:
+        return reached.args[0]
+    finally:
+        sys.setprofile(before)
+    raise AssertionError(f"{target} was not called")
+
+
+def plain(value: Any) -> Any:
+    """A value as the rows have it: a recipe by its depth, a network by its name, images and runs by their number."""
+    if isinstance(value, list) and value and isinstance(value[0], Network):
+        return [network.name for network in value]
+    if isinstance(value, list | tuple) and value and isinstance(value[0], StudyRun | np.ndarray):
+        return len(value)
+    if isinstance(value, Table):
+        return value.path
+    if isinstance(value, Namespace):  # of a benchmark
+        return {name: each for name, each in vars(value).items() if name in BENCHMARK}
+    return value.model.depth if isinstance(value, Recipe) else value.name if isinstance(value, Network) else value
 
 
 P = Path
+PREP = "prep csv --from a --to b --quality 80 --raw --no-restart-markers --max-pixels 99 --on-corrupt error "
+PREP += "--splits train --targets a,b --part 1/2 --no-shuffle --seed 3 --length 9 --vocab v.txt --vocab-size 199 "
+PREP += "--fraction 50% --holdout 0.25 --processes 2 --plugins json"
 SETTINGS = {
     "quality": 80, "raw": True, "restart_markers": False, "max_pixels": 99, "on_corrupt": "error", "splits": "train",
     "targets": "a,b", "part": "1/2", "per_class": 0, "shuffle": False, "seed": 3, "length": 9, "vocab": "v.txt",
     "vocab_size": 199, "fraction": 0.5, "holdout": 0.25,
 }  # fmt: skip
-PREP = "prep csv --from a --to b --quality 80 --raw --no-restart-markers --max-pixels 99 --on-corrupt error "
-PREP += "--splits train --targets a,b --part 1/2 --no-shuffle --seed 3 --length 9 --vocab v.txt --vocab-size 199 "
-PREP += "--fraction 50% --holdout 0.25 --processes 2 --plugins json"
-# Command line -> the function, and its arguments by position and by name.
-CALLS: list[tuple[str, str, tuple[Any, ...], dict[str, Any]]] = [
-    (
-        f"{PREP} --max-size 99 --force --max-bad 3%",
-        "widemix.data_prep.prepare.prepare",
-        ("csv", P("a"), P("b"), PrepSettings(max_size=99, side="longest", **SETTINGS)),
-        {"processes": 2, "force": True, "extend": False, "max_bad": 0.03},
-    ),
-    (
-        f"{PREP} --short-side 88 --extend --dry-run",
-        "widemix.data_prep.dry_run.dry_run",
-        ("csv", P("a"), P("b"), PrepSettings(max_size=88, side="shortest", **SETTINGS)),
-        {"processes": 2, "force": False, "extend": True},
-    ),
-    (
-        "prep digits --per-class 5 --encoding coefficients",
-        "widemix.data_prep.prepare.prepare",
-        ("digits", None, P("datasets/digits"), PrepSettings(per_class=5, shuffle=True, encoding="coefficients")),
-        {"processes": None, "force": False, "extend": False, "max_bad": 0.01},
-    ),
-    ("prep --restore a --to b", "widemix.data_prep.restore.restore", (P("a"), P("b")), {}),
-    (
-        "join a b --to c --max-bad 0.5 --force",
-        "widemix.data_prep.join.join",
-        ([P("a"), P("b")], P("c")),
-        {"max_bad": 0.5, "force": True},
-    ),
-    (
-        "adopt train=a.beton b_val.beton --to c --classes {names}",
-        "widemix.data_prep.adopt.adopt",
-        ({"train": P("a.beton"), "val": P("b_val.beton")}, P("c"), ("one", "two")),
-        {},
-    ),
-    (
-        "adopt train=/x=1/a.beton /x=1/b_val.beton --to c",
-        "widemix.data_prep.adopt.adopt",
-        ({"train": P("/x=1/a.beton"), "val": P("/x=1/b_val.beton")}, P("c"), ()),
-        {},
-    ),
-    ("verify a", "widemix.data_prep.verify.verify", (P("a"),), {}),
-    ("stage a --to b", "widemix.launch.stage.stage", (P("a"), P("b")), {}),
-    ("stage s3://a/b --to c", "widemix.launch.stage.stage", ("s3://a/b", P("c")), {}),
-    ("stage ~/a --to=~/b~", "widemix.launch.stage.stage", (P("{tmp}/a"), P("{tmp}/b~")), {}),
-    ("prep --restore=~/~ --to ~", "widemix.data_prep.restore.restore", (P("{tmp}/~"), P("{tmp}")), {}),
-    (
-        "adopt train=~/a.beton val=./~ --to=~",
-        "widemix.data_prep.adopt.adopt",
-        ({"train": P("{tmp}/a.beton"), "val": P("~")}, P("{tmp}"), ()),
-        {},
-    ),
-    ("stage --to {tmp} --clean 7", "widemix.launch.stage.remove_old", (P("{tmp}"), 7.0), {}),
-    ("stage --to {tmp} --clean 0", "widemix.launch.stage.remove_old", (P("{tmp}"), 0.0), {}),
-    ("stage --environment --to b", "widemix.launch.environment.pack", (P("b"),), {}),
-    (
-        f"eval {NET} --data d --split s --batch 7 --ema --details --real r.json --to o",
-        "widemix.evaluation.assessment.assess",
-        (NET, P("d"), "s", 7, True, True, P("r.json")),
-        {},
-    ),
-    (
-        "export {run} --to b --ema --onnx --license mit",
-        "widemix.evaluation.trained.export_checkpoint",
-        (P("{run}"), P("b"), True, True, "mit"),
-        {},
-    ),
-    ("push a b/c --private", "widemix.models.hub.push", (P("a"), "b/c", True), {}),
-    ("push a b/c", "widemix.models.hub.push", (P("a"), "b/c", False), {}),
-    (
-        "doctor --cluster --data d --network 100 --exclude e --timeout 7",
-        "widemix.doctor.cluster.run_cluster_doctor",
-        (P("d"), 100e9 / 8, P("e"), 7.0),
-        {},
-    ),
-    ("cost --omega 1000 --gamma 3", "widemix.estimate.tables.pairs_rows", (1000.0, 3.0), {}),
-    ("cost --recipes a", "widemix.estimate.recipe_tables.refresh", (P("a"),), {}),
-    ("cost --named", "widemix.estimate.tables.named_table", (), {}),
-    (
-        "analyse sparse-spectrum --connections 64 --gamma 3 --widths 30 40 --trials 2 --seed 5",
-        "widemix.analysis.sparse_spectrum.widening",
-        (64, 3.0, [30, 40], 2, 5),
-        {},
-    ),
-    (
-        "analyse regularisation --tokens 2 --channels 3 --samples 9 --noise 0.5 --seed 4",
-        "widemix.analysis.regularisation.regression",
-        (2, 3, 9, 0.5, 4),
-        {},
-    ),
-    (
-        f"analyse spectrum {NET} --layers a b --ema",
-        "widemix.analysis.training_spectrum.course",
-        (NET, ["a", "b"], True, False),
-        {},
-    ),
-    (f"analyse spectrum {NET} --products", "widemix.analysis.training_spectrum.course", (NET, (), False, True), {}),
-    (f"analyse pixels {NET} --ema", "widemix.evaluation.networks.load_network", (NET, True), {}),
-    (f"analyse filters {NET} --ema", "widemix.evaluation.networks.load_network", (NET, True), {}),
-    (f"analyse cka {NET} {NET} --ema", "widemix.evaluation.networks.load_network", (NET, True), {}),
-    (f"predict {NET} {{tmp}} --ema", "widemix.evaluation.networks.load_network", (NET, True), {}),
-    (f"bench inference {NET} --ema", "widemix.evaluation.networks.load_network", (NET, True), {}),
-    (
-        "study bounds --to {tmp} --width 64 --tokens 9 --heads 2 --depth 5",
-        "widemix.studies.bounds.bounds",
-        (range(1, 6), 64, 9, 2),
-        {},
-    ),
-]
-
-
-@pytest.fixture
-def names(tmp_path, monkeypatch) -> dict[str, str]:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "names").write_text("one\ntwo\n")
-    (tmp_path / "image.png").touch()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/COMPLETE").touch()
-    state = {"step": 1, "data_step": 1, "seconds": 1, "scalars": {}, "metrics": {}, "recipe": {}}
-    (tmp_path / "run/state.json").write_text(json.dumps(state))
-    return {"tmp": str(tmp_path), "names": str(tmp_path / "names"), "run": str(tmp_path / "run")}
-
-
-def filled(value: Any, names: dict[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {key: filled(each, names) for key, each in value.items()}
-    return P(str(value).format(**names)) if isinstance(value, P) else value
-
-
-@pytest.mark.parametrize(("words", "target", "arguments", "options"), CALLS, ids=[each[0][:40] for each in CALLS])
-def test_what_is_typed_is_what_is_done(words, target, arguments, options, names, monkeypatch):
-    monkeypatch.chdir(CLONE)
-    found = call_of(words.format(**names), target, monkeypatch)
-    assert found.arguments == tuple(filled(value, names) for value in arguments)
-    assert found.options == options
-
-
-STUDY = "recipes/studies/figure7.yaml"
-TINY = (
-    "svhn/mixer_square --model.kind s_mixer --model.expansion null --model.norm none --model.project_tokens true "
-    "--model.tokens 2 --model.channels 2 --model.depth 2"
+LONGEST, SHORTEST = (
+    PrepSettings(max_size=n, side=side, **SETTINGS) for n, side in ((99, "longest"), (88, "shortest"))
 )
+COEFFICIENTS = PrepSettings(per_class=5, shuffle=True, encoding="coefficients")
 RECIPE = "digits/mixer --model.depth 3"
-# Command line -> the function, and what is to be read off its arguments.
-READ: list[tuple[str, str, Any, Any]] = [
-    (
-        f"train {RECIPE} --data.path {{digits}} --run-dir r --resume never -v",
-        "widemix.trainer.train",
-        lambda recipe, *others: (recipe.model.depth, recipe.data.num_classes, others[:2], *others[2:]),
-        lambda v: (3, 10, (P("r"), "never"), P("digits/mixer"), v, 1),
-    ),
-    (
-        f"train {RECIPE} --data.path {{digits}} --run-dir r --resume never -q --ranks 2",
-        "widemix.launch.local.launch",
-        lambda command, ranks: (command, ranks),
-        lambda v: (
-            ["-m", "widemix", "train", "digits/mixer", "--resume=never", "--run-dir=r", "-q"]
-            + [f"--{name}={value}" for name, value in v],
-            2,
-        ),
-    ),
-    (
-        f"train {RECIPE} --data.path {{digits}} -v --ranks 4",
-        "widemix.launch.local.launch",
-        lambda command, ranks: (command[:6], len(command), ranks),
-        lambda v: (["-m", "widemix", "train", "digits/mixer", "--resume=auto", "-v"], 8, 4),
-    ),
-    (
-        f"train {RECIPE} --data.path {{digits}} --dry-run --ranks 4",
-        "widemix.estimate.report.estimate",
-        lambda recipe, cluster: (recipe.model.depth, cluster.gpus),
-        lambda v: (3, 4),
-    ),
-    (
-        f"cost {RECIPE} --samples 77 --rehearse --measure --gpus 8 --gpu h100 --nodes 4 --network 2xedr",
-        "widemix.estimate.report.estimate",
-        lambda recipe, cluster, *others: (recipe.model.depth, tuple(cluster), others),
-        lambda v: (3, (8, "h100", 4, "2xedr"), (77, True, True)),
-    ),
-    (
-        "cost --table recipes/digits --gpus 8",
-        "widemix.estimate.rehearsals.rehearsal_rows",
-        lambda folder, cluster, overrides: (folder, cluster.gpus, overrides),
-        lambda v: (P("recipes/digits"), 8, []),
-    ),
-    (
-        f"analyse augment {RECIPE} --to t --images 7 --seed 5",
-        "widemix.analysis.augment.write_sheets",
-        lambda recipe, *others: (recipe.model.depth, *others),
-        lambda v: (3, P("t"), 7, 5),
-    ),
-    (
-        f"bench scale {RECIPE} --batch 3 --steps 5 --to {{tmp}} --cpus 1",
-        "widemix.bench.scale.measure_scale",
-        lambda recipe, *others: (recipe.model.depth, *others),
-        lambda v: (3, 3, 5, 1),
-    ),
-    (
-        f"eval {NET} --ranks 3",
-        "widemix.launch.local.launch",
-        lambda command, ranks: (command, ranks),
-        lambda v: (["-m", "widemix", *sys.argv[1:]], 3),
-    ),
-    (
-        f"bench scale {RECIPE} --ranks 3",
-        "widemix.launch.local.launch",
-        lambda command, ranks: (command, ranks),
-        lambda v: (["-m", "widemix", *sys.argv[1:]], 3),
-    ),
-    (
-        f"study plan {STUDY} --to a --report b --only *depth-2* --train.epochs 3",
-        "widemix.studies.plan.make_plan",
-        lambda path, study, table, overrides, only: (path, study.title[:2], table.path, overrides, only),
-        lambda v: (P(STUDY), "", P("b/figure7.jsonl"), [("train.epochs", "3")], "*depth-2*"),
-    ),
-    (
-        f"analyse separation-rank {TINY} --no-residuals --seed 5",
-        "widemix.analysis.separation_rank.mixer_layers",
-        lambda recipe, *others: (recipe.model.depth, *others),
-        lambda v: (2, False, 5),
-    ),
-    (
-        f"analyse separation-rank {TINY} --heads 2 --seed 5",
-        "widemix.analysis.separation_rank.attention_layers",
-        lambda *arguments: arguments,
-        lambda v: (4, 2, 2, 5),
-    ),
-    (
-        f"analyse separation-rank {TINY} --partition channels --most 64 --seed 5",
-        "widemix.analysis.separation_rank.separation_ranks",
-        lambda layers, *others: others,
-        lambda v: ((2, 2), 2, "channels", 64, 5),
-    ),
-    (
-        f"bench step {RECIPE} --rounds 3 --batch 5 --compiled",
-        "widemix.bench.step.run",
-        lambda given: (given.recipe, given.overrides, given.rounds, given.batch, given.compiled),
-        lambda v: ("digits/mixer", [("model.depth", "3")], 3, 5, True),
-    ),
-    (
-        "bench gpu --to {tmp} --from {tmp} --only b16 wait --minutes 5 --small",
-        "widemix.bench.gpu.run_parts",
-        lambda parts, where, minutes: (parts, where.to, where.origin, where.small, minutes),
-        lambda v: (["b16", "wait"], P("{tmp}"), P("{tmp}"), True, 5),
-    ),
-]
-BENCH_OPTIONS = {
-    "augment": "",
-    "loader": "--samples 9 --threads 1 2",
-    "start": "",
-    "prep": "--samples 9",
-    "views": "",
-}
-BENCH_OPTIONS |= {"trainers": "--timm-train t.py", "checkpoint": None, "mixup": None}
-for _name, _options in BENCH_OPTIONS.items():
-    _from = "" if _options is None else f"--from {{tmp}} {_options}"
-    READ.append(
-        (
-            f"bench {_name} --rounds 3 {_from}",
-            f"{ELSEWHERE.get(_name, f'widemix.bench.{_name}')}.run",
-            lambda given: tuple(
-                getattr(given, key, None) for key in ("rounds", "origin", "samples", "threads", "timm_train")
-            ),
-            lambda v, options=_options: (
-                3,
-                None if options is None else P("{tmp}"),
-                9 if options and "--samples 9" in options else None,
-                [1, 2] if options and "--threads 1 2" in options else None,
-                P("t.py") if options == "--timm-train t.py" else None,
-            ),
-        )
-    )
+TRAIN = f"train {RECIPE} --data.path data"
+TRAINED = ["--model.depth=3", "--data.path=data"]
+TINY = "svhn/mixer_square --model.kind s_mixer --model.expansion null --model.norm none --model.project_tokens true"
+TINY = f"analyse separation-rank {TINY} --model.tokens 2 --model.channels 2 --model.depth 2"
+WEIGHTS, FIELDS = "analysis.effective_weights.", {"module": ANY, "features": ANY, "seed": 0}
+BENCHMARK = {"rounds", "origin", "samples", "threads", "timm_train", "recipe", "overrides", "batch", "compiled"}
+SEARCH = "study search study.yaml --report b --data.path data --key optim.weight_decay --low 0 --high 3 --linear "
+SEARCH += "--split train --trials 4 --at-once 3 --ranks 2 --to a --only *depth-1_*"
+SEARCHED = {"optim.weight_decay": Range(low=0, high=3, log=False)}
+ONLY = " --only *depth-1_*"
+RUNNER = {"program": ANY, "ended": ANY}
+PAGE = {"papers": ANY, "studies": ANY}
+FROM = {"origin": Path("run")}
 
 
-@pytest.mark.parametrize(("words", "target", "read", "expected"), READ, ids=[each[0][:40] for each in READ])
-def test_recipes_and_clusters_are_those_that_were_typed(words, target, read, expected, names, digits, monkeypatch):
-    monkeypatch.chdir(CLONE)
-    for variable in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr("widemix.cli.train._count_gpus", lambda: 1)
-    monkeypatch.setattr("widemix.doctor.software.unmet", lambda requirement: False)
-    words = words.format(**names, digits=digits)
-    overrides = re.findall(r"--(\w+\.\w+) (\S+)", words)
-    found = read(*call_of(words, target, monkeypatch).arguments)
-    wanted = tuple(filled(value, names) for value in expected(overrides))
-    assert found == wanted or (wanted[1] == "" and found[:1] + found[2:] == wanted[:1] + wanted[2:])
+def row(words: str, target: str, /, **arguments: Any):
+    return pytest.param(words, target, arguments, id=words[:60])
 
 
-# What needs more than its words: see the tests below.
-OTHERS = {
-    "cka": f"analyse cka {NET} --with b.yaml --layers x --layers-b y --data d --split s --batch 8 --samples 9 "
-    "--seed 3",
-    "pixels": f"analyse pixels {NET} --patch 3 --data d --split s --batch 8",
-    "filters": f"analyse filters {NET} --blocks 1 2",
-    "units": f"analyse weights {NET} --units 5",
-    "block": f"analyse weights {NET} --block 2",
-    "values": f"analyse weights {NET} --values --to {{tmp}}",
-    "inference": f"bench inference {NET} --batches 3 5 --rounds 2 --precision bf16",
-    "predict": f"predict {NET} {{tmp}} --top 3 --batch 2 --to {{tmp}}/o.csv",
-    "run": "study run {study} --to {tmp}/a --report {tmp}/b --data.path {digits} --only *depth-1_* "
-    "--at-once 3 --ranks 2",
-    "search": "study search {study} --to {tmp}/a --report {tmp}/b --data.path {digits} --key optim.weight_decay "
-    "--low 0 --high 3 --linear --split train --trials 4 --only *depth-1_* "
-    "--at-once 3 --ranks 2",
-    "plan": "study plan {study} --gpu h100",
-    "report": "study report {study} --to {tmp}/a --report {tmp}/b --only *depth-1_*",
-    "baselines": "study baselines {study} --to {tmp}/a --report {tmp}/b --only *depth-1_*",
-    "results": "study results --report {tmp} --to {tmp}/page.md --readme {names} --gpu h100",
-}
+# A command line, the function that it comes to, and its arguments: all of them, those by default too.
+CALLS = [
+    row(f"{PREP} --max-size 99 --force --max-bad 3%", "data_prep.prepare.prepare", source="csv", origin=P("a"),
+     to=P("b"), settings=LONGEST, processes=2, force=True, extend=False, max_bad=0.03),
+    row(f"{PREP} --short-side 88 --extend --dry-run", "data_prep.dry_run.dry_run", source="csv", origin=P("a"),
+     to=P("b"), settings=SHORTEST, processes=2, force=False, extend=True),
+    row("prep digits --per-class 5 --encoding coefficients", "data_prep.prepare.prepare", source="digits",
+     origin=None, to=P("datasets/digits"), settings=COEFFICIENTS, processes=None, force=False, extend=False,
+     max_bad=0.01),
+    row("prep --restore a --to b", "data_prep.restore.restore", prepared=P("a"), to=P("b")),
+    row("prep --restore=~/~ --to ~", "data_prep.restore.restore", prepared=P("~/~"), to=P("~")),
+    row("join a b --to c --max-bad 0.5 --force", "data_prep.join.join",
+     parts=[P("a"), P("b")], to=P("c"), max_bad=0.5, force=True),
+    row("adopt train=a.beton b_val.beton --to c --classes names", "data_prep.adopt.adopt", 
+     betons={"train": P("a.beton"), "val": P("b_val.beton")}, to=P("c"), classes=("one", "two"), processes=None),
+    row("adopt train=/x=1/a.beton /x=1/b_val.beton --to c", "data_prep.adopt.adopt", 
+     betons={"train": P("/x=1/a.beton"), "val": P("/x=1/b_val.beton")}, to=P("c"), classes=(), processes=None),
+    row("adopt train=~/a.beton val=a/~/b --to=~", "data_prep.adopt.adopt", 
+     betons={"train": P("~/a.beton"), "val": P("a/~/b")}, to=P("~"), classes=(), processes=None),
+    row("verify a", "data_prep.verify.verify", folder=P("a")),
+    row("--local-rank=3 verify a", "data_prep.verify.verify", folder=P("a")),
+    row("--local_rank=3 verify a", "data_prep.verify.verify", folder=P("a")),
+    row("stage a --to b", "launch.stage.stage", folder=P("a"), local=P("b"), relay=None),
+    row("stage ~/a --to=~/b~", "launch.stage.stage", folder=P("~/a"), local=P("~/b~"), relay=None),
+    row("stage s3://a/b --to c", "launch.stage.stage", folder="s3://a/b", local=P("c"), relay=None),
+    row("stage --to run --clean 7", "launch.stage.remove_old", local=P("run"), days=7.0),
+    row("stage --to run --clean 0", "launch.stage.remove_old", local=P("run"), days=0.0),
+    row("stage --environment --to b", "launch.environment.pack", folder=P("b"), prefix=P(sys.prefix)),
+    row(f"{TRAIN} --run-dir r --resume never -v", "trainer.train", recipe=3, run_dir=P("r"), resume="never",
+     recipe_path=P("digits/mixer"), overrides=[("model.depth", "3"), ("data.path", "data")], verbosity=1),
+    row(f"{TRAIN} --ranks 2 --run-dir r --resume never -q", "launch.local.launch", ranks=2, command=[
+     *("-m", "widemix", "train", "digits/mixer", "--resume=never", "--run-dir=r", "-q"), *TRAINED]),
+    row(f"{TRAIN} --ranks 4 -v", "launch.local.launch", ranks=4, command=[
+     *("-m", "widemix", "train", "digits/mixer", "--resume=auto", "-v"), *TRAINED]),
+    row(f"{TRAIN} --ranks 4 --dry-run", "estimate.report.estimate",
+     recipe=3, cluster=Cluster(4), samples=None, rehearsed=False, measured=False),
+    row("eval net.yaml --data d --split s --batch 7 --ema --details --real r.json --to o",
+     "evaluation.assessment.assess", name="net.yaml", data=P("d"), split="s", batch=7, ema=True, details=True,
+     real=P("r.json")),
+    row("eval net.yaml --ranks 3", "launch.local.launch",
+     command=["-m", "widemix", "eval", "net.yaml", "--ranks", "3"], ranks=3),
+    row("predict net.yaml image.png --ema", "evaluation.networks.load_network", name="net.yaml", ema=True),
+    row("predict net.yaml album --top 3 --batch 2 --to o.csv", "evaluation.predict.Predictor.probabilities",
+     images=2),
+    row("export run --to b --ema --onnx --license mit", "evaluation.trained.export_checkpoint",
+     path=P("run"), to=P("b"), ema=True, onnx=True, licence="mit"),
+    row("push a b/c --private", "models.hub.push", folder=P("a"), repository="b/c", private=True),
+    row("push a b/c", "models.hub.push", folder=P("a"), repository="b/c", private=False),
+    row("doctor --cluster --data d --network 100 --exclude e --timeout 7", "doctor.cluster.run_cluster_doctor",
+     data=P("d"), rated=100e9 / 8, exclude=P("e"), timeout_s=7.0),
+    row("doctor --cluster", "doctor.cluster.run_cluster_doctor", data=None, rated=None, exclude=None, timeout_s=20),
+    row(f"cost {RECIPE} --samples 77 --rehearse --measure --gpus 8 --gpu h100 --nodes 4 --network 2xedr",
+     "estimate.report.estimate",
+     recipe=3, cluster=Cluster(8, "h100", 4, "2xedr"), samples=77, rehearsed=True, measured=True),
+    row("cost --table recipes --gpus 8", "estimate.rehearsals.rehearsal_rows",
+     folder=P("recipes"), cluster=Cluster(8), overrides=[]),
+    row("cost --omega 1000 --gamma 3", "estimate.tables.pairs_rows", omega=1000.0, gamma=3.0),
+    row("cost --recipes a", "estimate.recipe_tables.refresh", folder=P("a")),
+    row("cost --named", "estimate.tables.named_table"),
+    row(f"analyse augment {RECIPE} --to t --images 7 --seed 5", "analysis.augment.write_sheets",
+     recipe=3, folder=P("t"), images=7, seed=5),
+    row(f"analyse augment {RECIPE} --train.seed 9", "analysis.augment.write_sheets",
+     recipe=3, folder=P("analysis/digits-mixer"), images=32, seed=9),
+    row(f"analyse augment {RECIPE} --train.seed 9 --seed 0", "analysis.augment.write_sheets",
+     recipe=3, folder=P("analysis/digits-mixer"), images=32, seed=0),
+    row("analyse cka a.yaml --with b.yaml --layers x --layers-b y --data d --split s --batch 8 --samples 9 --seed 3",
+     "analysis.similarity.compare_each", firsts=["a.yaml"], second="b.yaml",
+     samples=Samples(P("d"), "s", 8, 9, 3), row_layers=["x"], column_layers=["y"]),
+    row("analyse cka net.yaml b.yaml net.yaml --layers x", "analysis.similarity.compare_each",
+     firsts=["net.yaml"], second="b.yaml", samples=Samples(), row_layers=["x"], column_layers=["x"]),
+    row("analyse cka net.yaml b.yaml --with c.yaml", "analysis.similarity.compare_each",
+     firsts=["net.yaml", "b.yaml"], second="c.yaml", samples=Samples(), row_layers=(), column_layers=()),
+    row("analyse cka net.yaml b.yaml --ema", "evaluation.networks.load_network", name="net.yaml", ema=True),
+    row("analyse pixels net.yaml --patch 3 --data d --split s --batch 8", "analysis.pixels.pixel_scores",
+     network="net.yaml", data=P("d"), split="s", batch=8, patch=3),
+    row("analyse pixels net.yaml", "analysis.pixels.pixel_scores",
+     network="net.yaml", data=None, split=None, batch=None, patch=None),
+    row("analyse pixels net.yaml --ema", "evaluation.networks.load_network", name="net.yaml", ema=True),
+    row("analyse filters net.yaml --blocks 1 2", "analysis.filters.layer_filters", module=ANY, blocks=[1, 2]),
+    row("analyse filters net.yaml", "analysis.filters.layer_filters", module=ANY, blocks=None),
+    row("analyse filters net.yaml --ema", "evaluation.networks.load_network", name="net.yaml", ema=True),
+    row("analyse weights net.yaml --units 5", f"{WEIGHTS}receptive_fields", units=5, skips=False, **FIELDS),
+    row("analyse weights net.yaml", f"{WEIGHTS}receptive_fields", units=64, skips=False, **FIELDS),
+    row("analyse weights net.yaml --block 2", f"{WEIGHTS}block_weights", module=ANY, features=(16, 64), number=2),
+    row("analyse weights net.yaml --values --to t", f"{WEIGHTS}plot_weights", networks=ANY, values=True),
+    row("analyse spectrum a.yaml --layers a b --ema", "analysis.training_spectrum.course",
+     name="a.yaml", patterns=["a", "b"], ema=True, of_products=False),
+    row("analyse spectrum a.yaml --products", "analysis.training_spectrum.course",
+     name="a.yaml", patterns=(), ema=False, of_products=True),
+    row("analyse sparse-spectrum --connections 64 --gamma 3 --widths 30 40 --trials 2 --seed 5",
+     "analysis.sparse_spectrum.widening", connections=64, gamma=3.0, widths=[30, 40], trials=2, seed=5),
+    row("analyse sparse-spectrum", "analysis.sparse_spectrum.widening",
+     connections=2**19, gamma=2.0, widths=(1500, 2000, 2500, 3000, 3500, 4096), trials=10, seed=0),
+    row("analyse sparse-spectrum --connections 200 --widths 20 10", "analysis.sparse_spectrum.widening",
+     connections=200, gamma=2.0, widths=[20, 10], trials=10, seed=0),
+    row("analyse regularisation --tokens 2 --channels 3 --samples 9 --noise 0.5 --seed 4",
+     "analysis.regularisation.regression", tokens=2, channels=3, samples=9, noise=0.5, seed=4),
+    row("analyse regularisation", "analysis.regularisation.regression",
+     tokens=4, channels=4, samples=40, noise=0.3, seed=0),
+    row("analyse regularisation --tokens 8 --channels 8", "analysis.regularisation.regression",
+     tokens=8, channels=8, samples=40, noise=0.3, seed=0),
+    row(TINY, "analysis.separation_rank.mixer_layers", recipe=2, residuals=True, seed=0),
+    row(f"{TINY} --no-residuals --seed 5", "analysis.separation_rank.mixer_layers",
+     recipe=2, residuals=False, seed=5),
+    row(TINY, "analysis.separation_rank.attention_layers", depth=4, channels=2, heads=1, seed=0),
+    row(f"{TINY} --heads 2 --seed 5", "analysis.separation_rank.attention_layers",
+     depth=4, channels=2, heads=2, seed=5),
+    row(f"{TINY} --model.tokens 4 --model.channels 9", "analysis.separation_rank.attention_layers",
+     depth=4, channels=9, heads=1, seed=0),
+    row(TINY, "analysis.separation_rank.separation_ranks",
+     layers=ANY, size=(2, 2), degree=2, partition="tokens", most=512, seed=0),
+    row(f"{TINY} --partition channels --most 64 --seed 5", "analysis.separation_rank.separation_ranks",
+     layers=ANY, size=(2, 2), degree=2, partition="channels", most=64, seed=5),
+    row(f"bench scale {RECIPE} --batch 3 --steps 5 --to run --cpus 1", "bench.scale.measure_scale",
+     recipe=3, batch=3, steps=5, cpus=1),
+    row(f"bench scale {RECIPE} --ranks 3", "launch.local.launch",
+     command=["-m", "widemix", "bench", "scale", *RECIPE.split(), "--ranks", "3"], ranks=3),
+    row(f"bench step {RECIPE} --rounds 3 --batch 5 --compiled", "bench.step.run",
+     arguments={
+         "rounds": 3, "recipe": "digits/mixer", "overrides": [("model.depth", "3")], "batch": 5, "compiled": True}),
+    row("bench inference net.yaml --batches 3 5 3 --rounds 2 --precision bf16", "bench.inference.measure_inference",
+     network="net.yaml", batches=[3, 5], rounds=2, precision="bf16", device=ANY),
+    row("bench inference net.yaml", "bench.inference.measure_inference",
+     network="net.yaml", batches=[1, 8, 64, 256], rounds=20, precision="fp32", device=ANY),
+    row("bench inference net.yaml --ema", "evaluation.networks.load_network", name="net.yaml", ema=True),
+    row("bench gpu --to run --from run --only b16 wait --minutes 5 --small", "bench.gpu.run_parts",
+     names=["b16", "wait"], where=Where(P("run"), P("run"), True), minutes=5),
+    *(row(f"bench {name} --rounds 3{options}", f"bench.{name}.run", arguments={"rounds": 3, "overrides": []} | own)
+      for name, options, own in (
+          ("augment", " --from run", FROM), ("start", " --from run", FROM), ("views", " --from run", FROM),
+          ("checkpoint", "", {}), ("mixup", "", {}), ("prep", " --from run --samples 9", FROM | {"samples": 9}),
+          ("trainers", " --from run --timm-train t.py", FROM | {"timm_train": P("t.py")}),
+          ("loader", " --from run --samples 9 --threads 1 2", FROM | {"samples": 9, "threads": [1, 2]}))),
+    row("study plan figure7 --to a --report b --only *depth-2* --train.epochs 3", "studies.plan.make_plan",
+     path=ROOT / "recipes/studies/figure7.yaml", study=ANY, table=P("b/figure7.jsonl"),
+     overrides=[("train.epochs", "3")], only="*depth-2*"),
+    row("study plan study.yaml --to a", "studies.plan.make_plan",
+     path=P("study.yaml"), study=ANY, table=P("a/study.jsonl"), overrides=[], only="*"),
+    row(f"study plan study.yaml --gpu h100{ONLY}", "studies.requirements.requirements", study_runs=1, gpu="h100"),
+    row(f"study run study.yaml --to a --data.path data --at-once 3 --ranks 2 --report b{ONLY}",
+     "studies.runner.Runner", folder=P("a"), at_once=3, ranks=2, gpus=["4", "2"], **RUNNER),
+    row("study run study.yaml --data.path data", "studies.runner.Runner",
+     folder=P("runs/study"), at_once=1, ranks=1, gpus=["4", "2"], **RUNNER),
+    row(SEARCH, "studies.plan.Plan.search", run=ANY, search=Search(
+     keys=SEARCHED, trials=4, split="train", set={"eval.every_epochs": 30.0})),
+    row(f"study baselines study.yaml --report b --to a{ONLY}", "studies.baselines.add_baselines",
+     study_runs=1, folder=P("b")),
+    row("study baselines study.yaml --to a", "studies.baselines.add_baselines", study_runs=2, folder=P("a")),
+    row(f"study report study.yaml --report b --to a{ONLY}", "studies.plan.collect",
+     study_runs=1, table=P("b/study.jsonl"), study=ANY),
+    row("study results --report run --readme names", "estimate.recipe_tables.split_between",
+     path=P("names"), begin=ANY, end="<!-- end -->\n"),
+    row("study results --report run --gpu h100", "studies.papers.full_size_csv", gpu="h100", **PAGE),
+    row("study results --report run --to run/page.md", "studies.results_page.results_page",
+     folder=P("run"), links=".", **PAGE),
+    row("study results", "studies.results_page.results_page",
+     folder=P("recipes/studies/results"), links="../recipes/studies/results", **PAGE),
+    row("study bounds --to t --width 64 --tokens 9 --heads 2 --depth 5", "studies.bounds.bounds",
+     depths=range(1, 6), width=64, tokens=9, heads=2),
+    row("study bounds --to t", "studies.bounds.bounds", depths=range(1, 25), width=3**30, tokens=196, heads=12),
+    row("study bounds --to t --depth 600", "studies.bounds.bounds",
+     depths=range(1, 601), width=3**30, tokens=196, heads=12),
+]  # fmt: skip
 
 
-def test_the_options_of_an_analysis_reach_it(names, monkeypatch):
-    """Those after the network was loaded, which stands for any here."""
-
-    def call(name: str, target: str) -> Reached:
-        return call_of(OTHERS[name].format(**names), target, monkeypatch)
-
-    monkeypatch.setattr("widemix.evaluation.networks.load_network", lambda name, ema=False: FakeNetwork(name))
-    firsts, second, samples, rows, columns = call("cka", "widemix.analysis.similarity.compare_each").arguments
-    assert ([each.name for each in firsts], second.name, rows, columns) == ([NET], "b.yaml", ["x"], ["y"])
-    assert tuple(vars(samples).values()) == (P("d"), "s", 8, 9, 3)
-    found = call("pixels", "widemix.analysis.pixels.pixel_scores")
-    assert found.arguments[0].name == NET
-    assert found.options == {"batch": 8, "data": P("d"), "split": "s", "patch": 3}
-    assert call("filters", "widemix.analysis.filters.layer_filters").arguments == ("module", [1, 2])
-    network, *others, device = call("inference", "widemix.bench.inference.measure_inference").arguments
-    assert (network.name, *others, device.type) == (NET, [3, 5], 2, "bf16", "cpu")
-    monkeypatch.setattr("widemix.evaluation.predict.Predictor", lambda network: FakeNetwork("predictor"))
-    found = call("predict", "widemix.cli.predict._predictions")
-    assert found.arguments[1:] == (P(names["tmp"]), ["image.png"], 3, 2)
-
-
-def test_the_options_of_weights_reach_them(names, monkeypatch):
-    def call(name: str, function: str) -> Reached:
-        return call_of(OTHERS[name].format(**names), f"widemix.analysis.effective_weights.{function}", monkeypatch)
-
-    monkeypatch.setattr("widemix.evaluation.networks.load_network", lambda name, ema=False: FakeNetwork(name))
-    monkeypatch.setattr("widemix.analysis.effective_weights.input_features", lambda module, side: (3, 4))
-    assert call("units", "receptive_fields").arguments == ("module", (3, 4), 5, False)
-    monkeypatch.setattr("widemix.analysis.effective_weights.receptive_fields", lambda *_: [{"mean": 0.5}])
-    assert call("block", "block_weights").arguments == ("module", (3, 4), 2)
-    monkeypatch.setattr("widemix.analysis.effective_weights.block_weights", lambda *_: {})
-    monkeypatch.setattr("widemix.analysis.effective_weights.plot_fields", lambda numbers: None)
-    monkeypatch.setattr("widemix.plots.style.as_png", lambda figure: b"")
-    assert call("values", "plot_weights").arguments == ({NET: {}}, True)
-
-
-class FakeNetwork:
-    """A network by name alone."""
-
-    module = "module"
-
-    def __init__(self, name: str):
-        self.name = name
-        self.data = argparse.Namespace(image_size=8, num_classes=10)
-        self.section = argparse.Namespace(targets="class")
-
-
-def test_a_study_is_planned_trained_searched_and_reported_as_typed(names, digits, monkeypatch):
-    study = Path(names["tmp"], "study.yaml")
-    study.write_text(
-        f"title: t\nsource: s\nruns:\n- label: a\n  recipes: {{D: {ROOT}/recipes/digits/mixer.yaml}}\n"
-        "  axes: {model.depth: [1, 2]}\nfigure: {x: model.depth}\n"
-    )
-
-    def call(name: str, target: str) -> Reached:
-        words = OTHERS[name].format(**names, study=study, digits=digits)
-        return call_of(words, f"widemix.studies.{target}", monkeypatch)
-
-    with monkeypatch.context():
-        assert call("run", "runner.Runner").arguments[:3] == (P(names["tmp"], "a"), 3, 2)
-    plan, _, search = call("search", "plan.Plan.search").arguments
-    span = search.keys["optim.weight_decay"]
-    assert (span.low, span.high, span.log, search.split, search.trials) == (0, 3, False, "train", 4)
-    assert (len(plan.study_runs), plan.table.path) == (1, P(names["tmp"], "b/study.jsonl"))
-    assert call("plan", "requirements.requirements").arguments[1] == "h100"
-    study_runs, folder = call("baselines", "baselines.add_baselines").arguments
-    assert (len(study_runs), folder) == (1, P(names["tmp"], "b"))
-    study_runs, table, _ = call("report", "plan.collect").arguments
-    assert (len(study_runs), table.path) == (1, P(names["tmp"], "b/study.jsonl"))
-
-
-def test_the_options_of_the_page_of_results_reach_it(names, monkeypatch):
-    def call(target: str) -> Reached:
-        return call_of(OTHERS["results"].format(**names), f"widemix.{target}", monkeypatch)
-
-    assert call("estimate.recipe_tables.split_between").arguments[0] == P(names["names"])
-    monkeypatch.setattr("widemix.estimate.recipe_tables.split_between", lambda *_: ("before\n", "after\n"))
-    assert call("studies.papers.full_size_csv").arguments[2] == "h100"
-    monkeypatch.setattr("widemix.studies.papers.full_size_csv", lambda *_: "")
-    assert call("studies.results_page.results_page").arguments[2:] == (P(names["tmp"]), ".")
-    monkeypatch.setattr("widemix.studies.results_page.results_page", lambda *_: ("page", "numbers", []))
-    assert call("studies.forest.plot_statements").arguments[1] == [P(names["tmp"], "statements.png")]
-    monkeypatch.setattr("widemix.studies.forest.plot_statements", lambda *_: None)
-    written = []
-    monkeypatch.setattr("widemix.files.atomic_write", lambda *each: written.append(each))
-    assert run_command(make_parser(), argv=shlex.split(OTHERS["results"].format(**names))) == 0
-    assert written[0][0] == P(names["tmp"], "results_full_size.csv").with_name("full_size.csv")
-    assert written[1:] == [(P(names["names"]), "before\nnumbers\nafter\n"), (P(names["tmp"], "page.md"), "page")]
-
-
-def test_a_rank_starts_no_other_ranks(monkeypatch):
-    """Which would start some more: every rank has the words of the command that started it."""
-    for name, value in {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", "1")
-    monkeypatch.chdir(CLONE)
-    assert call_of(f"eval {NET} --ranks 3", "widemix.evaluation.assessment.assess", monkeypatch).arguments[0] == NET
-    assert call_of(f"bench scale {RECIPE} --ranks 3", "widemix.bench.scale.read_rows", monkeypatch)
-
-
-@pytest.mark.parametrize(("gpus", "ranks"), [(0, 1), (1, 1), (3, 3)])
-def test_there_are_as_many_ranks_as_gpus_and_at_least_one(gpus, ranks, monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    assert _count_gpus() == ranks
-
-
-def test_a_run_of_all_gpus_is_launched_with_the_command_that_was_typed(digits, monkeypatch, capsys):
-    """And a job with more tasks than it trains in is told so."""
+@pytest.fixture(autouse=True)
+def folder(digits, tmp_path, monkeypatch, system) -> Path:
+    """The current folder, with what the rows name, on a machine without GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,2")
     for name in ("RANK", "WORLD_SIZE", "WIDEMIX_COMMAND"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    monkeypatch.setattr("widemix.cli.train._count_gpus", lambda: 4)
-    monkeypatch.setattr("widemix.cli.train.unused_tasks", lambda environ, ranks: f"warning: of {ranks}")
-    monkeypatch.setattr(sys, "argv", ["/bin/widemix", "train", "digits/mixer", "--run-dir", "my run"])
-    found = call_of(f"train {RECIPE} --data.path {digits}", "widemix.launch.local.launch", monkeypatch)
-    assert found.arguments[1] == 4
-    assert not {word for word in found.arguments[0] if word.startswith("--run-dir") or word in ("-q", "-v")}
-    assert os.environ["WIDEMIX_COMMAND"] == "widemix train digits/mixer --run-dir 'my run'"
-    assert capsys.readouterr().err == "warning: of 4\n"
-    call_of(f"train {RECIPE} --data.path {digits} --ranks 1", "widemix.trainer.train", monkeypatch)
-    assert capsys.readouterr().err == "warning: of 1\n"
+    system({"torch.cuda.device_count": lambda: 0})
+    for name in ("album", "docs", "home", "run", "recipes/studies/results"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("data", "datasets/digits"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).symlink_to(digits)
+    for name in ("net", "a", "b", "c"):
+        Path(f"{name}.yaml").write_text("extends: digits/mixer")
+    Path("study.yaml").write_text(
+        "title: t\nsource: s\nruns:\n- {label: a, recipes: {D: digits/mixer}, axes: {model.depth: [1, 2]}}\n"
+        "figure: {x: model.depth}\n"
+    )
+    Path("names").write_text("one\ntwo\n")
+    Path("run/COMPLETE").touch()
+    state = {"step": 1, "data_step": 1, "seconds": 1, "scalars": {}, "metrics": {}, "recipe": {}}
+    Path("run/state.json").write_text(json.dumps(state))
+    Path("image.png").touch()
+    for number in range(3):
+        Image.new("RGB", (9, 9)).save(f"album/{number}.png")
+    return tmp_path
 
 
-def test_old_copies_are_removed_before_another_is_made_and_its_path_alone_is_printed(tmp_path, monkeypatch, capsys):
-    done = []
-    monkeypatch.setattr("widemix.launch.stage.remove_old", lambda *words: done.append(words) or [Path("old")])
-    monkeypatch.setattr("widemix.launch.stage.stage", lambda *words: done.append(words) or Path("new"))
-    words = ["stage", "a", "--to", str(tmp_path / "no"), "--clean", "2.5"]  # a node's first copy makes the folder
-    assert run_command(make_parser("stage"), argv=words) == 0
-    assert done == [(tmp_path / "no", 2.5), (Path("a"), tmp_path / "no")]
-    said = capsys.readouterr()
-    assert said.out == "new\n"
-    assert "old: removed" in said.err
+def call(words: str, target: str, system) -> dict[str, Any]:
+    """The arguments of a public function, as a command line calls it."""
+    system({"sys.argv": ["/bin/widemix", *shlex.split(words)]})
+    if words.startswith("bench "):
+        system({"importlib.metadata.version": lambda name: "99"})  # as if all packages were installed
+    parser = make_parser(re.sub(r"--\S+ ", "", words).split()[0])
+    return {name: plain(value) for name, value in arguments_of(lambda: run_command(parser), target).items()}
 
 
-def test_a_network_is_looked_for_only_where_its_name_is_a_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").mkdir()
-    check_networks("timm:x", "hf:a/b", "no.yaml", "no.yml", "digits/mixer", "run", str(tmp_path))
-    for names in (("no",), ("run", "no"), ("no", "timm:x"), ("no.json",), ("digits/no",)):
-        with pytest.raises(InputError, match=r"^(digits/)?no(\.json)?: no such run or checkpoint folder"):
-            check_networks(*names)
+def at_home(value: Any) -> Any:
+    """Paths of an expected value with the user's home for ~, which tests of paths that begin with it have."""
+    if isinstance(value, dict):
+        return {name: at_home(each) for name, each in value.items()}
+    return value.expanduser() if isinstance(value, Path) else value
 
 
-def test_a_cluster_without_a_rated_network_has_none(monkeypatch):
-    found = call_of("doctor --cluster", "widemix.doctor.cluster.run_cluster_doctor", monkeypatch)
-    assert found.arguments == (None, None, None, 20.0)
-
-
-def test_batches_are_timed_once_each_and_by_default_those_of_the_help(monkeypatch):
-    monkeypatch.setattr("widemix.evaluation.networks.load_network", lambda name, ema=False: FakeNetwork(name))
-    target = "widemix.bench.inference.measure_inference"
-    assert call_of(f"bench inference {NET}", target, monkeypatch).arguments[1:4] == ([1, 8, 64, 256], 20, "fp32")
-    assert call_of(f"bench inference {NET} --batches 8 2 8", target, monkeypatch).arguments[1] == [8, 2]
-
-
-def test_a_benchmark_names_what_it_needs_and_is_not_there(monkeypatch, capsys):
-    monkeypatch.setattr("widemix.bench.mixup.VERSIONS", ["numpy", "no-such-package>=3", "nor-this"])
-    monkeypatch.setattr("widemix.bench.mixup.run", lambda arguments: pytest.fail("it ran"))
-    assert run_command(make_parser("bench"), argv=["bench", "mixup"]) == 2
-    assert "error: bench mixup: needs no-such-package>=3, nor-this; " in capsys.readouterr().err
-
-
-def test_a_keys_value_may_be_negative_but_no_option():
-    words = ["a.yaml", "--train.head_bias", "-6.9", "--to", "b", "--optim.lr=-1"]
-    assert split_overrides(words) == (["a.yaml", "--to", "b"], [("train.head_bias", "-6.9"), ("optim.lr", "-1")])
-    for rest in (["--to", "b"], []):
-        with pytest.raises(InputError, match=r"--train\.epochs: needs a value"):
-            split_overrides(["a.yaml", "--train.epochs", *rest])
+@pytest.mark.parametrize(("words", "target", "arguments"), CALLS)
+def test_what_is_typed_is_what_is_done(words, target, arguments, system):
+    assert call(words, target, system) == at_home(arguments)
 
 
 def test_no_option_is_left_out():
     """submit's are held by what its dry run prints: tests/launch/test_submit.py."""
-    typed = [f"widemix {words} " for words in (*(each[0] for each in (*CALLS, *READ)), *OTHERS.values())]
     missing = []
-    for parser in _commands(make_parser()):
-        own = " ".join(words for words in typed if words.startswith(f"{parser.prog} "))
-        for action in parser._actions:
-            held = {*re.findall(r"--?[\w-]+", own), *OUTPUTS, "--help", "--version"}
-            if action.option_strings and not held & {*action.option_strings} and action.help != argparse.SUPPRESS:
-                missing.append(f"{parser.prog} {action.option_strings[-1]}")
-    assert "\n".join(each for each in missing if not each.startswith("widemix submit")) == ""
+    for part in commands_page().split("\n## ")[1:]:
+        name, _, rest = part.partition("\n")
+        typed = " ".join(
+            words for words in (each.values[0] for each in CALLS) if f"widemix {words} ".startswith(f"{name} ")
+        )
+        for row in re.findall(r"^\| (`-.+?) \|", rest, re.MULTILINE):
+            options = set(re.findall(r"`(--?[\w-]+)", row))
+            if not options & {*re.findall(r"--?[\w-]+", typed), *OUTPUTS} and name != "widemix submit":
+                missing.append(f"{name} {row}")
+    assert missing == []
+
+
+RANK = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}
+RANK |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "target"),
+    [
+        ("eval net.yaml --ranks 3", "evaluation.assessment.assess"),
+        (f"bench scale {RECIPE} --ranks 3", "bench.scale.read_rows"),
+    ],
+)
+def test_a_rank_starts_no_other_ranks(words, target, monkeypatch, system):
+    """Which would start some more: every rank has the words of the command that started it."""
+    for name, value in RANK.items():
+        monkeypatch.setenv(name, value)
+    assert call(words, target, system)
+
+
+@pytest.mark.parametrize(("gpus", "options", "ranks"), [(0, "", 1), (1, "", 1), (4, "", 4), (4, " --ranks 1", 1)])
+def test_there_are_as_many_ranks_as_gpus(gpus, options, ranks, system, monkeypatch, capsys):
+    """At least one; and a job with more tasks than it trains in is told so."""
+    monkeypatch.setenv("SLURM_NTASKS", "5")
+    system({"torch.cuda.device_count": lambda: gpus})
+    target = "trainer.train" if ranks == 1 else "launch.local.launch"
+    found = call(f"{TRAIN} --run-dir 'my run'{options}", target, system)
+    if ranks > 1:
+        command = ["-m", "widemix", "train", "digits/mixer", "--resume=auto", "--run-dir=my run", *TRAINED]
+        assert found == {"command": command, "ranks": ranks}
+        assert os.environ["WIDEMIX_COMMAND"] == f"widemix {TRAIN} --run-dir 'my run'"
+    assert f"the job has 5 tasks, and this command trains in {ranks};" in capsys.readouterr().err
+
+
+def test_old_copies_are_removed_first_and_the_new_path_alone_printed(capsys):
+    prepare("digits", None, Path("few"), PrepSettings(per_class=2), processes=1)
+    for clean, removed in ((), 0), (("--clean", "0"), 1):  # a node's first copy makes the folder
+        assert run_command(make_parser("stage"), argv=["stage", "few", "--to", "copies/new", *clean]) == 0
+        said = capsys.readouterr()
+        [copy] = said.out.splitlines()
+        assert Path(copy, "manifest.json").is_file()
+        assert said.err.count(f"{copy}: removed") == removed
+
+
+@pytest.mark.parametrize("name", ["timm:x", "hf:a/b", "no.yaml", "no.yml", "digits/mixer", "run", "/tmp"])
+def test_a_network_is_looked_for_only_where_its_name_is_a_path(name):
+    check_networks(name)
+    for wrong in ("no", "no.json", "digits/no"):
+        with pytest.raises(InputError, match=f"^{wrong}: no such run or checkpoint folder"):
+            check_networks(name, wrong, name)
+
+
+def test_a_benchmark_names_what_it_needs_and_is_not_there(system, capsys):
+    def version(name: str) -> str:
+        if name in ("torch", "numpy"):
+            return "99"
+        raise PackageNotFoundError(name)
+
+    system({"importlib.metadata.version": version})
+    assert run_command(make_parser("bench"), argv=["bench", "mixup"]) == 2
+    assert "error: bench mixup: needs timm; " in capsys.readouterr().err
