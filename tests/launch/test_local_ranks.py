@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
+from collections.abc import Callable
 
 import pytest
 
 from tests.clone import CLONE
 from widemix.errors import InputError
-from widemix.launch import local
+from widemix.launch.local import FAILURE_TIMEOUT_S, STOP_TIMEOUT_S, launch
 
 RANKS = """
 import signal, sys, time
@@ -35,7 +35,7 @@ READY = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))"
     ],
     ids=["Ctrl-C early", "SIGTERM early", "Ctrl-C", "SIGTERM"],
 )
-def test_a_signal_ends_the_ranks_and_ctrl_c_is_one_before_they_can_answer_it(handler, number, code):
+def test_ctrl_c_is_one_before_ranks_can_answer_it(handler, number, code):
     command = [sys.executable, "-c", RANKS, handler]
     with subprocess.Popen(command, cwd=CLONE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -44,7 +44,7 @@ def test_a_signal_ends_the_ranks_and_ctrl_c_is_one_before_they_can_answer_it(han
         assert process.wait(300) == code
 
 
-def test_a_signal_while_ranks_are_started_reaches_all(monkeypatch):
+def test_a_signal_while_ranks_start_reaches_all(system):
     start = subprocess.Popen
 
     def signalled_here(*arguments, **options):
@@ -52,185 +52,160 @@ def test_a_signal_while_ranks_are_started_reaches_all(monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         return worker
 
-    monkeypatch.setattr(local.subprocess, "Popen", signalled_here)
-    assert local.launch(["-c", "import time; time.sleep(600)"], 2) == 128 + signal.SIGTERM
+    system({"subprocess.Popen": signalled_here})
+    assert launch(["-c", "import time; time.sleep(600)"], 2) == 128 + signal.SIGTERM
 
 
-class Ended:
-    """A rank that ends after so many polls."""
+class Rank:
+    """In place of a rank's process: it ends with a code after so many polls."""
 
-    def __init__(self, code: int | None, polls: int):
+    def __init__(self, code: int | None, polls: int, command, env, preexec_fn):
         self._code, self._polls = code, polls
+        self.command, self.env, self.prepare, self.done = command, env, preexec_fn, []
 
     def poll(self) -> int | None:
         self._polls -= 1
         return None if self._polls >= 0 else self._code
 
-
-@pytest.mark.parametrize(
-    ("codes", "code", "said"),
-    [
-        ([1, -9], 128 + 9, "error: rank 1 was killed by SIGKILL\n"),  # the others fail since one was killed
-        ([-9, 1], 128 + 9, "error: rank 0 was killed by SIGKILL\n"),
-        ([1, 0, -11, 1], 128 + 11, "error: rank 2 was killed by SIGSEGV\n"),
-        ([0, 1], 1, ""),
-        ([75, 75], 75, ""),
-        ([0, 2, 0], 2, ""),
-        ([0, 0], 0, ""),
-    ],
-)
-@pytest.mark.parametrize("late", [0, 3])
-def test_the_exit_code_is_that_of_the_cause(codes, code, said, late, capfd, monkeypatch):
-    monkeypatch.setattr(local.time, "sleep", lambda seconds: None)
-    assert local._wait([Ended(each, late) for each in codes]) == code
-    assert capfd.readouterr().err == said
-
-
-@pytest.mark.parametrize(
-    ("code", "seconds"),
-    [(75, local.STOP_TIMEOUT_S), (1, local.FAILURE_TIMEOUT_S), (120, local.FAILURE_TIMEOUT_S)],
-)
-def test_ranks_that_hang_are_waited_for_longer_if_another_has_saved_a_checkpoint(code, seconds, monkeypatch):
-    clock = [1000.0]
-
-    def sleep(pause):
-        clock[0] += pause
-
-    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
-    assert local._wait([Ended(code, 0), Ended(None, 0)]) == code
-    assert clock[0] - 1000 == pytest.approx(seconds, abs=0.1)
-
-
-def test_a_killed_rank_that_cannot_be_told_of_ends_the_others_all_the_same(monkeypatch):
-    def closed(*_, **__):
-        raise BrokenPipeError(32, "Broken pipe")
-
-    monkeypatch.setattr("builtins.print", closed)
-    monkeypatch.setattr(local.time, "sleep", lambda seconds: None)
-    others = [Ended(1, 3), Ended(-9, 0)]
-    assert local._wait(others) == 128 + 9
-    assert others[0].poll() == 1
-
-
-def test_the_first_that_fails_is_the_cause_whatever_the_others_end_with_later(monkeypatch, capfd):
-    monkeypatch.setattr(local.time, "sleep", lambda seconds: None)
-    assert local._wait([Ended(-9, 3), Ended(75, 1), Ended(1, 2)]) == 75
-    assert local._wait([Ended(0, 0), Ended(3, 4), Ended(2, 5)]) == 3
-    assert capfd.readouterr().err == ""
-
-
-class Worker:
-    """A rank in place of a process, which ends with a code when it is waited for."""
-
-    code: int | None = 0
-
-    def __init__(self, command, env, preexec_fn):
-        self.command, self.env, self.preexec_fn, self.done = command, env, preexec_fn, []
-
-    def poll(self):
-        return self.code
-
-    def send_signal(self, number):
+    def send_signal(self, number: int) -> None:
         self.done.append(number)
 
-    def kill(self):
+    def kill(self) -> None:
         self.done.append("kill")
 
-    def wait(self):
+    def wait(self) -> None:
         self.done.append("wait")
 
 
 @pytest.fixture
-def workers(monkeypatch):
-    """The ranks that were started."""
-    started: list[Worker] = []
+def ranks(system, monkeypatch):
+    """Launch ranks that end so: ranks((code, polls), ..., between=what happens between two polls) -> code, ranks.
 
-    def start(*given, **options):
-        started.append(Worker(*given, **options))
-        return started[-1]
+    The code is None where Ctrl-C ended them. ranks.seconds is how long that took.
+    """
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in signals}  # also where some were ignored
 
-    monkeypatch.setattr(local.subprocess, "Popen", start)
-    monkeypatch.setattr(local, "usable_cpus", lambda: 3)
-    monkeypatch.setattr(local, "end_with_parent", lambda: "ends with its parent")
-    monkeypatch.setattr(Worker, "code", 0)
-    return started
+    def run(*ends: tuple[int | None, int], between: Callable = lambda: None) -> tuple[int | None, list[Rank]]:
+        now, started, left = [1000.0], [], iter(ends)
 
+        def sleep(seconds: float) -> None:
+            now[0] += seconds
+            between()
 
-def test_each_rank_is_told_its_place_and_where_all_meet(workers, monkeypatch):
-    monkeypatch.setenv("MASTER_ADDR", "of another job")
-    monkeypatch.setenv("RANK", "7")
-    monkeypatch.setenv("OF_THE_USER", "kept")
-    monkeypatch.setattr(local, "free_ports", lambda job: {"train": 20_007, "preflight": 1, "rendezvous": 2})
-    handlers = [signal.getsignal(number) for number in local.stop_signals()]
-    assert local.launch(["-m", "widemix", "train"], 3) == 0
-    assert [signal.getsignal(number) for number in local.stop_signals()] == handlers
-    for rank, worker in enumerate(workers):
-        assert worker.command == [sys.executable, "-m", "widemix", "train"]
-        same = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20007", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OF_THE_USER": "kept"}
-        assert worker.env == os.environ | same | place
-        assert worker.preexec_fn == "ends with its parent"
-        assert worker.done == ["kill", "wait"]  # whatever it does
-    assert len(workers) == 3
+        def start(command, **options) -> Rank:
+            started.append(Rank(*next(left), command, **options))
+            return started[-1]
 
+        system({"subprocess.Popen": start, "time.sleep": sleep, "time.monotonic": lambda: now[0]})
+        try:
+            code = launch(["-m", "widemix", "train"], len(ends))
+        except KeyboardInterrupt:
+            code = None
+        assert {signal.getsignal(number) for number in signals} == {signal.SIG_DFL}
+        run.seconds = now[0] - 1000
+        return code, started
 
-def test_more_ranks_than_cpus_are_refused_but_sixteen_may_always_be_tried(workers, monkeypatch):
-    assert local.launch(["-c", ""], 16) == 0
-    with pytest.raises(InputError, match=r"^--ranks 17: at most 16 on this machine, which has 3 usable CPUs$"):
-        local.launch(["-c", ""], 17)
-    monkeypatch.setattr(local, "usable_cpus", lambda: 20)
-    assert local.launch(["-c", ""], 20) == 0
-    with pytest.raises(InputError, match="--ranks 21: at most 20"):
-        local.launch(["-c", ""], 21)
-    assert len(workers) == 36
+    yield run
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "passed", "ends"),
+    ("ends", "code", "said"),
     [
-        (signal.SIGINT, 128 + signal.SIGTERM, signal.SIGTERM, None),  # a second SIGINT would interrupt saving
-        (signal.SIGINT, 128 + signal.SIGINT, signal.SIGTERM, None),
-        (signal.SIGINT, 75, signal.SIGTERM, 75),
-        (signal.SIGINT, 1, signal.SIGTERM, 1),
-        (signal.SIGQUIT, 75, signal.SIGTERM, 75),
-        (signal.SIGUSR1, 75, signal.SIGUSR1, 75),
-        (signal.SIGUSR1, 128 + signal.SIGTERM, signal.SIGUSR1, 128 + signal.SIGTERM),
-        (signal.SIGHUP, 75, signal.SIGHUP, 75),
+        # The others fail since one was killed.
+        *(([(1, late), (-9, late)], 128 + 9, "error: rank 1 was killed by SIGKILL\n") for late in (0, 3)),
+        ([(-9, 0), (1, 0)], 128 + 9, "error: rank 0 was killed by SIGKILL\n"),
+        ([(1, 3), (0, 3), (-11, 3), (1, 3)], 128 + 11, "error: rank 2 was killed by SIGSEGV\n"),
+        *(([(0, late), (1, late)], 1, "") for late in (0, 3)),
+        ([(75, 0), (75, 0)], 75, ""),
+        ([(0, 3), (2, 3), (0, 3)], 2, ""),
+        ([(0, 0), (0, 3)], 0, ""),
+        # The first that fails is the cause, whatever the others end with later.
+        ([(-9, 3), (75, 1), (1, 2)], 75, ""),
+        ([(0, 0), (3, 4), (2, 5)], 3, ""),
     ],
 )
-def test_signals_are_passed_on_and_ctrl_c_is_one_where_no_rank_answered_it(
-    workers, number, code, passed, ends, monkeypatch
-):
-    left, polls = [], iter([None, None])
-
-    def poll(worker):
-        return next(polls, code if code < 128 else 128 - code)
-
-    known = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
-    monkeypatch.setattr(local, "stop_signals", lambda: known)  # also where the tests were started with some ignored
-    monkeypatch.setattr(local, "leave_closed_terminal", lambda: left.append("left"))
-    monkeypatch.setattr(Worker, "poll", poll)
-    monkeypatch.setattr(local.time, "sleep", lambda seconds: signal.raise_signal(number))
-    try:
-        found = local.launch(["-c", ""], 2)
-    except KeyboardInterrupt:
-        found = None
-    assert found == ends
-    assert left == ["left"]
-    assert [worker.done for worker in workers] == [[passed, "kill", "wait"]] * 2
+def test_the_exit_code_is_that_of_the_cause(ends, code, said, ranks, capfd):
+    found, started = ranks(*ends)
+    assert found == code
+    assert capfd.readouterr().err == said
+    assert [rank.done for rank in started] == [["kill", "wait"]] * len(ends)  # whatever they do
 
 
-def test_ctrl_c_is_one_whatever_signal_follows(workers, monkeypatch):
-    """As that of a job at its time limit."""
+@pytest.mark.parametrize(
+    ("code", "seconds"), [(75, STOP_TIMEOUT_S), (1, FAILURE_TIMEOUT_S), (120, FAILURE_TIMEOUT_S)]
+)
+def test_ranks_that_hang_are_waited_for(code, seconds, ranks):
+    """Longer if another has saved a checkpoint."""
+    assert ranks((code, 0), (None, 0))[0] == code
+    assert ranks.seconds == pytest.approx(seconds, abs=0.1)
 
-    def both(seconds):
-        for number in (signal.SIGINT, signal.SIGUSR1):
-            signal.raise_signal(number)
 
-    polls = iter([None])
-    monkeypatch.setattr(local, "leave_closed_terminal", lambda: None)
-    monkeypatch.setattr(Worker, "poll", lambda worker: next(polls, -signal.SIGTERM))
-    monkeypatch.setattr(local.time, "sleep", both)
-    with pytest.raises(KeyboardInterrupt):
-        local.launch(["-c", ""], 1)
-    assert [worker.done for worker in workers] == [[signal.SIGTERM, signal.SIGUSR1, "kill", "wait"]]
+def test_a_closed_terminal_hides_a_killed_rank(ranks, system):
+    """The others are waited for all the same."""
+
+    def closed(*_, **__) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    system({"builtins.print": closed})
+    code, (other, _) = ranks((1, 3), (-9, 0))
+    assert (code, other.poll()) == (128 + 9, 1)
+
+
+def test_each_rank_is_told_its_place(ranks, monkeypatch):
+    for name, value in (("MASTER_ADDR", "of another job"), ("RANK", "7"), ("OF_THE_USER", "kept")):
+        monkeypatch.setenv(name, value)
+    code, started = ranks((0, 0), (0, 0), (0, 0))
+    assert code == 0
+    ports = {int(rank.env["MASTER_PORT"]) for rank in started}
+    assert len(ports) == 1
+    assert 20_000 <= ports.pop() < 32_000  # that the kernel gives to nobody
+    for number, rank in enumerate(started):
+        assert rank.command == [sys.executable, "-m", "widemix", "train"]
+        same = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "OF_THE_USER": "kept"}
+        place = {"RANK": str(number), "LOCAL_RANK": str(number), "MASTER_PORT": rank.env["MASTER_PORT"]}
+        assert rank.env == os.environ | same | place
+        assert callable(rank.prepare)
+
+
+@pytest.mark.parametrize(("cpus", "most"), [(3, 16), (20, 20)])
+def test_more_ranks_than_cpus_are_refused(cpus, most, ranks, system):
+    """But sixteen may always be tried."""
+
+    def no_quota(*_, **__) -> str:
+        raise FileNotFoundError
+
+    system({"os.sched_getaffinity": lambda _: set(range(cpus)), "pathlib.Path.read_text": no_quota})
+    assert ranks(*[(0, 0)] * most)[0] == 0
+    said = rf"^--ranks {most + 1}: at most {most} on this machine, which has {cpus} usable CPUs$"
+    with pytest.raises(InputError, match=said):
+        ranks(*[(0, 0)] * (most + 1))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "end", "passed", "code"),
+    [
+        ([signal.SIGINT], -signal.SIGTERM, signal.SIGTERM, None),  # a second SIGINT would interrupt saving
+        ([signal.SIGINT], -signal.SIGINT, signal.SIGTERM, None),
+        ([signal.SIGINT], 75, signal.SIGTERM, 75),
+        ([signal.SIGINT], 1, signal.SIGTERM, 1),
+        ([signal.SIGQUIT], 75, signal.SIGTERM, 75),
+        ([signal.SIGUSR1], 75, signal.SIGUSR1, 75),
+        ([signal.SIGUSR1], -signal.SIGTERM, signal.SIGUSR1, 128 + signal.SIGTERM),
+        ([signal.SIGHUP], 75, signal.SIGHUP, 75),
+        # Whatever signal follows Ctrl-C, as that of a job at its time limit.
+        ([signal.SIGINT, signal.SIGUSR1], -signal.SIGTERM, signal.SIGTERM, None),
+    ],
+)
+def test_signals_are_passed_on(numbers, end, passed, code, ranks, system):
+    """Ctrl-C is one where no rank answered it. What was printed on a terminal that is closed goes nowhere."""
+    left: list[tuple] = []
+    system(
+        {"os.dup2": lambda *words: left.append(words), "os.isatty": lambda _: False, "stat.S_ISCHR": lambda _: True}
+    )
+    found, started = ranks((end, 1), (end, 1), between=lambda: [signal.raise_signal(number) for number in numbers])
+    assert found == code
+    assert [rank.done for rank in started] == [[passed, *numbers[1:], "kill", "wait"]] * 2
+    assert {descriptor for _, descriptor in left} == {0, 1, 2}
