@@ -1,14 +1,16 @@
 """Copies to a node's disk: once, complete, verified, resumed."""
 
+import errno
+import fcntl
 import mmap
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +23,6 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
 from widemix.formats.manifest import manifest_json, read_manifest
-from widemix.launch import stage as module
 from widemix.launch.stage import remove_old, stage
 
 ROOT = Path(__file__).parents[2]
@@ -97,9 +98,9 @@ def start(tmp_path, folder, *dies):
     )
 
 
-def test_a_copy_is_whole_and_reused(tmp_path, folder, capsys, monkeypatch):
-    written, write = [], module.atomic_write
-    monkeypatch.setattr(module, "atomic_write", lambda path, data: written.append(path) or write(path, data))
+def test_a_copy_is_whole_and_reused(tmp_path, folder, capsys, system):
+    written, replace = [], Path.replace
+    system({"pathlib.Path.replace": lambda path, target: written.append(target) or replace(path, target)})
     copy = stage(folder, tmp_path / "a" / "local")
     assert contents(copy) == contents(folder)
     assert {path.parent.suffix for path in written} == {".unfinished"}  # it has its name when all is there
@@ -110,14 +111,30 @@ def test_a_copy_is_whole_and_reused(tmp_path, folder, capsys, monkeypatch):
     assert "already there" in capsys.readouterr().err
 
 
-def test_a_copy_whose_manifest_was_changed_is_mended(tmp_path, folder, capsys):
+def rename_classes(path: Path) -> None:
     """The data are whole; the names of their classes would be wrong."""
+    manifest = read_manifest(path.parent)
+    path.write_text(manifest_json(manifest.model_copy(update={"classes": tuple(reversed(manifest.classes))})))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("manifest.json", rename_classes, "differs from that of the source"),
+        ("train.beton", lambda path: os.truncate(path, 1000), "train.beton"),
+        ("train.beton", lambda path: os.truncate(path, path.stat().st_size + 5), "train.beton"),
+        ("test.crc32c", lambda path: path.write_bytes(b"x"), "is damaged"),
+        ("train.crc32c", Path.unlink, "cannot be read"),
+    ],
+)
+def test_a_copy_that_was_changed_is_mended(tmp_path, folder, capsys, name, change, said):
     copy = stage(folder, tmp_path / "local")
-    others = tuple(reversed(read_manifest(folder).classes))
-    (copy / "manifest.json").write_text(manifest_json(read_manifest(folder).model_copy(update={"classes": others})))
+    capsys.readouterr()
+    change(copy / name)
     assert stage(folder, tmp_path / "local") == copy
     assert contents(copy) == contents(folder)
-    assert f"{copy / 'manifest.json'}: differs from that of the source" in capsys.readouterr().err
+    assert f"{copy / name}" in (line := capsys.readouterr().err.splitlines()[0])
+    assert said in line
 
 
 def test_other_content_gets_another_place(tmp_path, folder):
@@ -225,28 +242,31 @@ def test_four_processes_copy_once(tmp_path, folder):
     assert "".join(errors for _, errors in outputs).count("copying from") == 1
 
 
-def test_what_another_process_copies_is_waited_for_with_a_line(tmp_path, folder, monkeypatch, capsys):
-    copy, said = stage(folder, tmp_path / "local"), []
+def test_what_another_process_copies_is_waited_for(tmp_path, folder, capsys):
+    """With a line that says so."""
+    copy = stage(folder, tmp_path / "local")
     lock = tmp_path / f"local/.{copy.name}.lock"
-    with lock.open("a") as file:
-        assert module.try_lock(file.fileno())
-        capsys.readouterr()
-        monkeypatch.setattr(module, "wait_for_lock", lambda _: said.append(capsys.readouterr().err))
-        assert stage(folder, tmp_path / "local") == copy
-    assert said == [f"{lock}: waiting for the process that copies\n"]
+    capsys.readouterr()
+    with lock.open("a") as file, ThreadPoolExecutor() as pool:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        again, said = pool.submit(stage, folder, tmp_path / "local"), ""
+        while not said.endswith("\n") and not again.done():
+            said += capsys.readouterr().err
+        assert said == f"{lock}: waiting for the process that copies\n"
+        file.close()
+        assert again.result(300) == copy
 
 
-def test_a_killed_copy_is_resumed(tmp_path, folder, monkeypatch):
-    copied = []
-    original = os.pwrite
+def test_a_killed_copy_is_resumed(tmp_path, folder, system):
+    copied, pwrite = [], os.pwrite
 
     def dies_later(descriptor, piece, start):
         copied.append(start)
         if len(copied) == 40:
             raise KeyboardInterrupt
-        return original(descriptor, piece, start)
+        return pwrite(descriptor, piece, start)
 
-    monkeypatch.setattr(os, "pwrite", dies_later)
+    system({"os.pwrite": dies_later})
     with pytest.raises(KeyboardInterrupt):
         stage(folder, tmp_path / "local")
     assert not any(path.suffix != ".unfinished" and path.is_dir() for path in (tmp_path / "local").iterdir())
@@ -267,81 +287,60 @@ def test_whenever_it_is_killed_no_copy_looks_complete_and_the_next_one_is(tmp_pa
     assert contents(stage(folder, tmp_path / "local")) == contents(folder)
 
 
-def test_a_damaged_source_is_named_and_not_staged(tmp_path, folder):
-    path = folder / "train.beton"
-    data = bytearray(path.read_bytes())
-    data[50 * 4096 + 5] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(InputError, match=r"train\.beton: block 50 is damaged"):
+@pytest.mark.parametrize(
+    ("name", "place", "said"),
+    [
+        ("train.beton", 50 * 4096 + 5, r"train\.beton: block 50 is damaged"),
+        ("train.crc32c", 0, r"^{folder}/train\.crc32c: is damaged; prepare the folder again$"),
+    ],
+)
+def test_a_damaged_source_is_named_and_not_staged(tmp_path, folder, name, place, said):
+    data = bytearray((folder / name).read_bytes())
+    data[place] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(InputError, match=said.replace("{folder}", str(folder))):
         stage(folder, tmp_path / "local")
-    assert not any((tmp_path / "local").glob("digits-*/manifest.json"))
+    assert not any((tmp_path / "local").glob("digits-*[0-9a-f]/manifest.json"))
 
 
-def test_a_truncated_copy_is_repaired_and_one_with_an_end_that_is_not_its_own(tmp_path, folder):
-    copy = stage(folder, tmp_path / "local")
-    for size in (1000, (copy / "train.beton").stat().st_size + 5):
-        os.truncate(copy / "train.beton", size)
-        assert stage(folder, tmp_path / "local") == copy
-        assert contents(copy) == contents(folder)
+def test_a_disk_without_space_is_refused_before_copying(tmp_path, folder, system):
+    """Of a copy that was cut off, the blocks that it has are not needed again."""
+    local, usage = tmp_path / "local", shutil.disk_usage(tmp_path)
+    sizes = sum(path.stat().st_size for path in folder.glob("*.beton"))
+    said = r"has 0 MiB free, a copy of .*digits needs \d+"
 
+    def leave(free: int) -> None:
+        system({"shutil.disk_usage": lambda _: usage._replace(free=free)})
 
-def test_a_disk_without_space_is_refused_before_copying(tmp_path, folder, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(InputError, match=r"has 0 MiB free, a copy of .*digits needs \d+$"):
-        stage(folder, tmp_path / "local")
-    assert not any((tmp_path / "local").glob("*/*.beton"))
-    [unfinished] = (tmp_path / "local").glob("*.unfinished")
+    leave(1000)
+    with pytest.raises(InputError, match=f"{said}$"):
+        stage(folder, local)
+    assert not any(local.glob("*/*.beton"))
+    [unfinished] = local.glob("*.unfinished")
     for split in folder.glob("*.beton"):  # as a copy that was cut off: long, and without data
         with (unfinished / split.name).open("wb") as file:
             file.truncate(split.stat().st_size)
-    (tmp_path / "local/other-0123456789abcdef").mkdir()
-    cure = f"; `widemix stage --to {tmp_path / 'local'} --clean 7` removes copies not used for 7 days"
-    with pytest.raises(InputError, match=rf"has 0 MiB free, a copy of .*digits needs \d+{cure}$"):
-        stage(folder, tmp_path / "local")
-
-
-def test_a_copy_needs_the_space_of_what_is_not_there_yet(tmp_path, folder, monkeypatch):
-    """Of one that was cut off, the blocks that it has are not needed again."""
-    sizes = sum(path.stat().st_size for path in folder.glob("*.beton"))
-    copied, free = [], [sizes - 1]
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=free[0]))
-    with pytest.raises(InputError, match=r"a copy of .*digits needs"):
-        stage(folder, tmp_path / "local")
-    [unfinished] = (tmp_path / "local").glob("*.unfinished")
+    (local / "other-0123456789abcdef").mkdir()
+    cure = f"; `widemix stage --to {local} --clean 7` removes copies not used for 7 days"
+    with pytest.raises(InputError, match=f"{said}{cure}$"):
+        stage(folder, local)
     shutil.copy(folder / "train.beton", unfinished)
     with (unfinished / "train.beton").open("rb") as file:
         os.fsync(file.fileno())  # from then on it has its blocks
-    occupied = (unfinished / "train.beton").stat().st_blocks * 512
+    occupied = sum(path.stat().st_blocks * 512 for path in unfinished.iterdir())
     assert occupied > 4096
-    free[0] = sizes - occupied
-    monkeypatch.setattr(module, "_copy_split", lambda source, target, *_: copied.append(target.name))
-    assert stage(folder, tmp_path / "local").is_dir()
-    assert sorted(copied) == sorted(path.name for path in folder.glob("*.beton"))
+    leave(sizes - occupied - 1)
+    with pytest.raises(InputError, match="needs"):
+        stage(folder, local)
+    leave(sizes - occupied)
+    assert contents(stage(folder, local)) == contents(folder)
 
 
-def test_a_disk_that_holds_something_else_than_what_was_written_is_named(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(module, "_copy_block", lambda *_: None)
+def test_a_disk_that_holds_something_else_is_named(tmp_path, folder, system):
+    system({"os.pwrite": lambda _, piece, start: len(piece)})
     with pytest.raises(InputError, match=r"unfinished/\w+\.beton: differs from what was written to it; the disk is"):
         stage(folder, tmp_path / "local")
     assert not list((tmp_path / "local").glob("digits-*/manifest.json"))
-
-
-def test_small_files_are_compared_with_the_manifest_in_the_source_and_in_a_copy(tmp_path, folder, capsys):
-    copy = stage(folder, tmp_path / "local")
-    changes = {"test.crc32c": lambda path: path.write_bytes(b"x"), "train.crc32c": Path.unlink}
-    assert read_manifest(folder).files.keys() > changes.keys()
-    for name, change in changes.items():
-        change(copy / name)
-        capsys.readouterr()
-        assert stage(folder, tmp_path / "local") == copy
-        assert contents(copy) == contents(folder)
-        assert re.search(rf"{copy / name}: (is damaged|cannot be read)", capsys.readouterr().err)
-    (folder / name).write_bytes(b"x")
-    with pytest.raises(InputError, match=rf"^{folder / name}: is damaged; prepare the folder again$"):
-        stage(folder, tmp_path / "other")
-    assert not list((tmp_path / "other").glob("digits-*/manifest.json"))
 
 
 def test_a_folder_is_staged_by_the_name_that_it_has_whatever_leads_to_it(tmp_path, folder, monkeypatch):
@@ -355,120 +354,105 @@ def test_a_folder_is_staged_by_the_name_that_it_has_whatever_leads_to_it(tmp_pat
             stage(source, local)
 
 
-def test_old_copies_are_removed_and_nothing_else(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(psutil, "process_iter", lambda: [psutil.Process()])  # others of this machine may be many
+# Old copies.
+
+OLD = "0123456789abcdef"
+
+
+def process(*paths: Path, way: str = "open_files", hidden: bool = False) -> SimpleNamespace:
+    """A process that reads these files, or maps them; hidden: into which we may not look."""
+
+    def files() -> list[SimpleNamespace]:
+        if hidden:
+            raise psutil.AccessDenied
+        return [SimpleNamespace(path=str(path)) for path in paths]
+
+    return SimpleNamespace(**{"open_files": list, "memory_maps": list} | {way: files})
+
+
+def test_old_copies_are_removed_and_nothing_else(tmp_path, folder, system):
+    system({"psutil.process_iter": lambda: [psutil.Process()]})  # others of this machine may be many
     local = tmp_path / "local"
     old = stage(folder, local)
     prepare("digits", None, folder, PrepSettings(fraction=0.5), force=True)
     unfinished = stage(folder, local)
-    unfinished.rename(f"{unfinished}.unfinished")
+    unfinished = unfinished.rename(f"{unfinished}.unfinished")
     prepare("digits", None, folder, PrepSettings(fraction=0.25), force=True)
     recent = stage(folder, local)
-    for name in ("mine-0123456789abcdef", "notes"):
+    for name in (f"mine-{OLD}", "notes"):
         (local / name).mkdir()
     (local / ".notes.lock").touch()
     (tmp_path / "elsewhere").mkdir()
-    (local / "linked-0123456789abcdef").symlink_to(tmp_path / "elsewhere")
+    (local / f"linked-{OLD}").symlink_to(tmp_path / "elsewhere")
+    (local / f".linked-{OLD}.lock").touch()
     for lock in local.glob(".*.lock"):
         if lock.name != f".{recent.name}.lock":
             os.utime(lock, (0, 0))
-    (local / ".linked-0123456789abcdef.lock").touch()
-    os.utime(local / ".linked-0123456789abcdef.lock", (0, 0))
     with (old / "train.beton").open("rb") as file:  # as a job that trains
         mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    assert remove_old(local, days=7) == [unfinished.with_name(f"{unfinished.name}.unfinished")]
+    assert remove_old(local, days=7) == [unfinished]
     mapped.close()
     assert remove_old(local, days=7) == [old]
     assert remove_old(local, days=7) == []
-    assert {path.name for path in local.iterdir() if path.is_dir()} == {
-        recent.name,
-        "mine-0123456789abcdef",
-        "notes",
-        "linked-0123456789abcdef",
-    }
-    stage(folder, local)
+    kept = {recent.name, f"mine-{OLD}", "notes", f"linked-{OLD}"}
+    assert {path.name for path in local.iterdir() if path.is_dir()} == kept
+    os.utime(local / f".{recent.name}.lock", (0, 0))
+    assert stage(folder, local) == recent  # one that is used again is not old
+    assert remove_old(local, days=7) == []
     with (local / f".{recent.name}.lock").open("a") as lock:
-        assert module.try_lock(lock.fileno())  # as a process that copies
+        fcntl.flock(lock, fcntl.LOCK_EX)  # as a process that copies
         assert remove_old(local, days=0) == []
-    (copy,) = remove_old(local, days=0)
-    assert copy == recent
+    assert remove_old(local, days=0) == [recent]
     assert not recent.exists()
 
 
-def test_a_copy_that_stays_keeps_no_later_one(tmp_path, monkeypatch):
-    """Not one that is recent, that another process copies, or that is open, nor what is no copy."""
-    names = [f"{letter}-0123456789abcdef" for letter in "abcdef"]
+@pytest.mark.parametrize("way", ["open_files", "memory_maps"])
+def test_a_copy_that_stays_keeps_no_later_one(tmp_path, system, way):
+    """Not one that is recent, that another process copies, or of which one has a file open, nor what is no copy."""
+    names = [f"{letter}-{OLD}" for letter in "abcdef"]
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / f".{name}.lock").touch()
         os.utime(tmp_path / f".{name}.lock", (0, 0) if name[0] != "a" else None)
     (tmp_path / ".b.lock").touch()
     (tmp_path / f"{names[3]}.unfinished").mkdir()
-    monkeypatch.setattr(module, "_is_open", lambda place: place.name == names[3])
+    (tmp_path / "link").symlink_to(tmp_path)  # processes have what it leads to
+    beside, inside = tmp_path / f"{names[4]}.old/a", tmp_path / names[3] / "train.beton"
+    found = [process(hidden=True, way=way), process(tmp_path / names[1], way=way), process(beside, inside, way=way)]
+    system({"psutil.process_iter": lambda: found})
     with (tmp_path / f".{names[2]}.lock").open("a") as lock:
-        assert module.try_lock(lock.fileno())
+        fcntl.flock(lock, fcntl.LOCK_EX)
         gone = [names[1], f"{names[3]}.unfinished", *names[4:]]
-        assert remove_old(tmp_path, days=7) == [tmp_path / name for name in gone]
+        assert remove_old(tmp_path / "link", days=7) == [tmp_path / "link" / name for name in gone]
     assert [path.name for path in sorted(tmp_path.glob("?-*"))] == [names[0], *names[2:4]]
 
 
-@pytest.mark.parametrize("way", ["open_files", "memory_maps"])
-def test_a_folder_is_open_in_a_process_that_reads_or_maps_a_file_of_it(tmp_path, monkeypatch, way):
-    """Others may not be looked into; a folder whose name begins alike is another one."""
-
-    def process(*paths, hidden=False):
-        def files():
-            if hidden:
-                raise psutil.AccessDenied
-            return [SimpleNamespace(path=str(path)) for path in paths]
-
-        return SimpleNamespace(**{"open_files": list, "memory_maps": list} | {way: files})
-
-    inside, beside = tmp_path / "a-0123/train.beton", tmp_path / "a-0123.unfinished/train.beton"
-    for last, is_open in ((inside, True), (beside, False)):
-        found = [process(hidden=True), process(tmp_path / "a-0123"), process(tmp_path / "b", last)]
-        monkeypatch.setattr(module.psutil, "process_iter", lambda found=found: found)
-        assert module._is_open(tmp_path / "a-0123") is is_open
-        (tmp_path / f"link {is_open}").symlink_to(tmp_path)  # processes have what it leads to
-        assert module._is_open(tmp_path / f"link {is_open}" / "a-0123") is is_open
-
-
-def test_a_copy_that_cannot_be_removed_is_named(tmp_path, folder, monkeypatch):
-    def fails(path):
+def test_a_copy_that_cannot_be_removed_is_named(tmp_path, folder, system):
+    def fails(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
     copy = stage(folder, tmp_path / "local")
-    monkeypatch.setattr(module, "_is_open", lambda _: False)
-    monkeypatch.setattr(module.shutil, "rmtree", fails)
+    system({"psutil.process_iter": list, "shutil.rmtree": fails})
     with pytest.raises(InputError, match=rf"^{copy}: cannot be removed \(Permission denied\)$"):
         remove_old(tmp_path / "local", days=0)
 
 
-def test_days_are_days(tmp_path, folder, monkeypatch, capsys):
-    monkeypatch.setattr(module, "_is_open", lambda _: False)
+@pytest.mark.parametrize(("days", "removed"), [(6.99, False), (7.01, True)])
+def test_days_are_days(tmp_path, folder, system, days, removed):
+    system({"psutil.process_iter": list})
     local = tmp_path / "local"
-    lock = local / f".{stage(folder, local).name}.lock"
-    for days, removed in ((6.99, False), (7.01, True)):
-        os.utime(lock, (time.time() - days * 24 * 3600,) * 2)
-        assert run_command(make_parser(), argv=["stage", "--to", str(local), "--clean", "7"]) == 0
-        assert any(local.glob("*/manifest.json")) is not removed
+    os.utime(local / f".{stage(folder, local).name}.lock", (time.time() - days * 24 * 3600,) * 2)
+    assert run_command(make_parser(), argv=["stage", "--to", str(local), "--clean", "7"]) == 0
+    assert any(local.glob("*/manifest.json")) is not removed
 
 
-def test_where_files_cannot_be_locked_old_copies_are_removed_too(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(module, "_is_open", lambda _: False)
-    local = tmp_path / "local"
-    for answer, removed in ((False, False), (None, True)):  # another process has it; there are no locks
-        copy = stage(folder, local)
-        monkeypatch.setattr(module, "try_lock", lambda descriptor, answer=answer: answer)
-        remove_old(local, days=0)
-        assert copy.exists() is not removed
+def test_where_files_cannot_be_locked_old_copies_are_removed(tmp_path, folder, system):
+    def no_locks(*_) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
 
-
-def test_a_copy_that_is_used_again_is_not_old(tmp_path, folder):
-    copy = stage(folder, tmp_path / "local")
-    os.utime(tmp_path / "local" / f".{copy.name}.lock", (0, 0))
     stage(folder, tmp_path / "local")
-    assert remove_old(tmp_path / "local", days=7) == []
+    system({"psutil.process_iter": list, "fcntl.flock": no_locks})
+    assert len(remove_old(tmp_path / "local", days=0)) == 1
 
 
 @pytest.mark.parametrize(
@@ -480,10 +464,7 @@ def test_a_target_that_is_a_file_is_refused(tmp_path, folder, local, words):
         stage(folder, tmp_path / local)
 
 
-def test_the_first_copy_of_a_node_finds_nothing_to_clean(tmp_path, folder, capsys):
-    for words in ([str(folder)], []):
-        assert (
-            run_command(make_parser(), None, ["stage", *words, "--to", str(tmp_path / "local"), "--clean", "7"]) == 0
-        )
-    assert run_command(make_parser(), None, ["stage", "--to", str(tmp_path / "none"), "--clean", "7"]) == 2
+def test_the_first_copy_finds_nothing_to_clean(tmp_path, folder, capsys):
+    for words, place, code in (([str(folder)], "local", 0), ([], "local", 0), ([], "none", 2)):
+        assert run_command(make_parser(), None, ["stage", *words, "--to", f"{tmp_path}/{place}", "--clean=7"]) == code
     assert "no such folder, so there are no copies to remove" in capsys.readouterr().err
