@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import ROOT, Command
-from widemix.distributed import topology
 from widemix.distributed.launchers import USES, first_host, job_port, route_from, tasks_per_node, torchrun_env
 from widemix.distributed.rank_status import (
     RankStatus,
@@ -21,7 +20,13 @@ from widemix.distributed.rank_status import (
     remove_earlier_statuses,
     write_rank_status,
 )
-from widemix.distributed.topology import read_topology, set_gloo_interface, set_nccl_devices
+from widemix.distributed.topology import (
+    read_topology,
+    set_gloo_interface,
+    set_nccl_devices,
+    set_torch_threads,
+    share_cpus,
+)
 from widemix.errors import InputError
 
 # As OpenMPI 4.1.4 set them for rank 3 of 2 x 2, and Slurm 22.05 for rank 2 of the same.
@@ -44,19 +49,26 @@ SRUN = {
 }
 
 
+def no_quota(*_, **__) -> str:
+    raise FileNotFoundError
+
+
+def cpus(count: int) -> dict:
+    """A machine with so many CPUs, and no cgroups."""
+    return {"os.sched_getaffinity": lambda _: set(range(count)), "pathlib.Path.read_text": no_quota}
+
+
 @pytest.mark.parametrize(
     ("given", "torchrun", "local_world", "threads"),
     [(None, False, 2, 4), ("1", False, 2, None), ("1", True, 2, 4), ("3", True, 2, None), ("1", True, 1, None)],
 )
-def test_torch_computes_on_a_share_of_the_cpus_unless_the_user_says_how_many_threads(
-    monkeypatch, given, torchrun, local_world, threads
-):
-    chosen = []
-    monkeypatch.setattr(topology, "usable_cpus", lambda: 8)
-    monkeypatch.setattr(topology.torch, "set_num_threads", chosen.append)
+def test_torch_computes_on_a_share_of_the_cpus(system, monkeypatch, given, torchrun, local_world, threads):
+    """Unless the user says on how many threads."""
+    chosen: list[int] = []
+    system(cpus(8) | {"torch.set_num_threads": chosen.append})
     for name, value in (("OMP_NUM_THREADS", given), ("TORCHELASTIC_RUN_ID", "none" if torchrun else None)):
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
-    topology.set_torch_threads(read_topology({"LOCAL_WORLD_SIZE": str(local_world), "WORLD_SIZE": "4"}))
+    set_torch_threads(read_topology({"LOCAL_WORLD_SIZE": str(local_world), "WORLD_SIZE": "4"}))
     assert chosen == ([threads] if threads else [])
 
 
@@ -69,26 +81,24 @@ def test_openmpi_and_srun_are_read_like_torchrun():
 
 
 @pytest.mark.parametrize(("gpus", "hint"), [(1, True), (2, False), (3, False)])
-def test_a_rank_without_a_gpu_of_its_own_is_an_error(monkeypatch, gpus, hint):
-    monkeypatch.setattr(topology.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(topology.torch.cuda, "device_count", lambda: gpus)
+def test_a_rank_without_a_gpu_is_an_error(system, gpus, hint):
+    system({"torch.cuda.is_available": lambda: True, "torch.cuda.device_count": lambda: gpus})
     environ = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
     with pytest.raises(InputError, match=f"LOCAL_RANK 3 .* sees {gpus}; start as many processes") as error:
         read_topology(environ)
     assert ("--gpus-per-node instead of --gpus-per-task" in str(error.value)) == hint
 
 
-def test_the_device_of_a_rank_is_its_number_on_the_node(monkeypatch):
+@pytest.mark.parametrize(("there", "device"), [(False, "cpu"), (True, "cuda:1")])
+def test_the_device_is_the_number_on_the_node(system, there, device):
     environ = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    for there, device in ((False, "cpu"), (True, "cuda:1")):
-        monkeypatch.setattr(topology.torch.cuda, "is_available", lambda there=there: there)
-        monkeypatch.setattr(topology.torch.cuda, "device_count", lambda: 2)
-        assert str(read_topology(environ).device) == device
+    system({"torch.cuda.is_available": lambda: there, "torch.cuda.device_count": lambda: 2})
+    assert str(read_topology(environ).device) == device
 
 
-def test_ranks_that_are_more_than_the_cpus_have_one_each(monkeypatch):
-    monkeypatch.setattr(topology, "usable_cpus", lambda: 3)
-    shares = [topology.share_cpus(read_topology({"LOCAL_WORLD_SIZE": n, "WORLD_SIZE": "8"})) for n in "1248"]
+def test_ranks_more_than_the_cpus_have_one_each(system):
+    system(cpus(3))
+    shares = [share_cpus(read_topology({"LOCAL_WORLD_SIZE": n, "WORLD_SIZE": "8"})) for n in "1248"]
     assert shares == [3, 1, 1, 1]
 
 
@@ -150,7 +160,12 @@ def test_the_route_to_an_address_of_this_machine_starts_there(address):
     assert route_from(address) == address
 
 
-def test_a_route_is_by_the_first_address_that_has_one_and_without_the_name_of_the_interface(monkeypatch):
+def routes(own: str | None, *families: str) -> tuple[dict, list[str]]:
+    """A network in which sockets of "no route" reach nothing, and those of another family have the address `own`.
+
+    Returns also the families of the sockets that were closed.
+    """
+
     class Probe:
         def __init__(self, family, kind):
             self.family = family
@@ -166,15 +181,20 @@ def test_a_route_is_by_the_first_address_that_has_one_and_without_the_name_of_th
                 raise OSError(101, "Network is unreachable")
 
         def getsockname(self):
-            return "fe80::1%ib0", 9, 0, 2
+            return own, 9, 0, 2
 
     closed: list[str] = []
-    known = [(family, 2, 0, "", (family, 9)) for family in ("no route", "IPv6", "another")]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: known)
-    monkeypatch.setattr(socket, "socket", Probe)
+    known = [(family, 2, 0, "", (family, 9)) for family in families]
+    return {"socket.getaddrinfo": lambda *_, **__: known, "socket.socket": Probe}, closed
+
+
+def test_a_route_is_by_the_first_address_with_one(system):
+    """Without the name of the interface."""
+    answers, closed = routes("fe80::1%ib0", "no route", "IPv6", "another")
+    system(answers)
     assert route_from("n0") == "fe80::1"
     assert closed == ["no route", "IPv6"]
-    known[1:] = []
+    system(routes(None, "no route")[0])
     assert route_from("n0") is None
 
 
@@ -194,7 +214,8 @@ def write_port(folder, port: str, state: str, rate: str) -> None:
     (place / "rate").write_text(f"{rate}\n")
 
 
-def test_nccl_uses_the_interface_of_the_first_node_and_the_fastest_active_ports(tmp_path, monkeypatch):
+def test_nccl_uses_the_fastest_active_ports(tmp_path, system):
+    """And the interface of the first node."""
     for port, state, rate in (
         ("mlx5_0:1", "4: ACTIVE", "100 Gb/sec (4X EDR)"),
         ("mlx5_1:1", "4: ACTIVE", "100 Gb/sec (4X EDR)"),
@@ -209,8 +230,7 @@ def test_nccl_uses_the_interface_of_the_first_node_and_the_fastest_active_ports(
     (tmp_path / "mlx5_5/ports/1").mkdir(parents=True)
     addresses = {"lo": ["127.0.0.1"], "docker0": ["172.17.0.1"], "ib0": ["fe80::1%ib0", "10.0.0.7"]}
     known = {name: [SimpleNamespace(address=text) for text in texts] for name, texts in addresses.items()}
-    monkeypatch.setattr("widemix.distributed.topology.psutil.net_if_addrs", lambda: known)
-    monkeypatch.setattr("widemix.distributed.topology.route_from", lambda host: "10.0.0.7")
+    system({"psutil.net_if_addrs": lambda: known} | routes("10.0.0.7", "IPv4")[0])
     environ = {"MASTER_ADDR": "10.0.0.1"}
     chosen = set_nccl_devices(environ, tmp_path)
     set_gloo_interface(environ)
@@ -222,7 +242,7 @@ def test_nccl_uses_the_interface_of_the_first_node_and_the_fastest_active_ports(
     assert set_nccl_devices(environ, tmp_path / "none") == ["NCCL_SOCKET_IFNAME==ib0"]
     assert environ["NCCL_IB_HCA"] == "mlx5_3"
     for address, named in (("fe80::1", "ib0"), ("192.0.2.1", None), ("127.0.0.1", None), (None, None)):
-        monkeypatch.setattr("widemix.distributed.topology.route_from", lambda host, address=address: address)
+        system(routes(address, "IPv4" if address else "no route")[0])
         environ, chosen = {"MASTER_ADDR": "n0"}, {"MASTER_ADDR": "n0", "GLOO_SOCKET_IFNAME": ""}
         set_gloo_interface(environ)
         set_gloo_interface(chosen)

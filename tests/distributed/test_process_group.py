@@ -1,5 +1,9 @@
 """Leaving the process group: NCCL destroys its communicators on all ranks of a node together."""
 
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -7,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from widemix.distributed import topology
+from tests.forks import free_port
+from widemix.distributed.rendezvous import Rendezvous
 from widemix.distributed.topology import (
     Topology,
     mean_over_ranks,
@@ -20,19 +25,34 @@ from widemix.errors import InputError, RunError
 
 
 @pytest.fixture
-def calls(monkeypatch) -> list[str]:
+def calls(system, monkeypatch) -> list[str]:
     """The calls that create and destroy the group, which do nothing else."""
     made: list[str] = []
     for name in ("init_process_group", "all_reduce", "destroy_process_group"):
-        monkeypatch.setattr(dist, name, lambda *_, name=name, **__: made.append(name))
-    met = SimpleNamespace(run=lambda meet: meet(), join=dist.HashStore, waits_for=lambda _: None)
-    monkeypatch.setattr(topology, "Rendezvous", lambda *_: met)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: made.append(f"set_device {device}"))
+        system({f"torch.distributed.{name}": lambda *_, name=name, **__: made.append(name)})
+    system({"torch.cuda.set_device": lambda device: made.append(f"set_device {device}")})
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.setenv(name, "")  # so that what is set is removed at the end
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     return made
 
 
+@contextmanager
+def joined(rank: int, world: int, local_world: int, device: str = "cpu", timeout_s: int = 60) -> Iterator[dist.Store]:
+    """Join the group as one rank, which the others meet in threads."""
+    with ThreadPoolExecutor(world) as pool:
+        if world > 1:
+            others = [pool.submit(Rendezvous(each, world, 60).join) for each in range(world) if each != rank]
+        place = Topology(rank, world, rank % local_world, local_world, torch.device(device, rank % local_world))
+        with process_group(place, timeout_s) as store:
+            yield store
+        assert world == 1 or all(other.result(60) for other in others)
+
+
 def test_the_device_is_set_before_nccl_is(calls):
-    with process_group(Topology(1, 2, 1, 2, torch.device("cuda", 1)), 60):
+    with joined(1, 2, 2, "cuda"):
         pass
     device = "set_device cuda:1"  # for this thread, and for the one that creates the group
     assert calls == [device, device, "init_process_group", "all_reduce", "destroy_process_group"]
@@ -43,50 +63,45 @@ def test_the_device_is_set_before_nccl_is(calls):
     [("cpu", 2, True), ("cuda", 1, True), ("cuda", 2, False)],
     ids=["gloo", "NCCL of one rank", "NCCL"],
 )
-def test_a_rank_that_fails_alone_does_not_wait_for_the_others_in_nccl(device, world, destroyed, calls):
-    topology = Topology(0, world, 0, world, torch.device(device, 0))
-    with pytest.raises(OSError, match="of this rank alone"), process_group(topology, 60):
+def test_a_rank_that_fails_alone_does_not_wait(device, world, destroyed, calls):
+    """For the others, in NCCL."""
+    with pytest.raises(OSError, match="of this rank alone"), joined(0, world, world, device):
         raise OSError("of this rank alone")
     assert ("destroy_process_group" in calls) == destroyed
 
 
 @pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl")])
 @pytest.mark.parametrize("world", [1, 3])
-def test_the_group_is_of_the_ranks_and_waits_as_long_as_is_said(calls, monkeypatch, device, backend, world):
-    made, met, meet = [], [], topology.Rendezvous
-    monkeypatch.setattr(topology, "Rendezvous", lambda *words: met.append(words) or meet())
-    monkeypatch.setattr(dist, "init_process_group", lambda *words, **options: made.append((*words, options)))
-    with process_group(Topology(world - 1, world, world - 1, world, torch.device(device, 0)), 77) as store:
+@pytest.mark.usefixtures("calls")
+def test_the_group_waits_as_long_as_is_said(system, device, backend, world):
+    made: list[tuple] = []
+    system({"torch.distributed.init_process_group": lambda *words, **options: made.append((*words, options))})
+    with joined(world - 1, world, world, device, 77) as store:
         store.set("a", "key")
-    ((kind, options),) = made
-    assert met == ([] if world == 1 else [(world - 1, world, 77)])
-    own = options.pop("store")
-    assert (kind, options) == (backend, {"rank": world - 1, "world_size": world, "timeout": timedelta(seconds=77)})
-    assert dist.PrefixStore("run", own).check(["a"])
+        ((kind, options),) = made
+        own = options.pop("store")
+        assert dist.PrefixStore("run", own).check(["a"])
+    group = {"rank": world - 1, "world_size": world, "timeout": timedelta(seconds=77)}
+    assert (kind, options) == (backend, group)
 
 
 @pytest.mark.parametrize(
     ("device", "local_world", "rank", "chosen", "printed"),
     [
-        ("cpu", 2, 0, ["gloo"], False),
-        ("cuda", 2, 0, ["gloo", "nccl"], True),
-        ("cuda", 2, 3, ["gloo", "nccl"], False),
-        ("cuda", 4, 0, [], False),
+        ("cpu", 2, 0, ("ib0", None), False),
+        ("cuda", 2, 0, ("ib0", "=ib0"), True),
+        ("cuda", 2, 3, ("ib0", "=ib0"), False),
+        ("cuda", 4, 0, (None, None), False),
     ],
 )
 @pytest.mark.usefixtures("calls")
-def test_networks_are_chosen_where_ranks_are_on_several_nodes(
-    monkeypatch, capsys, device, local_world, rank, chosen, printed
-):
-    asked = []
-    monkeypatch.setattr(topology, "set_gloo_interface", lambda environ: asked.append("gloo"))
-    monkeypatch.setattr(
-        topology, "set_nccl_devices", lambda environ: asked.append("nccl") or ["NCCL_IB_HCA==mlx5_0:1"]
-    )
-    with process_group(Topology(rank, 4, rank % local_world, local_world, torch.device(device, 0)), 60):
-        pass
-    assert asked == chosen
-    assert ("NCCL_IB_HCA==mlx5_0:1" in capsys.readouterr().err) is printed
+def test_networks_are_chosen_between_nodes(system, capsys, device, local_world, rank, chosen, printed):
+    """As if the loopback device were InfiniBand."""
+    address = SimpleNamespace(address="127.0.0.1", is_loopback=False)
+    system({"psutil.net_if_addrs": lambda: {"ib0": [address]}, "ipaddress.ip_address": lambda _: address})
+    with joined(rank, 4, local_world, device):
+        assert tuple(map(os.environ.get, ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"))) == chosen
+    assert ("NCCL_SOCKET_IFNAME==ib0" in capsys.readouterr().err) is printed
 
 
 @pytest.mark.parametrize(
@@ -98,57 +113,57 @@ def test_networks_are_chosen_where_ranks_are_on_several_nodes(
     ],
 )
 @pytest.mark.usefixtures("calls")
-def test_a_rank_that_cannot_reach_another_names_the_way_that_it_took(monkeypatch, interface, local_world, by):
+def test_an_unreachable_rank_is_told_with_the_way(system, monkeypatch, interface, local_world, by):
     def fail(*_, **__):
         raise RuntimeError("connect timed out\nand a long story")
 
-    monkeypatch.setattr(dist, "init_process_group", fail)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface or "")
-    if interface is None:
-        monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-    group = process_group(Topology(1, 2, 0, local_world, torch.device("cpu")), 60)
-    with pytest.raises(RunError, match=rf"^rank 1 on \S+: no connection by {by}: connect timed out$"), group:
+    system({"torch.distributed.init_process_group": fail})
+    if interface is not None:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    said = rf"^rank 1 on \S+: no connection by {by}: connect timed out$"
+    with pytest.raises(RunError, match=said), joined(1, 2, local_world):
         pass
 
 
-def test_what_rank_0_alone_does_has_its_result_or_its_mistake_on_every_rank(monkeypatch):
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_rank_0_alone_does_every_rank_has(system, refused):
+    """Its result, or its mistake; each rank is the first of its node."""
     sent: list[list] = []
+    acted: list[int] = []
 
     def broadcast(shared, src, device):
         assert (src, device.type) == (0, "cpu")
-        if topologies[0].is_main:
+        if not sent:
             sent.append(list(shared))
-        shared[:] = sent[-1]
+        shared[:] = sent[0]
 
-    def refuse():
-        raise InputError("no such key")
+    def act() -> int:
+        acted.append(rank)
+        if refused:
+            raise InputError("no such key")
+        return 7
 
-    monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
+    system({"torch.distributed.broadcast_object_list": broadcast})
     for rank in (0, 2):
-        topologies = [Topology(rank, 4, 0, 2, torch.device("cpu"))]  # each is the first of its node
-        assert topologies[0].is_main is (rank == 0)
-        acted: list[int] = []
-        sent[1:] = []
-        assert on_main(topologies[0], lambda: acted.append(rank) or 7) == 7  # noqa: B023
-        assert acted == ([0] if rank == 0 else [])
-    for rank in (0, 2):
-        topologies = [Topology(rank, 4, 0, 2, torch.device("cpu"))]
-        with pytest.raises(InputError, match="no such key"):
-            on_main(topologies[0], refuse)
+        place = Topology(rank, 4, 0, 2, torch.device("cpu"))
+        with pytest.raises(InputError, match="no such key") if refused else nullcontext():
+            assert on_main(place, act) == 7
+    assert acted == [0]
 
 
-def test_a_mean_over_ranks_leaves_its_own_values(monkeypatch):
-    monkeypatch.setattr(dist, "all_reduce", lambda values: values.mul_(6))
-    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+def test_a_mean_over_ranks_leaves_its_own_values(system):
+    system(
+        {"torch.distributed.all_reduce": lambda values: values.mul_(6), "torch.distributed.get_world_size": lambda: 3}
+    )
     own = torch.tensor([1.0, 4.0])
     assert mean_over_ranks(own).tolist() == [2.0, 8.0]
     assert own.tolist() == [1.0, 4.0]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_host_and_device_are_seeded(monkeypatch, device):
-    seeded = []
-    monkeypatch.setattr(torch.cuda, "manual_seed", seeded.append)
+def test_host_and_device_are_seeded(system, device):
+    seeded: list[int] = []
+    system({"torch.cuda.manual_seed": seeded.append})
     seed_device(torch.device(device), 77)
     assert (torch.initial_seed(), seeded) == (77, [77] if device == "cuda" else [])
 
