@@ -13,7 +13,7 @@ TOPS = {"mixer-ddp": 97.25, "mixer-deepspeed": 96.5, "rp_mixer-ddp": 95.0, "rp_m
 
 
 @pytest.fixture
-def commands(monkeypatch, tmp_path):
+def commands(monkeypatch, tmp_path, system):
     """The commands that were run; `failing` is the exit code of those for each word that they hold."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -33,7 +33,7 @@ def commands(monkeypatch, tmp_path):
         codes = [code for word, code in failing.items() if any(word in each for each in words)]
         return subprocess.CompletedProcess(command, codes[0] if codes else 0)
 
-    monkeypatch.setattr(demo.subprocess, "run", pretend)
+    system({"subprocess.run": pretend})
     return run, failing
 
 

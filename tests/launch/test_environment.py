@@ -4,7 +4,6 @@ import io
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 import venv
 from concurrent.futures import ThreadPoolExecutor
@@ -72,22 +71,22 @@ def test_a_damaged_archive_is_not_used(tmp_path, environment):
     assert unpack(archive, tmp_path / "local").is_dir()
 
 
-def test_nothing_of_an_archive_is_unpacked_before_its_hash_is_right(tmp_path, environment, monkeypatch):
+def test_nothing_is_unpacked_before_its_hash_is_right(tmp_path, environment, system):
     archive = pack(tmp_path, environment)
     archive = archive.rename(archive.with_name(archive.name.replace("environment-", "environment-0")))
-    monkeypatch.setattr(tarfile, "open", None)
+    system({"tarfile.open": None})
     with pytest.raises(InputError, match="is damaged, or has another name"):
         unpack(archive, tmp_path / "local")
     assert [path.name for path in (tmp_path / "local").iterdir()] == [f".{archive.stem}.lock"]
 
 
-def test_an_interrupted_process_leaves_nothing_of_what_it_unpacked(tmp_path, environment, monkeypatch):
+def test_an_interrupted_process_leaves_nothing(tmp_path, environment, system):
     archive = pack(tmp_path, environment)
 
     def interrupted(member, folder):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_inside", interrupted)
+    system({"tarfile.data_filter": interrupted})
     with pytest.raises(KeyboardInterrupt):
         unpack(archive, tmp_path / "local")
     assert [path.name for path in (tmp_path / "local").iterdir()] == [f".{archive.stem}.lock"]
@@ -242,17 +241,3 @@ def test_the_command_packs_the_environment_that_it_runs_in(tmp_path, environment
     assert capsys.readouterr().out.strip() == str(*(tmp_path / "shared").glob("environment-*.tar"))
     assert run_command(make_parser(), None, ["stage", "data", "--environment", "--to", str(tmp_path)]) == 2
     assert "--environment: packs the environment alone" in capsys.readouterr().err
-
-
-def test_a_node_goes_on_with_the_local_python(tmp_path, environment, monkeypatch):
-    from widemix.launch.slurm import node
-
-    archive, started = pack(tmp_path, environment), []
-    monkeypatch.setenv("DISK", str(tmp_path / "local"))
-    monkeypatch.delenv(node.LOCAL_VARIABLE, raising=False)
-    monkeypatch.setattr(os, "execv", lambda *words: started.append(words))
-    monkeypatch.setattr(sys, "argv", ["node.py", "--stage", "$DISK"])
-    node._use_local_python(str(archive), "$DISK")
-    python = str(tmp_path / "local" / archive.stem / "bin/python")
-    assert started == [(python, [python, "-m", "widemix.launch.slurm.node", "--stage", "$DISK"])]
-    assert os.environ.pop(node.LOCAL_VARIABLE) == archive.stem

@@ -75,6 +75,33 @@ def test_all_nodes_of_the_jobset_have_their_number():
     assert given["PET_MASTER_ADDR"] == f"{name}-{job['name']}-0-0.{name}"
 
 
+@pytest.fixture
+def pod(system, run_main, digits, monkeypatch):
+    """A pod's command: pod(words...) -> exit code; what torchrun is given and finds is in pod.seen.
+
+    pod.codes: what the ranks end with.
+    """
+    seen: list[tuple[list[str], Path, tuple]] = []
+
+    def torchrun(command: list[str]) -> None:
+        folder = Path(os.environ[STATUS_DIR_VARIABLE])
+        found = tuple(os.environ[f"PET_{name}"] for name in ("RDZV_CONF", "SHUTDOWN_TIMEOUT"))
+        seen.append((command, folder, found))
+        for rank, code in enumerate(run.codes):
+            status = RankStatus(rank, "n0", code, "", 0.0)
+            (folder / f"rank-{rank}.json").write_text(json.dumps(asdict(status)))
+        if run.codes != [0, 0]:
+            raise ChildFailedError("train", {0: ProcessFailure(0, 1, 1, "none")})
+
+    def run(*words: str) -> int:
+        return run_main(launched, *words)
+
+    run.seen, run.codes = seen, [0, 0]
+    system({"torch.distributed.run.main": torchrun, "os.environ": dict(os.environ)})
+    monkeypatch.setenv("RANK", "3")  # which the training operator sets for the pod
+    return run
+
+
 @pytest.mark.parametrize(
     ("codes", "code"),
     [
@@ -88,65 +115,41 @@ def test_all_nodes_of_the_jobset_have_their_number():
         ([], 143),
     ],
 )
-@pytest.mark.parametrize("override", ["--data.path=DIGITS", "--data.path|DIGITS"])
-def test_a_pod_ends_with_what_its_ranks_ended_with(digits, monkeypatch, codes, code, override):
+@pytest.mark.parametrize("override", ["--data.path={}", "--data.path {}"])
+def test_a_pod_ends_as_its_ranks_did(digits, pod, codes, code, override):
     """torchrun's own exit code is 1 or 0 for all of them: a wrong recipe was started 20 times."""
-    seen, folders = [], []
-
-    def torchrun(command):
-        seen.extend(command)
-        folders.append(os.environ[STATUS_DIR_VARIABLE])
-        for rank, found in enumerate(codes):
-            status = RankStatus(rank, "n0", found, "", 0.0)
-            Path(os.environ[STATUS_DIR_VARIABLE], f"rank-{rank}.json").write_text(json.dumps(asdict(status)))
-        if codes != [0, 0]:
-            raise ChildFailedError("train", {0: ProcessFailure(0, 1, 1, "none")})
-
-    monkeypatch.setattr(launched, "run_torchrun", torchrun)
-    monkeypatch.setenv("RANK", "3")  # which the training operator sets for the pod
-    words = ["widemix.launch.pod", "--", "recipes/digits/mixer.yaml", "--run-dir", "r", *override.split("|")]
-    words[-1] = words[-1].replace("DIGITS", str(digits))
-    monkeypatch.setattr("sys.argv", words)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    with pytest.raises(SystemExit) as ended:
-        launched.main()
-    assert ended.value.code == code
-    assert seen == ["-m", "widemix", "train", *words[2:], f"--data.path={digits}"]
+    pod.codes = codes
+    words = ["recipes/digits/mixer.yaml", "--run-dir", "r", *override.format(digits).split()]
+    assert pod("--", *words) == code
+    [(command, folder, _)] = pod.seen
+    assert command == ["-m", "widemix", "train", *words, f"--data.path={digits}"]
     assert STATUS_DIR_VARIABLE not in os.environ
-    assert not Path(folders[0]).exists()
-    for wrong in (
-        ["--", "recipes/nowhere.yaml"],
-        ["--", "--data.path", str(digits)],
-        ["--", "--run-dir", "r"],
-        ["--"],
-        [],
-    ):
-        monkeypatch.setattr("sys.argv", ["widemix.launch.pod", *wrong])
-        with pytest.raises(SystemExit) as ended:
-            launched.main()
-        assert ended.value.code == 2
+    assert not folder.exists()
 
 
-def test_pods_wait_for_each_other_while_they_stage_and_for_their_ranks_to_save(monkeypatch):
-    """By variables of torchrun; one that the user has set stays."""
-    staged, seen = [], []
+@pytest.mark.parametrize(
+    "words", [["--", "recipes/nowhere.yaml"], ["--", "--data.path", "d"], ["--", "--run-dir", "r"], ["--"], []]
+)
+def test_wrong_words_of_a_pod_end_its_job(pod, words):
+    assert pod(*words) == 2
+    assert not pod.seen
 
-    def torchrun(command):
-        seen.append({name: os.environ[f"PET_{name}"] for name in ("RDZV_CONF", "SHUTDOWN_TIMEOUT")})
 
-    monkeypatch.setattr(launched, "run_torchrun", torchrun)
-    monkeypatch.setattr(launched, "data_for", lambda *given: staged.append(given) or Path("/cache/copy"))
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    assert launched.run_pod(["digits/mixer"], "/cache") == Exit.FAILED
-    assert staged == [(["digits/mixer"], "/cache")]
+def test_pods_wait_for_each_other_while_they_stage(pod, digits, tmp_path):
+    """And for their ranks to save, by variables of torchrun; one that the user has set stays."""
+    words = ["digits/mixer", f"--data.path={digits}"]
+    assert pod("--stage-to", str(tmp_path / "disk"), "--", *words) == 0
     day = 24 * 3600
-    own = {"RDZV_CONF": f"timeout={day},join_timeout={day}", "SHUTDOWN_TIMEOUT": str(launched.SHUTDOWN_TIMEOUT_S)}
+    own = (f"timeout={day},join_timeout={day}", str(launched.SHUTDOWN_TIMEOUT_S))
     os.environ |= {"PET_RDZV_CONF": "timeout=3", "PET_SHUTDOWN_TIMEOUT": "7"}
-    monkeypatch.setattr("sys.argv", ["pod", "--stage-to", "/disk", "--", "digits/mnist", "--stage-to"])
-    with pytest.raises(SystemExit):
-        launched.main()
-    assert staged[1:] == [(["digits/mnist", "--stage-to"], "/disk")]
-    assert seen == [own, {"RDZV_CONF": "timeout=3", "SHUTDOWN_TIMEOUT": "7"}]
+    assert pod("--", *words, "--stage-to") == 0
+    (copy,) = (tmp_path / "disk").glob("[!.]*")
+    program = ["-m", "widemix", "train", *words]
+    assert [command for command, *_ in pod.seen] == [
+        [*program, f"--data.path={copy}"],
+        [*program, "--stage-to", f"--data.path={digits}"],
+    ]
+    assert [found for *_, found in pod.seen] == [own, ("timeout=3", "7")]
 
 
 def test_a_wrong_recipe_ends_the_job_and_all_else_starts_again():

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-from torch.distributed import run
 from torch.distributed.elastic.multiprocessing import PContext, SignalException
 
-from tests.forks import Forks
+from tests.forks import Forks, free_port
 from widemix.errors import InputError
 from widemix.launch import torchrun
+from widemix.launch.relay import Relay
 from widemix.torch_support import TORCHRUN_STOPS_RANKS, torch_is_at_least
 
 RANK = """
@@ -66,8 +66,8 @@ def test_a_signal_lets_the_ranks_save(options, number, tmp_path):
     assert node.said() == f"{begun}saved after {number.name}"
 
 
-@pytest.mark.parametrize("torch_has_options", [True, False])
-def test_torchrun_forwards_all_signals_and_waits_for_the_ranks_to_save(torch_has_options, monkeypatch):
+@pytest.mark.parametrize("version", ["2.12.0", "2.11.0"])
+def test_torchrun_forwards_all_signals_and_waits(version, system, tmp_path, monkeypatch):
     """An older one, which has no options for it, is made to: SIGUSR1 it does not know, and it waits for 30 s."""
 
     def close(self, death_sig=None, timeout=30):
@@ -78,48 +78,54 @@ def test_torchrun_forwards_all_signals_and_waits_for_the_ranks_to_save(torch_has
         raise SignalException("torchrun got SIGTERM", signal.SIGTERM)
 
     ran: list[tuple] = []
-    monkeypatch.setattr(torchrun, "torch_is_at_least", lambda version: torch_has_options)
-    monkeypatch.setattr(run, "main", ended)
-    monkeypatch.setattr(PContext, "close", close)
-    monkeypatch.delenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", raising=False)
+    (tmp_path / "torch-0.dist-info").mkdir()
+    (tmp_path / "torch-0.dist-info/METADATA").write_text(f"Name: torch\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    system({"torch.distributed.run.main": ended, "torch.distributed.elastic.multiprocessing.PContext.close": close})
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "")
     before = signal.getsignal(signal.SIGUSR1)
     try:
         torchrun.run_torchrun(("--standalone", "x"))
         [(words, alone, handler)] = ran
     finally:
         signal.signal(signal.SIGUSR1, before)
-        os.environ.pop("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", None)
     assert (words, alone) == (["--standalone", "x"], "1")
-    if torch_has_options:
-        forwarded, seconds = torchrun.stop_options()[1::2]
-        assert torchrun.stop_options()[::2] == ["--signals-to-handle", "--shutdown-timeout"]
+    options = torchrun.stop_options()
+    if version == "2.12.0":
+        forwarded, seconds = options[1::2]
+        assert options[::2] == ["--signals-to-handle", "--shutdown-timeout"]
         assert {*forwarded.split(",")} == {"SIGUSR1", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
         assert (handler, close.__defaults__) == (before, (None, 30))
     else:
-        assert torchrun.stop_options() == []
+        assert options == []
         with pytest.raises(SignalException, match="SIGUSR1") as raised:
             handler(signal.SIGUSR1, None)
         assert raised.value.sigval == signal.SIGUSR1
-        seconds, (number, waited) = str(close.__defaults__[1]), close.__defaults__
-        assert (number, waited) == (None, int(seconds))
+        number, seconds = close.__defaults__
+        assert number is None
     assert 240 < int(seconds) < 300  # of which jobs have 300 until they are killed
 
 
-def test_a_recipes_data_are_read_where_they_are_or_copied_to_a_folder_of_this_node(digits, monkeypatch):
-    staged = []
-    monkeypatch.setattr(torchrun, "stage", lambda *given: staged.append(given) or Path("/disk/7/copy"))
-    monkeypatch.setenv("OF_NODE", "/disk/7")
+def test_data_are_read_where_they_are_or_copied(digits, tmp_path, monkeypatch):
+    """To a folder of this node."""
+    monkeypatch.setenv("OF_NODE", str(tmp_path))
     train = ["digits/mixer", "--data.path", str(digits), "--run-dir", "r"]
     assert torchrun.data_for(train, "") == digits
-    assert staged == []
-    assert torchrun.data_for(train, "$OF_NODE/a", "relay") == Path("/disk/7/copy")
-    assert torchrun.data_for(train, "/disk") == Path("/disk/7/copy")
-    assert staged == [(digits, Path("/disk/7/a"), "relay"), (digits, Path("/disk"), None)]
+    copy = torchrun.data_for(train, "$OF_NODE/a")
+    assert copy.parent == tmp_path / "a"
+    with Relay(None, free_port(), "token") as relay:
+        assert torchrun.data_for(train, str(tmp_path / "a"), relay) == copy
+        assert relay.wait_for("train.beton", 0) is not None  # it serves the copy
     program = torchrun.train_program(train, Path("/disk/7/a"))
     assert program == ["widemix", "train", *train, "--data.path=/disk/7/a"]  # of two paths the last one counts
     monkeypatch.setenv("OF_NODE", "disk")
     with pytest.raises(InputError, match=r"^--stage-to \$OF_NODE/a: is disk/a on this node"):
         torchrun.data_for(train, "$OF_NODE/a")
-    for wrong in ([], ["--data.path", str(digits)], ["--run-dir", "r", "digits/mixer"], ["-q", "digits/mixer"]):
-        with pytest.raises(InputError, match="give the recipe first"):
-            torchrun.data_for(wrong, "")
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--data.path", "d"], ["--run-dir", "r", "digits/mixer"], ["-q", "digits/mixer"]]
+)
+def test_the_recipe_comes_first(words):
+    with pytest.raises(InputError, match="give the recipe first"):
+        torchrun.data_for(words, "")
