@@ -36,9 +36,9 @@ def write_sheets(recipe: Recipe, folder: Path, images: int, seed: int) -> list[P
     folder.mkdir(parents=True, exist_ok=True)
     training, operations = folder / "training.png", folder / "operations.png"
     heading = f"{images} images as the model sees them in step 1 of epoch 1, seed {seed}"
-    parts = [(f"{heading}\n{_settings(recipe)}", training_grid(batch, images, section))]
+    parts = [(f"{heading}\n{settings_line(recipe)}", training_grid(batch, images, section))]
     write_png(stacked(parts), training)
-    write_png(stacked(_operations(recipe)), operations)
+    write_png(stacked(operation_parts(recipe)), operations)
     return [training, operations]
 
 
@@ -57,7 +57,7 @@ def first_batch(recipe: Recipe, images: int, seed: int) -> Batch:
         return next(batches)
 
 
-def _operations(recipe: Recipe) -> list[tuple[str, np.ndarray]]:
+def operation_parts(recipe: Recipe) -> list[tuple[str, np.ndarray]]:
     """A heading and a grid for each operation, on the first training image."""
     policy = parse_policy(recipe.augment.auto_augment) if recipe.augment.auto_augment else None
     section = _image_section(recipe)
@@ -100,7 +100,7 @@ def _first_image(section: DataSection) -> np.ndarray:
     return image[0]
 
 
-def _settings(recipe: Recipe) -> str:
+def settings_line(recipe: Recipe) -> str:
     """The augment keys that the recipe sets, in one line."""
     settings = recipe.augment.model_dump(mode="json", exclude_defaults=True)
     return ", ".join(f"{key} {value}" for key, value in settings.items()) or "augmentation: all defaults"

@@ -33,11 +33,13 @@ LARGEST = 8192  # side of a matrix that is made
 PIXELS = 512  # side of a plotted matrix
 
 
-def effective_weights(block: MixerBlock | SwMlpBlock, features: tuple[int, ...]) -> dict[str, np.ndarray]:
+def effective_weights(
+    block: MixerBlock | SwMlpBlock, features: tuple[int, ...], most: int = LARGEST
+) -> dict[str, np.ndarray]:
     """Return the matrix of each layer of a block on its flattened input features: float32 [outputs, inputs].
 
     `features` is the shape of one sample of the block's input, (S, C) or (m,). Permutations that no activation
-    separates from a layer belong to it. `TooLargeError` for matrices that are not made.
+    separates from a layer belong to it. `TooLargeError` for matrices with a side above `most`.
     """
     layers = [
         (name, function, shape)
@@ -45,8 +47,8 @@ def effective_weights(block: MixerBlock | SwMlpBlock, features: tuple[int, ...])
         for name, function, shape in _layers(branch, getattr(block, branch), shape)
     ]
     largest = max(int(np.prod(shape)) for _, _, shape in layers)
-    if largest > LARGEST:
-        raise TooLargeError(f"effective weights of {largest:,} columns: at most {LARGEST:,} are made")
+    if largest > most:
+        raise TooLargeError(f"effective weights of {largest:,} columns: at most {most:,} are made")
     with torch.no_grad():
         return {name: _matrix(function, shape) for name, function, shape in layers}
 

@@ -53,9 +53,11 @@ def kronecker_singular_values(first: np.ndarray, second: np.ndarray) -> np.ndarr
     return np.sort(products, axis=None)[::-1]
 
 
-def singular_values(matrix: np.ndarray | scipy.sparse.sparray | scipy.sparse.linalg.LinearOperator) -> np.ndarray:
-    """Return the singular values of a matrix, descending: all, or beyond `DENSE` the largest by Lanczos."""
-    if min(matrix.shape) <= DENSE:
+def singular_values(
+    matrix: np.ndarray | scipy.sparse.sparray | scipy.sparse.linalg.LinearOperator, dense: int = DENSE
+) -> np.ndarray:
+    """Return the singular values of a matrix, descending: all, or of a smaller side beyond `dense` the largest."""
+    if min(matrix.shape) <= dense:
         if isinstance(matrix, scipy.sparse.linalg.LinearOperator):
             matrix = matrix @ np.eye(matrix.shape[1])
         dense = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()

@@ -11,8 +11,8 @@ from tests.sections import train_section
 from widemix.analysis import augment
 from widemix.analysis.augment import first_batch, write_png
 from widemix.analysis.operations import AMPLIFIED, Comparison, all_comparisons, comparison_tiles
-from widemix.cli import main
-from widemix.data import grid as grid_module
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
 from widemix.data.augment.program import compile_policy
 from widemix.data.augment.registry import OPERATIONS
 from widemix.data.batches import Batch
@@ -65,33 +65,8 @@ def test_the_images_are_fp32_and_a_sheet_says_what_the_recipe_sets(digits):
         (augment_section(), "augmentation: all defaults"),
         (augment_section(mixup=0.25, hflip=0.0), {"mixup 0.25", "hflip 0.0"}),
     ):
-        text = augment._settings(recipe.model_copy(update={"augment": section}))
+        text = augment.settings_line(recipe.model_copy(update={"augment": section}))
         assert (text if isinstance(said, str) else set(text.split(", "))) == said
-
-
-def test_each_operation_is_shown_on_the_first_image_with_the_colour_of_the_data_and_its_policy_is_named(
-    digits, monkeypatch
-):
-    keys = [("data.path", str(digits)), ("data.mean", "[0.1, 0.5, 0.9]"), ("data.std", "[1, 1, 1]")]
-    recipe = load_recipe("recipes/digits/rp_mixer.yaml", [*keys, ("augment.auto_augment", "rand-m9-n2")])
-    given = []
-
-    def shown(fill):
-        given.append(fill)
-        image = lambda image, argument: image  # noqa: E731
-        return [Comparison(f"c{n}", n, (0.0,), "Pillow", image, image) for n in (None, *range(40))]
-
-    monkeypatch.setattr(augment, "all_comparisons", shown)
-    (_, before), *parts = augment._operations(recipe)
-    assert given == [(26, 128, 230)]  # of 255
-    used = {name.split()[0] for name, _ in parts if name.endswith("  (used by rand-m9-n2)")}
-    table = compile_policy(parse_policy("rand-m9-n2"), recipe.data.mean, recipe.data.interpolation).table
-    assert used == {f"c{number:g}" for number in set(table[:, 0])}
-    assert 5 < len(used) < 40
-    section = recipe.data.model_copy(update={"eval_split": "train", "crop_pct": 1.0})
-    with EvalLoader(section, 1, Topology(0, 1, 0, 1, torch.device("cpu"))).batches() as batches:
-        first = denormalise(next(batches).inputs, section)
-    assert np.array_equal(before, grid([first[0]], [""], 1))
 
 
 def test_parts_of_a_sheet_are_below_each_other_each_under_its_heading():
@@ -139,7 +114,7 @@ def test_tiles_stand_below_each_other_as_far_as_their_captions_need():
     assert not dark[:, : 2 * GUTTER + width].any()
 
 
-def test_a_training_grid_names_what_its_images_are_made_of(digits, monkeypatch):
+def test_a_training_grid_names_what_its_images_are_made_of(digits):
     """The two likeliest classes, without those that label smoothing alone has given something."""
     section = DataSection(path=str(digits), num_classes=12, mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 0.75))
     pixels = torch.randint(256, (4, 3, 8, 8), generator=torch.Generator().manual_seed(0))
@@ -148,15 +123,12 @@ def test_a_training_grid_names_what_its_images_are_made_of(digits, monkeypatch):
     targets[0, 7], targets[0, 0] = 0.85, 0.05
     targets[1, 9], targets[1, 10] = 0.3, 0.6
     targets[2, :3] = torch.tensor([0.2, 0.5, 0.3])
-    given = []
-    monkeypatch.setattr(grid_module, "grid", lambda *arguments, **keys: given.extend((*arguments, keys)))
-    training_grid(Batch((pixels / 255 - mean) / std, targets, np.arange(4)), 3, section)
-    tiles, captions, keys = given
-    assert captions == ["7: 0.85\n0: 0.05", "class 10: 0.60\n9: 0.30", "1: 0.50\n2: 0.30"]
-    assert np.array_equal(tiles, pixels[:3].permute(0, 2, 3, 1))
-    assert keys == {"columns": 8}
-    training_grid(Batch(pixels / 255, torch.ones(4, 1), np.arange(4)), 1, section)
-    assert given[4] == [""]  # of a single number there is nothing to name
+    batch = Batch((pixels / 255 - mean) / std, targets, np.arange(4))
+    captions = ["7: 0.85\n0: 0.05", "class 10: 0.60\n9: 0.30", "1: 0.50\n2: 0.30"]
+    tiles = list(pixels.permute(0, 2, 3, 1).byte().numpy())
+    assert np.array_equal(training_grid(batch, 3, section), grid(tiles[:3], captions, columns=8))
+    number = Batch(batch.inputs, torch.ones(4, 1), np.arange(4))  # of which there is nothing to name
+    assert np.array_equal(training_grid(number, 1, section), grid(tiles[:1], [""], columns=8))
 
 
 def test_noise_beyond_black_and_white_is_clipped():
@@ -199,6 +171,23 @@ def test_operations_that_move_pixels_are_compared_with_both_interpolations():
     assert [each.number for each in comparisons] == [*numbers[0], *numbers[1], *numbers[1], None, None]
 
 
+def test_the_sheet_of_operations_names_those_of_the_policy(digits):
+    keys = [("data.path", str(digits)), ("data.mean", "[0.1, 0.5, 0.9]"), ("data.std", "[1, 1, 1]")]
+    recipe = load_recipe("recipes/digits/rp_mixer.yaml", [*keys, ("augment.auto_augment", "rand-m9-n2")])
+    (_, before), *parts = augment.operation_parts(recipe)
+    fill = (26, 128, 230)  # the colour of the data, of 255
+    table = compile_policy(parse_policy("rand-m9-n2"), recipe.data.mean, recipe.data.interpolation).table
+    section = recipe.data.model_copy(update={"eval_split": "train", "crop_pct": 1.0})
+    with EvalLoader(section, 1, Topology(0, 1, 0, 1, torch.device("cpu"))).batches() as batches:
+        first = denormalise(next(batches).inputs, section)
+    assert np.array_equal(before, grid([first[0]], [""], 1))
+    for comparison, (name, shown) in zip(all_comparisons(fill), parts, strict=True):
+        note = "  (used by rand-m9-n2)" if comparison.number in set(table[:, 0]) else ""
+        assert name == comparison.name + note
+        assert np.array_equal(shown, grid(*comparison_tiles(comparison, first[0]), max(3, len(comparison.arguments))))
+    assert 5 < sum(name.endswith("(used by rand-m9-n2)") for name, _ in parts) < len(parts)
+
+
 def test_every_operation_of_the_sheet_is_its_peers_but_for_the_true_gaussian():
     image = np.random.RandomState(0).randint(0, 256, (8, 8, 3)).astype(np.uint8)
     comparisons, before = all_comparisons((124, 116, 104)), image.copy()
@@ -214,16 +203,16 @@ def test_every_operation_of_the_sheet_is_its_peers_but_for_the_true_gaussian():
             assert verdicts - allowed == {"identical"}, comparison.name
 
 
-def test_the_command_writes_both_sheets(digits, tmp_path, monkeypatch, capsys):
-    words = ["widemix", "analyse", "augment", "recipes/digits/mixer.yaml", "--data.path", str(digits)]
-    monkeypatch.setattr("sys.argv", [*words, "--to", str(tmp_path / "sheets"), "--images", "9", "--seed", "4"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    names = sorted(path.name for path in (tmp_path / "sheets").iterdir())
-    assert names == ["operations.png", "training.png"]
-    assert str(tmp_path / "sheets" / "training.png") in capsys.readouterr().out
-    with Image.open(tmp_path / "sheets" / "training.png") as sheet:
+def analyse(digits, folder, *words: str) -> int:
+    recipe = ["recipes/digits/mixer.yaml", "--data.path", str(digits), "--to", str(folder)]
+    return run_command(make_parser(), argv=["analyse", "augment", *recipe, *words])
+
+
+def test_the_command_writes_both_sheets(digits, tmp_path, capsys):
+    assert analyse(digits, tmp_path, "--images", "9", "--seed", "4") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["operations.png", "training.png"]
+    assert str(tmp_path / "training.png") in capsys.readouterr().out
+    with Image.open(tmp_path / "training.png") as sheet:
         assert np.asarray(sheet).shape[1] == 8 * (112 + GUTTER) + GUTTER
 
 
@@ -231,27 +220,20 @@ def test_the_command_writes_both_sheets(digits, tmp_path, monkeypatch, capsys):
     ("words", "error_message"),
     [
         (["--images", "0"], "--images 0: must be at least 1"),
-        (
-            ["--images", "1500"],
-            "--images 1500: the training split has 1424 in whole groups of augment.mix_group 16",
-        ),
+        (["--images", "1500"], "--images 1500: the training split has 1424 in whole groups of augment.mix_group 16"),
         (["--seed", "-1"], "--seed -1: must be at least 0"),
         (["--data.path", "nowhere"], "nowhere: no such folder"),
     ],
 )
-def test_mistakes_are_one_line_and_write_nothing(digits, tmp_path, monkeypatch, capsys, words, error_message):
-    recipe = ["recipes/digits/mixer.yaml", "--data.path", str(digits), "--to", str(tmp_path / "to")]
-    monkeypatch.setattr("sys.argv", ["widemix", "analyse", "augment", *recipe, *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
+def test_mistakes_are_one_line_and_write_nothing(digits, tmp_path, capsys, words, error_message):
+    assert analyse(digits, tmp_path / "to", *words) == 2
     error = capsys.readouterr().err
     assert error_message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "to").exists()
 
 
-def test_an_interrupted_image_leaves_what_was_there(tmp_path, monkeypatch):
+def test_an_interrupted_image_leaves_what_was_there(tmp_path, system):
     path = tmp_path / "sheet.png"
     write_png(Image.new("RGB", (2, 2), (1, 2, 3)), path)
     before = path.read_bytes()
@@ -260,7 +242,7 @@ def test_an_interrupted_image_leaves_what_was_there(tmp_path, monkeypatch):
         file.write(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Image.Image, "save", interrupted)
+    system({"PIL.Image.Image.save": interrupted})
     with pytest.raises(KeyboardInterrupt):
         write_png(Image.new("RGB", (2, 2)), path)
     assert [item.name for item in tmp_path.iterdir()] == ["sheet.png"]

@@ -12,7 +12,6 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import ROOT
-from tests.studies.test_figure import bars
 from widemix.analysis.cka import LEAST, MinibatchCka, centered_kernel, cka, diagonal_mean, random_samples
 from widemix.analysis.features import layer_features, layers_before_skips, layers_by_pattern
 from widemix.analysis.similarity import (
@@ -23,8 +22,6 @@ from widemix.analysis.similarity import (
     compare,
     mean_diagonals,
     mean_diagonals_csv,
-    plot_diagonals,
-    plot_matrix,
     similarities_json,
     similarity_figures,
 )
@@ -391,48 +388,3 @@ def test_of_several_outputs_the_first_counts_and_layers_are_in_the_order_asked_f
     assert layers_by_pattern(module, ["silent", "b*"]) == ["both", "silent"]
     with pytest.raises(InputError, match="layers nothing: matches no module"):
         layers_by_pattern(module, ["both", "nothing"])
-
-
-def test_a_heat_map_has_the_names_of_its_networks_on_its_axes_within_the_figure():
-    """Runs of a study are named after all that they differ in, which is longer than the axis."""
-    name = "cifar10-figure2a_sw_mlp_density-0.0625_lr-0.016_seed-0_mask_seed-0"
-    similarity = Similarity(f"runs/{name}_ac954d07a1", "b", ["1"], ["1"], np.eye(1), 48, 16, 2.0, 1.0)
-    for networks in ({}, {"row_network": "b", "column_network": similarity.row_network}):
-        figure = plot_matrix(replace(similarity, **networks))
-        axes = figure.axes[0]
-        across, up = axes.get_xlabel(), axes.get_ylabel()
-        assert (across.replace("\n", ""), up.replace("\n", "")) == (("b", name) if networks else (name, "b"))
-        figure.draw_without_rendering()
-        for text in (axes.xaxis.label, axes.yaxis.label):
-            box = text.get_window_extent()
-            assert 0 <= box.x0 < box.x1 <= figure.bbox.width, text
-            assert 0 <= box.y0 < box.y1 <= figure.bbox.height, text
-
-
-def test_a_heat_map_has_the_first_network_along_its_horizontal_axis_and_the_mean_of_its_diagonal_as_title():
-    values = np.array([[0.25, 0.0], [1.0, 0.5]])
-    similarity = Similarity("a", "b", ["m.in", "m.out"], ["n.1", "n.2"], values, 48, 16, None, None)
-    axes = plot_matrix(similarity).axes[0]
-    assert np.array_equal(axes.images[0].get_array(), [[0.25, 1.0], [0.0, 0.5]])
-    assert axes.get_ylim() == (-0.5, 1.5)  # upwards
-    ticks = [[tick.get_text() for tick in one.get_ticklabels()] for one in (axes.xaxis, axes.yaxis)]
-    assert ticks == [["in", "out"], ["1", "2"]]
-    assert axes.get_title() == "mean of the diagonal 0.375"
-    assert plot_matrix(replace(similarity, columns=["n.1"], values=values[:, :1])).axes[0].get_title() == ""
-
-
-def test_the_curve_shows_the_means_of_the_pairs_and_how_many_first_networks_there_are():
-    def pair(first: str, value: float, sparsity: float | None) -> Similarity:
-        return Similarity(first, "b", ["1"], ["1"], np.full((1, 1), value), 48, 16, sparsity, sparsity and 2.0)
-
-    pairs = [pair("a", 0.25, 2.0), pair("a", 0.75, 2.0), pair("a", 0.5, 8.0)]
-    [ax] = plot_diagonals(pairs).axes
-    assert [*bars(ax).values()] == [[(2, 0.5, pytest.approx(np.std([0.25, 0.75], ddof=1))), (8, 0.5, 0)]]
-    [points] = [line for line in ax.lines if line.get_linestyle() == "None" and len(line.get_xdata()) == 3]
-    assert [*zip(*map(list, points.get_data()), strict=True)] == [(2, 0.25), (2, 0.75), (8, 0.5)]
-    assert [set(line.get_xdata()) for line in ax.lines if line.get_linestyle() == "--"] == [{2}]
-    assert ax.get_title() == "with a"
-    several = plot_diagonals([*pairs, pair("c", 0.5, 8.0), pair("d", 0.5, 8.0)]).axes[0]
-    assert several.get_title() == "with a and 2 others"
-    [unknown] = plot_diagonals([pair("a", 0.25, None), pair("a", 0.75, None)]).axes
-    assert [list(line.get_ydata()) for line in unknown.lines] == [[0.25, 0.75]]

@@ -7,14 +7,11 @@ import pytest
 import torch
 
 from tests.models.dense import matrix, transposition
-from widemix.analysis import effective_weights as module_of_weights
 from widemix.analysis.effective_weights import (
     TooLargeError,
     block_weights,
     effective_weights,
     input_features,
-    plot_fields,
-    plot_weights,
     receptive_fields,
     shrink,
 )
@@ -23,7 +20,6 @@ from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model
-from widemix.plots.style import COLORS
 
 
 def build(kind: str, **keys):
@@ -131,15 +127,12 @@ def test_an_rp_mixer_begins_with_the_inverse_root_of_its_width():
     assert 0.5 < second["mean"] < 0.75  # 1 - 1/e
 
 
-def test_a_matrix_at_the_limit_is_made_and_what_is_looked_at_stays_as_it_was(monkeypatch):
+def test_a_matrix_at_the_limit_is_made_and_networks_stay_as_they_were():
     model = build("s_mixer", **MIXER)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    monkeypatch.setattr(module_of_weights, "LARGEST", 128)
-    assert effective_weights(model.blocks[0], (16, 8))["mlp_tokens"].shape == (128, 128)
-    monkeypatch.setattr(module_of_weights, "LARGEST", 127)
+    assert effective_weights(model.blocks[0], (16, 8), 128)["mlp_tokens"].shape == (128, 128)
     with pytest.raises(TooLargeError, match="effective weights of 128 columns: at most 127 are made"):
-        effective_weights(model.blocks[0], (16, 8))
-    assert module_of_weights._layers("none", torch.nn.Identity(), (3,)) == []
+        effective_weights(model.blocks[0], (16, 8), 127)
     masked = build("sw_mlp", patch_size=4, width=92, depth=1, density=0.05)
     fields = [receptive_fields(masked, (92,), 3, seed=seed) for seed in (0, 0, 1)]
     assert fields[0] == fields[1] != fields[2]
@@ -151,15 +144,6 @@ def test_a_matrix_at_the_limit_is_made_and_what_is_looked_at_stays_as_it_was(mon
     assert not any(part._forward_pre_hooks for part in model.modules())
 
 
-def test_values_are_shown_between_their_extremes_and_more_networks_than_colours_are_drawn():
-    matrix = np.array([[1.0, 0.0], [0.0, -2.0]])
-    [place] = plot_weights({"a": {"x": matrix}}, values=True).axes
-    assert place.images[0].get_clim() == (-2, 2)
-    fields = {"fields": [{"mean": 0.5}], "fields_with_skips": [{"mean": 0.75}], "features": 16}
-    [axes] = plot_fields([{"network": str(n), **fields} for n in range(len(COLORS) + 2)]).axes
-    assert len(axes.get_legend().get_texts()) == len(COLORS) + 2
-
-
 def test_networks_without_effective_weights_and_shrinking():
     with pytest.raises(InputError, match="Mixers and SW-MLPs"):
         input_features(torch.nn.Linear(2, 2), 8)
@@ -168,28 +152,6 @@ def test_networks_without_effective_weights_and_shrinking():
     shown = shrink(sparse)
     assert shown.shape == (500, 350)
     assert shown.sum() == shown[499, 0] == 1
-
-
-def test_the_figures_show_the_weights_and_the_fields():
-    first, second = np.array([[1.0, 0.0, -0.5], [0.0, 2.0, 0.0]]), np.array([[0.0, 3.0]])
-    for values, drawn in ((False, [first != 0, second != 0, first != 0]), (True, [first, second, first])):
-        figure = plot_weights({"a": {"x": first, "y": second}, "b": {"x": first}}, values)
-        shown = [place for place in figure.axes if place.get_visible()]
-        assert [place.get_title() for place in shown] == ["a\nx", "a\ny", "b\nx"]
-        assert [place.spines["top"].get_visible() for place in shown] == [True] * 3
-        for place, expected in zip(shown, drawn, strict=True):
-            (image,) = place.images
-            assert np.array_equal(image.get_array(), expected)
-            assert image.get_clim() == ((-np.abs(expected).max(), np.abs(expected).max()) if values else (0, 1))
-    own, skips = ([{"mean": mean} for mean in means] for means in ((0.1, 0.4), (0.2, 0.8)))
-    networks = [{"network": name, "fields": own, "fields_with_skips": skips, "features": 16} for name in "ab"]
-    (place,) = plot_fields(networks).axes
-    lines = [(line.get_label(), line.get_linestyle(), list(line.get_ydata())) for line in place.get_lines()]
-    assert [(style, y) for _, style, y in lines] == [("-", [0.1, 0.4]), ("--", [0.2, 0.8]), (":", [0.25, 0.25])] * 2
-    assert [text.get_text() for text in place.get_legend().get_texts()] == ["a", "b"]
-    assert list(place.get_lines()[0].get_xdata()) == [1, 2]
-    assert place.get_yscale() == "log"
-    assert place.get_ylabel() == "fraction of the features that reach a unit"
 
 
 def test_the_command(tmp_path, capsys):

@@ -98,16 +98,6 @@ def test_units_of_a_structured_mixing_read_the_tokens_by_its_product():
     assert units.reshape(8, 16) == pytest.approx((layer.left @ layer.right).detach().numpy(), abs=1e-6)
 
 
-def test_a_sheet_has_every_filter_in_order_with_its_sign():
-    values = np.stack([np.full((2, 2), value) for value in (3.0, -3.0, 1.0)])
-    sheet = (
-        plot_filters("x", Filters("layer", values, np.array([1, 0, 2]), np.zeros(3), -np.ones(1))).axes[0].images[0]
-    )
-    array = sheet.get_array()
-    assert array.shape == (7, 7, 3)
-    assert [array[y, x, 0] for y, x in ((1, 1), (1, 4), (4, 1), (4, 4))] == [0, 1, 1, 1]  # -3, 3, 1, and no fourth
-
-
 def test_tokens_without_a_grid_are_refused():
     shape = {"channels": 6, "depth": 2, "token_hidden": 7, "channel_hidden": 8}
     projected = Mixer(img_size=12, patch_size=4, num_classes=2, tokens=5, **shape)

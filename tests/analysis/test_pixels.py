@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from widemix.analysis import pixels as module_of_pixels
 from widemix.analysis.pixels import (
     ORDERS,
     ROW,
@@ -17,7 +16,6 @@ from widemix.analysis.pixels import (
     patch_side,
     pixel_scores,
     plot_inputs,
-    plot_scores,
     shuffled_inputs,
 )
 from widemix.cli.parser import make_parser
@@ -27,7 +25,7 @@ from widemix.data.loader import EvalLoader
 from widemix.data.pixel_order import pixel_permutation
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
-from widemix.evaluation.assessment import evaluate_checkpoint
+from widemix.evaluation.assessment import assess_network, evaluate_checkpoint
 from widemix.evaluation.networks import load_network
 from widemix.recipe import load_recipe
 
@@ -95,39 +93,21 @@ def test_the_side_of_the_patches_is_that_of_training_or_the_networks_own():
         pixel_scores(numbers)
 
 
-def test_the_side_that_is_asked_for_is_that_of_all_orders(monkeypatch):
-    network, asked = load_network("recipes/digits/s_mixer.yaml"), []
-
-    def assessed(network, *given):
-        asked.append((network.data.pixel_order, network.data.pixel_patch, *given))
-        return argparse.Namespace(samples=9, metrics={"top1": 1.0 + len(asked), "loss": 10.0 * len(asked)})
-
-    monkeypatch.setattr(module_of_pixels, "assess_network", assessed)
-    found = pixel_scores(network, "data", "split", 7, 4)
-    assert asked == [(order, 4, "data", "split", 7) for order in ("original", "patches", "all")]
-    expected = {"original": 2.0, "patches": 3.0, "all": 4.0}, {"original": 10.0, "patches": 20.0, "all": 30.0}
-    assert found == PixelScores(network.name, "original", 4, 9, *expected)
+def test_the_side_that_is_asked_for_is_that_of_all_orders(digits):
+    network = load_network("recipes/digits/s_mixer.yaml")
+    torch.nn.init.normal_(network.module.head.weight)
+    found = pixel_scores(network, digits, "train", 500, 4)
+    alone = {
+        order: assess_network(shuffled_inputs(network, order, 4), digits, "train", 500).metrics for order in ORDERS
+    }
+    tops, losses = ({order: each[name] for order, each in alone.items()} for name in ("top1", "loss"))
+    assert found == PixelScores(network.name, "original", 4, 1437, tops, losses)
+    assert len(set(losses.values())) == 3
     stem = argparse.Namespace(patch_size=(4, 8))  # rows and columns
     assert patch_side(replace(network, module=argparse.Namespace(stem=stem))) == 4
     for side in (0, -2):
         with pytest.raises(InputError, match=f"patches of {side} pixels do not divide its 8 pixels"):
             shuffled_inputs(network, "patches", side)
-
-
-def test_the_bars_are_those_of_each_order_next_to_chance():
-    tops = {"original": 90.0, "patches": 70.5, "all": 40.0}
-    scores = [PixelScores(name, name, 2, 9, {k: v + n for k, v in tops.items()}, {}) for n, name in enumerate("ab")]
-    figure = plot_scores(scores, 8)
-    [axes] = figure.axes
-    for number, (name, container) in enumerate(zip(ORDERS.values(), axes.containers, strict=True)):
-        assert container.get_label() == name
-        heights, centres = zip(
-            *((bar.get_height(), bar.get_x() + bar.get_width() / 2) for bar in container), strict=True
-        )
-        assert heights == tuple([*tops.values()][number] + n for n in (0, 1))
-        assert centres == pytest.approx([n + (number - 1) * 0.8 / 3 for n in (0, 1)])
-    assert [*axes.lines[0].get_ydata()] == [12.5, 12.5]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["a\ntrained: a", "b\ntrained: b"]
 
 
 def test_the_sheet_has_the_first_images_of_the_split_in_each_order(digits):

@@ -7,8 +7,7 @@ import pytest
 from scipy.optimize import minimize
 from sklearn.linear_model import Lasso
 
-from widemix.analysis import regularisation
-from widemix.analysis.regularisation import minimise_kronecker, minimise_norm, plot_sweep, regression, sweep
+from widemix.analysis.regularisation import minimise_kronecker, minimise_norm, regression, sweep
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 
@@ -31,13 +30,11 @@ def test_the_teacher_is_a_product_of_sparse_matrices_and_the_noise_a_fraction_of
     assert (noisy.tokens, noisy.channels) == (3, 2)
 
 
-def test_the_smallest_teacher_has_a_weight_and_starts_are_those_of_the_seed(monkeypatch):
+def test_the_smallest_teacher_has_a_weight_and_starts_are_those_of_the_seed(problem):
     assert regression(1, 1, 4, 0.0, seed=0).y.all()
-    seeds = []
-    matrix = np.ones((2, 2))
-    monkeypatch.setattr(regularisation, "minimise_kronecker", lambda *given: seeds.append(given[2]) or (1.0, matrix))
-    sweep(regression(2, 1, 5, 0.1, seed=0), np.array([0.1, 0.2]), seed=7)
-    assert seeds == [7, 7]
+    found = {seed: [each["mixer"] for each in sweep(problem, np.array([0.1, 0.2]), seed)] for seed in (0, 7)}
+    assert found[7] == [minimise_kronecker(problem, decay, 7)[0] for decay in (0.1, 0.2)]
+    assert found[7] != found[0]  # their last digits
 
 
 def test_the_kronecker_side_is_that_of_a_general_minimiser(problem):
@@ -85,31 +82,11 @@ def test_the_bound_holds_and_all_agree_where_the_penalty_wins(problem):
     assert entries[0]["mixer"] > 1.1 * entries[0]["l1"]
 
 
-def test_the_plot_has_the_minima_of_all_three_sides_and_their_spreads(problem):
-    entries = sweep(problem, np.array([0.01, 100]))
-    figure = plot_sweep(entries, problem)
-    minima, spreads = ([list(line.get_ydata()) for line in axes.lines] for axes in figure.axes)
-    sides = ("mixer", "frobenius", "l1")
-    assert minima == [[entry[side] for entry in entries] for side in sides]
-    legend = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-    assert [text.partition("$")[0] for text in legend] == ["Mixer: ", "", "bound: "]
-    for side, (first, last) in zip(sides, spreads, strict=True):
-        assert first == entries[0][f"{side}_spread"]
-        assert np.isnan(last)  # of a matrix of zeros
-
-
-def test_the_command_prints_the_minima_of_each_lambda(tmp_path, capsys, monkeypatch):
-    given, entry = [], {"decay": 0.25, "mixer": 3.0, "frobenius": 2.0, "l1": 1.0}
-    monkeypatch.setattr(regularisation, "sweep", lambda *values: given.append(values) or [entry])
+def test_the_command_prints_the_minima_of_each_lambda(tmp_path, capsys):
     sizes = ("--tokens", "2", "--channels", "3", "--samples", "20", "--noise", "0.5", "--seed", "7")
     words = ["analyse", "regularisation", *sizes, "--json", str(tmp_path / "numbers.json")]
     assert run_command(make_parser(), argv=words) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "lambda 0.25: Mixer 3.0000, Frobenius 2.0000, L1 bound 1.0000"
-    [(problem, decays, seed)] = given
-    expected = regression(2, 3, 20, 0.5, 7)
-    assert np.array_equal(problem.x, expected.x)
-    assert np.array_equal(problem.y, expected.y)
-    assert (problem.tokens, problem.channels, seed) == (2, 3, 7)
-    assert decays == pytest.approx(np.geomspace(1e-3, 30, 16))
-    assert json.loads((tmp_path / "numbers.json").read_text()) == [entry]
+    entries = sweep(regression(2, 3, 20, 0.5, 7), np.geomspace(1e-3, 30, 16), 7)
+    assert json.loads((tmp_path / "numbers.json").read_text()) == json.loads(json.dumps(entries))
+    line = "lambda {decay:.4g}: Mixer {mixer:.4f}, Frobenius {frobenius:.4f}, L1 bound {l1:.4f}"
+    assert capsys.readouterr().out.splitlines()[:16] == [line.format(**entry) for entry in entries]

@@ -9,13 +9,11 @@ import sympy
 import torch
 from sympy.polys.matrices import DomainMatrix
 
-from widemix.analysis import separation_rank as module_of_ranks
 from widemix.analysis.separation_rank import (
-    SeparationRank,
+    PRIME,
     attention_layers,
     mixer_layers,
     monomials,
-    plot_ranks,
     rank,
     separation_ranks,
 )
@@ -79,32 +77,44 @@ def test_halves_of_the_channels_meet_in_the_second_layer():
     assert greatest(separation_ranks(layers, size, 2, "channels")) == [1, 3, 9, 25]
 
 
-def test_of_odd_sizes_the_second_half_is_the_larger():
-    assert module_of_ranks._split((3, 5), "tokens") == (1 * 5, 2 * 5)
-    assert module_of_ranks._split((3, 5), "channels") == (3 * 2, 3 * 3)
+@pytest.mark.parametrize(("partition", "halves"), [("tokens", (1 * 5, 2 * 5)), ("channels", (3 * 2, 3 * 3))])
+def test_of_odd_sizes_the_second_half_is_the_larger(partition, halves):
+    [found] = separation_ranks(lambda x: [x], (3, 5), 1, partition)
+    assert found.monomials == monomials(1, *halves)
+    assert (found.least, found.greatest) == (1, 1)  # each output is an input of one half
 
 
-def test_points_are_doubled_up_to_the_most_and_computed_in_parts(monkeypatch):
+def test_points_are_doubled_up_to_the_most_and_sampled_by_the_seed():
     layers, size = mixer()
-    asked, values = [], module_of_ranks._values
+    asked = []
 
-    def watched(layers, size, partition, points, seed):
-        asked.append((points, seed))
-        return values(layers, size, partition, points, seed)
+    def watched(x):
+        asked.append(x)
+        return layers(x)
 
-    monkeypatch.setattr(module_of_ranks, "_values", watched)
-    assert greatest(separation_ranks(layers, size, 2, most=25, seed=3)) == [3, 9, None]
-    assert asked == [(16, 3), (25, 3)]
-    whole = values(layers, size, "tokens", 7, 0)
-    assert not np.array_equal(whole[0], values(layers, size, "tokens", 7, 1)[0])
-    for rows in (1, 3):
-        monkeypatch.setattr(module_of_ranks, "_CHUNK", rows * 7 * 4)
-        for one, other in zip(whole, values(layers, size, "tokens", 7, 0), strict=True):
-            assert np.array_equal(one, other)
+    assert greatest(separation_ranks(watched, size, 2, most=25, seed=3)) == [3, 9, None]
+    assert [len(x) for x in asked] == [16 * 16, 25 * 25]
+    for seed, is_same in ((3, True), (4, False)):
+        separation_ranks(watched, size, 2, most=16, seed=seed)
+        assert torch.equal(asked[0], asked[-1]) is is_same
     x = torch.arange(8).view(2, 2, 2)
     results = [mixer(seed=seed)[0](x) for seed in (0, 0, 1)]
     assert torch.equal(results[0][-1], results[1][-1])
     assert not torch.equal(results[0][-1], results[2][-1])
+
+
+@pytest.mark.parametrize("tokens", [64, 1024])
+def test_large_networks_are_computed_in_parts(tokens):
+    """(a + b)^2 = a^2 + 2 a b + b^2 is of rank 3, of sums of so many inputs."""
+    asked = []
+
+    def layers(x):
+        asked.append(len(x))
+        return [(x.sum((1, 2), keepdim=True) % PRIME) ** 2 % PRIME]
+
+    [found] = separation_ranks(layers, (tokens, 64), 2)
+    assert found.greatest == 3
+    assert asked == ([4 * 16] * 4 if tokens == 64 else [16] * 16)
 
 
 def test_random_permutations_and_two_layers_a_mixing_are_measured_too():
@@ -137,17 +147,6 @@ def test_the_rank_of_a_degree_is_that_of_the_largest_matching_of_its_monomials()
         ]
         fits = csr_array(np.add.outer(*map(np.array, sides)) <= degree)
         assert monomials(degree, first, second) == (maximum_bipartite_matching(fits) >= 0).sum()
-
-
-def test_a_rank_of_one_has_its_point():
-    """Of the channels after one layer; its logarithm is 0, which a logarithmic axis has not."""
-    measured = {"Mixer": [SeparationRank(1, 1, 1, 4), SeparationRank(2, 3, 3, 9)]}
-    [axes] = plot_ranks(measured, {"bound": [6.3, 12.6]}, "title").axes
-    places = np.array(axes.lines[0].get_data()).T
-    assert places.tolist() == [[1, 0], [2, pytest.approx(1)]]
-    assert axes.viewLim.y0 <= 0
-    assert axes.get_xticks().tolist() == [1, 2]  # whole layers
-    assert np.isfinite(axes.transData.transform(places)).all()
 
 
 def test_the_command_writes_ranks_bounds_and_a_figure(tmp_path, capsys):

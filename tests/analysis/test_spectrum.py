@@ -10,12 +10,11 @@ import scipy.sparse
 import timm
 import torch
 
+from tests.analysis.test_figures import RUNS
 from tests.models.dense import matrix, transposition
-from tests.studies.test_figure import bars
 from widemix.analysis import sparse_spectrum, spectrum, training_spectrum
-from widemix.analysis.sparse_spectrum import masked_gaussian, plot_scaling, plot_widening, scaling, widening
+from widemix.analysis.sparse_spectrum import masked_gaussian, scaling, widening
 from widemix.analysis.spectrum import (
-    LayerSpectrum,
     kronecker_singular_values,
     linear_operator,
     marchenko_pastur_edge,
@@ -24,8 +23,8 @@ from widemix.analysis.spectrum import (
     sparse_edge,
     spectra,
 )
-from widemix.analysis.spectrum_changes import as_lines, changes, plot_changes
-from widemix.analysis.training_spectrum import course, plot_course
+from widemix.analysis.spectrum_changes import as_lines, changes
+from widemix.analysis.training_spectrum import course
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
@@ -109,7 +108,7 @@ def test_products_of_an_s_mixer_are_those_of_the_explicit_kronecker_product():
     assert spectrum.products(build("mixer", patch_size=4, tokens=4, channels=6, depth=1, expansion=2.0)) == []
 
 
-def test_large_matrices_by_lanczos_are_the_dense_ones(monkeypatch):
+def test_large_matrices_by_lanczos_are_the_dense_ones():
     layer = SparseLinear(60, 40, 0.2, (0,))
     dense = numpys(layer.dense_weight())
     monarch = build("shallow", width=30, matrices="monarch").blocks[0]
@@ -118,40 +117,26 @@ def test_large_matrices_by_lanczos_are_the_dense_ones(monkeypatch):
     expected = product.numpy().T @ np.arange(30)
     # sums in float32 may cancel: what they are off by is set by their terms, not by what is left
     np.testing.assert_allclose(operator.rmatvec(np.arange(30.0)), expected, atol=1e-5 * np.abs(expected).max())
-    monkeypatch.setattr(spectrum, "DENSE", 10)
-    found = singular_values(masked_matrix(layer))
+    found = singular_values(masked_matrix(layer), dense=10)
     assert len(found) == spectrum.LANCZOS
     np.testing.assert_allclose(found, dense[: spectrum.LANCZOS])
-    np.testing.assert_allclose(singular_values(operator), numpys(product)[: spectrum.LANCZOS], rtol=1e-5)
-    (large, small) = spectra(
-        torch.nn.Sequential(torch.nn.Linear(11, 12), torch.nn.Linear(12, 10)), torch.zeros(1, 11)
-    )
-    assert [(each.complete, len(each.values)) for each in (large, small)] == [(False, spectrum.LANCZOS), (True, 10)]
+    np.testing.assert_allclose(singular_values(operator, dense=10), numpys(product)[: spectrum.LANCZOS], rtol=1e-5)
+    side = spectrum.DENSE
+    large, small = torch.nn.Linear(side + 1, side + 2), torch.nn.Linear(side + 2, 10)
+    large.weight.data *= 0.9 ** torch.arange(side + 1).clamp(max=50)  # of which the largest values are found soon
+    found = spectra(torch.nn.Sequential(large, small), torch.zeros(1, side + 1))
+    assert [(each.complete, len(each.values)) for each in found] == [(False, spectrum.LANCZOS), (True, 10)]
 
 
-def test_a_matrix_with_a_short_side_is_decomposed_whole_and_zeros_have_no_spread(monkeypatch):
-    monkeypatch.setattr(spectrum, "DENSE", 10)
+def test_a_matrix_with_a_short_side_is_decomposed_whole():
     matrix = np.random.default_rng(0).normal(size=(8, 40))
     for each in (matrix, matrix.T):
-        np.testing.assert_allclose(singular_values(each), np.linalg.svd(matrix, compute_uv=False))
+        np.testing.assert_allclose(singular_values(each, dense=10), np.linalg.svd(matrix, compute_uv=False))
     assert np.isnan(spectrum.spread(np.zeros((2, 3))))
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
     with pytest.raises(RuntimeError):
         spectra(module, torch.zeros(1, 5))
     assert not any(layer._forward_hooks for layer in module)
-
-
-@pytest.mark.parametrize(
-    ("layer", "kind"),
-    [
-        ("blocks.3.mlp_tokens.fc1", "mlp_tokens.fc1"),
-        ("stages.1.blocks.0.mlp.fc1", "mlp.fc1"),
-        ("stem.proj", "others"),
-        ("stem.0", "others"),
-    ],
-)
-def test_layers_of_one_kind_have_one_line_style(layer, kind):
-    assert training_spectrum._kind(layer) == kind
 
 
 def test_convolutions_of_patches_are_linear_layers_and_others_are_none():
@@ -173,13 +158,11 @@ def test_the_edges_are_those_of_large_random_matrices():
 
 
 @pytest.mark.parametrize(("gamma", "rows", "columns"), [(4.0, 4000, 1000), (0.25, 1000, 4000)])
-def test_the_expansion_is_right_for_wide_and_tall_matrices_and_as_printed_is_not(gamma, rows, columns, monkeypatch):
+def test_the_expansion_is_right_for_wide_and_tall_matrices_and_as_printed_is_not(gamma, rows, columns):
     """The transpose of a masked matrix has the same values: only q^2 = gamma p m is symmetric."""
-    monkeypatch.setattr(spectrum, "DENSE", 100)  # Lanczos takes a hundredth of the time
     density = 100 / 4000
-    measured = [
-        singular_values(masked_gaussian(rows, columns, density, np.random.default_rng(seed)))[0] for seed in range(3)
-    ]
+    sampled = [masked_gaussian(rows, columns, density, np.random.default_rng(seed)) for seed in range(3)]
+    measured = [singular_values(each, dense=100)[0] for each in sampled]  # Lanczos takes a hundredth of the time
     # the next order of the expansion is 1 / q^4
     expected, printed = (sparse_edge(gamma, columns, density, printed) for printed in (False, True))
     assert abs(np.mean(measured) - expected) < 0.4 * abs(np.mean(measured) - printed)
@@ -231,26 +214,6 @@ def test_the_edge_of_trained_weights_is_that_of_the_first_ones():
     assert edges[0]["blocks.0.mlp.fc2"] == edges[1]["blocks.0.mlp.fc2"]
 
 
-def curves(ax) -> dict[str, list[tuple[float, float]]]:
-    """By label: the points of each line that is no error bar's."""
-    own = [line for line in ax.lines if not line.get_label().startswith("_")]
-    return {line.get_label(): [*zip(*map(list, line.get_data()), strict=True)] for line in own}
-
-
-def test_figure_4_shows_the_mean_and_deviation_of_the_trials_and_every_edge():
-    entries = [
-        {"width": 10, "largest": [1.0, 3.0], "marchenko_pastur": 4.0, "l_plus": 5.0, "l_plus_as_printed": 6.0},
-        {"width": 20, "largest": [2.0, 2.5], "marchenko_pastur": 7.0, "l_plus": 8.0, "l_plus_as_printed": 9.0},
-    ]
-    [ax] = plot_widening(entries, 100, 2.0).axes
-    assert [*bars(ax).values()] == [[(20, 2, 1), (40, 2.25, 0.25)]]
-    assert sorted(curves(ax).values()) == [[(20, 4), (40, 7)], [(20, 5), (40, 8)], [(20, 6), (40, 9)]]
-    [narrow] = plot_widening(entries, 100, 0.5).axes
-    assert sorted(curves(narrow).values()) == [[(5, 4), (10, 7)], [(5, 5), (10, 8)], [(5, 6), (10, 9)]]
-    [square] = plot_widening(entries, 100, 1.0).axes
-    assert sorted(curves(square).values()) == [[(10, 4), (20, 7)], [(10, 5), (20, 8)]]  # both readings are the same
-
-
 def test_the_command_prints_and_writes_what_it_has_sampled(tmp_path, capsys, monkeypatch):
     """What `scalings` samples for figure S.1 takes seconds: here of 30 connections instead of 1,000."""
     sampled = sparse_spectrum.scalings
@@ -273,16 +236,6 @@ def test_the_command_prints_and_writes_what_it_has_sampled(tmp_path, capsys, mon
     for entry in scaled:
         values = scaling(30, entry["exponent"], 3, 5)
         assert (entry["width"], entry["largest"]) == (round(30 ** ((1 + entry["exponent"]) / 2)), [*values[:, 0]])
-
-
-def test_figure_s1_shows_all_values_at_the_last_exponent_and_the_largest_over_the_exponents():
-    spectra = {0.0: np.array([[2.0, 1.0], [4.0, 1.0]]), 0.5: np.array([[5.0, 3.0, 1.0], [6.0, 2.0, 0.5]])}
-    left, right = plot_scaling(100, spectra).axes
-    [errors] = bars(right).values()
-    assert errors == [(0, 3, 1), (0.5, 5.5, 0.5)]
-    heights, edges = np.histogram(spectra[0.5], bins=60, density=True)
-    assert [bar.get_height() for bar in left.patches] == pytest.approx(list(heights))
-    assert [bar.get_x() for bar in left.patches] == pytest.approx(list(edges[:-1]))
 
 
 def test_a_run_from_its_start_on(train, tmp_path, capsys):
@@ -337,29 +290,8 @@ def test_the_edges_along_a_run_are_those_of_its_start(tmp_path, monkeypatch):
     assert [layer.largest / steps[0][1].largest for _, layer in steps] == pytest.approx([1, 2, 4])
 
 
-def spectrum_of(layer: str, largest: float, spread: float | None = None) -> LayerSpectrum:
-    return LayerSpectrum(layer, (2, 2), 1, np.array([largest, 0.5]), 2.0, True, spread)
-
-
-def runs_of_two() -> dict[str, list]:
-    """Of two runs: two layers at the start, in the middle, which does not count, and at the end."""
-    middle = (1, [spectrum_of("a", 100, 0.9), spectrum_of("b", 100, 0.9)])
-    return {
-        "one": [
-            (0, [spectrum_of("a", 2, 0.6), spectrum_of("b", 4, 0.5)]),
-            middle,
-            (2, [spectrum_of("a", 8, 0.2), spectrum_of("b", 6, 0.3)]),
-        ],
-        "two": [
-            (0, [spectrum_of("a", 1, 0.8), spectrum_of("b", 1, 0.7)]),
-            middle,
-            (2, [spectrum_of("a", 2, 0.4), spectrum_of("b", 3, 0.1)]),
-        ],
-    }
-
-
 def test_what_training_changes_is_the_end_less_the_start_of_each_run():
-    found = changes(runs_of_two())
+    found = changes(RUNS)
     assert found["networks"] == ["one", "two"]
     a, b = found["layers"]
     assert (a["layer"], b["layer"]) == ("a", "b")
@@ -371,34 +303,10 @@ def test_what_training_changes_is_the_end_less_the_start_of_each_run():
     assert found["mean"]["change"]["spread"] == pytest.approx([-0.3, -0.5])
     assert as_lines(found)[0].split(None, 1) == ["a", "largest 0.7500 to 2.5000, spread 0.7000 to 0.3000"]
     assert as_lines(found)[2].startswith("mean of these layers ")
-    largest, spreads = plot_changes(found).axes
-    first, first_runs, *_, last_runs = (line.get_ydata() for line in spreads.lines)
-    np.testing.assert_allclose(first, [0.7, 0.6])
-    np.testing.assert_allclose(first_runs, [0.6, 0.5])
-    np.testing.assert_allclose(last_runs, [0.4, 0.1])
-    assert (largest.get_ylim()[0], spreads.get_ylim()) == (0, (0, 1))
-
-
-def test_the_figure_of_a_run_shows_each_layers_largest_value_by_step_and_all_at_its_ends():
-    steps = [(step, layers) for step, layers in runs_of_two()["one"] if step != 1]
-    left, right, _ = plot_course("one", steps).axes
-    assert (left.get_title(), left.get_xlabel()) == ("one", "step")
-    shown = [line for line in left.lines if len(line.get_xdata()) == 2 and line.get_linestyle() != (0, (1, 2))]
-    assert [([*line.get_xdata()], [*line.get_ydata()]) for line in shown[:2]] == [([0, 2], [1, 4]), ([0, 2], [2, 3])]
-    ends = [[*line.get_ydata()] for line in right.lines[:4]]  # all are over an edge of 2
-    assert ends == [[4, 0.25], [3, 0.25], [1, 0.25], [2, 0.25]]
-    assert [*right.lines[0].get_xdata()] == [0.25, 0.75]
-    assert right.get_title() == "all singular values, grey: at the start"
-    largest = LayerSpectrum("c", (8, 20), 1, np.array([3, 1]), 2.0, False, None)
-    partly = plot_course("one", [(0, [largest])]).axes[1].lines[0]
-    assert [*partly.get_xdata()] == [0.5 / 8, 1.5 / 8]
-    alone = plot_course("two", steps[:1]).axes[0]
-    assert (alone.get_title(), alone.get_xlabel()) == ("two", "layer")
-    assert [([*line.get_xdata()], [*line.get_ydata()]) for line in alone.lines[:2]] == [([0], [1]), ([1], [2])]
 
 
 def test_networks_that_cannot_be_compared_are_refused():
-    runs = runs_of_two()
+    runs = RUNS
     with pytest.raises(InputError, match="two: has one state alone"):
         changes(runs | {"two": runs["two"][:1]})
     with pytest.raises(InputError, match="three: has other layers than one"):
@@ -406,11 +314,10 @@ def test_networks_that_cannot_be_compared_are_refused():
 
 
 @pytest.mark.parametrize("side", [6, 40])
-def test_a_matrix_of_zeros_has_singular_values_of_zero(side, monkeypatch):
+def test_a_matrix_of_zeros_has_singular_values_of_zero(side):
     """Lanczos, which larger matrices take, cannot start from them."""
-    monkeypatch.setattr(spectrum, "DENSE", 20)
     for zeros in (np.zeros((side, side)), scipy.sparse.csr_array((side, side))):
-        found = singular_values(zeros)
+        found = singular_values(zeros, dense=20)
         assert len(found) == 6
         assert not found.any()
 
