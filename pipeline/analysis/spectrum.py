@@ -54,10 +54,10 @@ def kronecker_singular_values(first: np.ndarray, second: np.ndarray) -> np.ndarr
 
 
 def singular_values(
-    matrix: np.ndarray | scipy.sparse.sparray | scipy.sparse.linalg.LinearOperator, dense: int = DENSE
+    matrix: np.ndarray | scipy.sparse.sparray | scipy.sparse.linalg.LinearOperator, whole: int = DENSE
 ) -> np.ndarray:
-    """Return the singular values of a matrix, descending: all, or of a smaller side beyond `dense` the largest."""
-    if min(matrix.shape) <= dense:
+    """Return the singular values of a matrix, descending: all, or of a smaller side beyond `whole` the largest."""
+    if min(matrix.shape) <= whole:
         if isinstance(matrix, scipy.sparse.linalg.LinearOperator):
             matrix = matrix @ np.eye(matrix.shape[1])
         dense = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()

@@ -1,8 +1,8 @@
 """Writes a network as ONNX, and compares what onnxruntime computes with the module."""
 
+import importlib.util
 import logging
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -15,17 +15,17 @@ PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 def check_packages() -> None:
     """`InputError` where what ONNX needs is not installed."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"--onnx: {', '.join(missing)} not installed; pip install 'widemix[onnx]'")
 
 
-def write_onnx(module: torch.nn.Module, image_size: int, path: Path) -> float:
+def write_onnx(module: torch.nn.Module, image_size: int, path: Path, tolerance: float = TOLERANCE) -> float:
     """Write a network of images as ONNX, for batches of any size: `images` [B, 3, H, W] to `logits` [B, classes].
 
     Returns the largest difference between onnxruntime's logits and the module's, relative to the largest logit, on
     batches of 1 and 3 random images. `InputError` where the network has an operation that ONNX has not;
-    RuntimeError where the difference exceeds `TOLERANCE`.
+    RuntimeError where the difference exceeds `tolerance`.
     """
     check_packages()
     module = module.eval()
@@ -49,7 +49,7 @@ def write_onnx(module: torch.nn.Module, image_size: int, path: Path) -> float:
             reason = str(cause).strip().partition("\n")[0]
             raise InputError(f"--onnx: the network cannot be written as ONNX ({reason})") from None
     difference = max(_difference(module, image_size, path, count) for count in (1, 3))
-    if not difference <= TOLERANCE:
+    if not difference <= tolerance:
         raise RuntimeError(
             f"{path}: onnxruntime's logits differ from the module's by {difference:.2g} of the largest"
         )

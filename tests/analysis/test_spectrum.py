@@ -117,10 +117,10 @@ def test_large_matrices_by_lanczos_are_the_dense_ones():
     expected = product.numpy().T @ np.arange(30)
     # sums in float32 may cancel: what they are off by is set by their terms, not by what is left
     np.testing.assert_allclose(operator.rmatvec(np.arange(30.0)), expected, atol=1e-5 * np.abs(expected).max())
-    found = singular_values(masked_matrix(layer), dense=10)
+    found = singular_values(masked_matrix(layer), whole=10)
     assert len(found) == spectrum.LANCZOS
     np.testing.assert_allclose(found, dense[: spectrum.LANCZOS])
-    np.testing.assert_allclose(singular_values(operator, dense=10), numpys(product)[: spectrum.LANCZOS], rtol=1e-5)
+    np.testing.assert_allclose(singular_values(operator, whole=10), numpys(product)[: spectrum.LANCZOS], rtol=1e-5)
     side = spectrum.DENSE
     large, small = torch.nn.Linear(side + 1, side + 2), torch.nn.Linear(side + 2, 10)
     large.weight.data *= 0.9 ** torch.arange(side + 1).clamp(max=50)  # of which the largest values are found soon
@@ -131,7 +131,7 @@ def test_large_matrices_by_lanczos_are_the_dense_ones():
 def test_a_matrix_with_a_short_side_is_decomposed_whole():
     matrix = np.random.default_rng(0).normal(size=(8, 40))
     for each in (matrix, matrix.T):
-        np.testing.assert_allclose(singular_values(each, dense=10), np.linalg.svd(matrix, compute_uv=False))
+        np.testing.assert_allclose(singular_values(each, whole=10), np.linalg.svd(matrix, compute_uv=False))
     assert np.isnan(spectrum.spread(np.zeros((2, 3))))
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
     with pytest.raises(RuntimeError):
@@ -162,7 +162,7 @@ def test_the_expansion_is_right_for_wide_and_tall_matrices_and_as_printed_is_not
     """The transpose of a masked matrix has the same values: only q^2 = gamma p m is symmetric."""
     density = 100 / 4000
     sampled = [masked_gaussian(rows, columns, density, np.random.default_rng(seed)) for seed in range(3)]
-    measured = [singular_values(each, dense=100)[0] for each in sampled]  # Lanczos takes a hundredth of the time
+    measured = [singular_values(each, whole=100)[0] for each in sampled]  # Lanczos takes a hundredth of the time
     # the next order of the expansion is 1 / q^4
     expected, printed = (sparse_edge(gamma, columns, density, printed) for printed in (False, True))
     assert abs(np.mean(measured) - expected) < 0.4 * abs(np.mean(measured) - printed)
@@ -317,7 +317,7 @@ def test_networks_that_cannot_be_compared_are_refused():
 def test_a_matrix_of_zeros_has_singular_values_of_zero(side):
     """Lanczos, which larger matrices take, cannot start from them."""
     for zeros in (np.zeros((side, side)), scipy.sparse.csr_array((side, side))):
-        found = singular_values(zeros, dense=20)
+        found = singular_values(zeros, whole=20)
         assert len(found) == 6
         assert not found.any()
 

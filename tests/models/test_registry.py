@@ -1,6 +1,7 @@
 """Our names in timm's registry."""
 
 import inspect
+from typing import Literal
 
 import pytest
 import timm
@@ -9,6 +10,7 @@ import torch
 from widemix.errors import InputError
 from widemix.models.families import KINDS, named_networks
 from widemix.models.registry import build_model, build_on_meta, empty_inputs
+from widemix.models.section import ModelSection
 from widemix.models.timm_methods import classifier
 from widemix.models.timm_registry import default_cfgs
 from widemix.recipe import load_recipe
@@ -165,13 +167,24 @@ class Odd(torch.nn.Linear):
         self.offset = self.weight.sum().item() if computes else torch.ones(3)
 
 
+def section_of(network, **arguments):
+    """A section outside the package that makes this network."""
+
+    class Section(ModelSection):
+        kind: Literal["other"] = "other"
+
+        def model_spec(self, image_size):
+            return network, arguments
+
+    return Section()
+
+
 @pytest.mark.parametrize("computes", [True, False])
-def test_a_network_that_needs_weights_is_never_hollow(computes, monkeypatch):
+def test_a_network_that_needs_weights_is_never_hollow(computes):
     section = NAMED["mixer_s32_224"][0]
     assert all(tensor.is_meta for tensor in build_on_meta(section, 224, 10).state_dict().values())
-    monkeypatch.setattr(type(section), "model_spec", lambda self, image_size: (Odd, {"computes": computes}))
     torch.manual_seed(0)
-    network = build_on_meta(section, 224, 10)
+    network = build_on_meta(section_of(Odd, computes=computes), 224, 10)
     torch.manual_seed(0)
     assert torch.equal(network.weight, torch.nn.Linear(3, 10).weight)
 
@@ -186,14 +199,12 @@ def test_a_network_that_needs_weights_is_never_hollow(computes, monkeypatch):
         (RuntimeError("sizes do not match"), False),
     ],
 )
-def test_a_network_that_does_not_fit_into_memory_is_one_line_and_other_errors_stay(error, is_of_memory, monkeypatch):
+def test_what_does_not_fit_into_memory_is_one_line(error, is_of_memory):
     def fail(**arguments):
         raise error
 
-    section = NAMED["mixer_s32_224"][0]
-    monkeypatch.setattr(type(section), "model_spec", lambda self, image_size: (fail, {}))
     with pytest.raises(InputError if is_of_memory else RuntimeError) as raised:
-        build_model(section, 224, 10)
+        build_model(section_of(fail), 224, 10)
     assert ("does not fit into memory" in str(raised.value)) == is_of_memory
 
 

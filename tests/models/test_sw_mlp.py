@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import widemix  # noqa: F401  puts our names into timm's registry
 from tests.models.dense import masked
 from widemix.models.registry import build_model
-from widemix.models.sw_mlp import sparse
 from widemix.models.sw_mlp.section import SwMlpSection
 from widemix.models.sw_mlp.sparse import SparseLinear, multiplies_sparsely
 from widemix.recipe import load_recipe
@@ -22,12 +21,13 @@ SECTION = SwMlpSection(
 
 
 @pytest.mark.parametrize("sparsely", [True, False])
-def test_layer_is_its_masked_matrix_forward_and_backward(sparsely, monkeypatch):
-    monkeypatch.setattr(sparse, "multiplies_sparsely", lambda *_: sparsely)
+def test_layer_is_its_masked_matrix_forward_and_backward(sparsely):
     layer = SparseLinear(23, 31, 0.3, (1,)).double()
+    layer.rule_device = torch.device("cpu" if sparsely else "cuda")  # which multiplies by dense copies
     x = torch.randn(5, 23, dtype=torch.float64, requires_grad=True)
     weight = masked(layer).detach().requires_grad_()
     ours, dense = layer(x), x @ weight.T + layer.bias
+    assert ours.grad_fn.name() == ("AddBackward0" if sparsely else "AddmmBackward0")
     assert torch.allclose(ours, dense, atol=1e-12)
     target = torch.randn_like(ours)
     for_x, for_values = torch.autograd.grad(ours, [x, layer.values], target)
@@ -72,21 +72,28 @@ def test_half_precision_and_compilation():
     assert model.blocks[0].fc1.values.grad.count_nonzero() > 0
 
 
-def test_rule_for_the_product():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert multiplies_sparsely(cpu, 0.1, 1619**2, rows=256)
-    assert not multiplies_sparsely(cpu, 0.3, 1619**2, rows=128)
-    assert not multiplies_sparsely(cpu, 0.1, 1619**2, rows=256, dtype=torch.bfloat16)
-    assert not multiplies_sparsely(cpu, 0.5, 1619**2)
-    assert not multiplies_sparsely(gpu, 0.1, 8192 * 16384)
-    assert multiplies_sparsely(gpu, 0.1, 150_528**2)
-    assert multiplies_sparsely(cpu, 0.3, 1619**2, rows=100)
-    assert not multiplies_sparsely(cpu, 0.31, 1619**2)
-    assert not multiplies_sparsely(cpu, 0.1, 1619**2, rows=256, dtype=torch.float16)
-    assert multiplies_sparsely(cpu, 0.1, 1619**2, rows=256, dtype=torch.float64)
-    for device in (cpu, gpu):
-        assert multiplies_sparsely(device, 0.9, 2**28 + 1, rows=10**6)
-        assert not multiplies_sparsely(device, 0.9, 2**28)
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("device", "density", "entries", "keys", "sparsely"),
+    [
+        (CPU, 0.1, 1619**2, {"rows": 256}, True),
+        (CPU, 0.1, 1619**2, {"rows": 256, "dtype": torch.float64}, True),
+        (CPU, 0.1, 1619**2, {"rows": 256, "dtype": torch.bfloat16}, False),
+        (CPU, 0.1, 1619**2, {"rows": 256, "dtype": torch.float16}, False),
+        (CPU, 0.3, 1619**2, {"rows": 100}, True),
+        (CPU, 0.3, 1619**2, {"rows": 128}, False),
+        (CPU, 0.31, 1619**2, {}, False),
+        (GPU, 0.1, 8192 * 16384, {}, False),
+        (CPU, 0.9, 2**28 + 1, {"rows": 10**6}, True),
+        (GPU, 0.9, 2**28 + 1, {"rows": 10**6}, True),
+        (CPU, 0.9, 2**28, {}, False),
+        (GPU, 0.9, 2**28, {}, False),
+    ],
+)
+def test_rule_for_the_product(device, density, entries, keys, sparsely):
+    assert multiplies_sparsely(device, density, entries, **keys) is sparsely
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """beta-LASSO's optimizer against the written-out step, and torch's SGD."""
 
-import copy
-
 import pytest
 import torch
 
@@ -65,19 +63,6 @@ def test_a_closure_computes_the_gradients_and_its_loss_is_returned():
     losses = [[optimizer.step(closure_of(optimizer, weight)).item() for _ in range(3)] for optimizer, weight in pairs]
     assert losses[0] == losses[1] != sorted(losses[0])
     assert torch.equal(ours, reference)
-
-
-def test_it_resumes_where_it_was():
-    (ours, _), (other, _) = weights(), weights()
-    one, two = (BetaLasso([w], lr=0.1, l1=0.001, beta=50, momentum=0.9) for w in (ours, other))
-    ours.grad = torch.ones_like(ours)
-    one.step()
-    other.data.copy_(ours)
-    two.load_state_dict(copy.deepcopy(one.state_dict()))
-    other.grad = ours.grad.clone()
-    one.step()
-    two.step()
-    assert torch.equal(ours, other)
 
 
 def test_a_weight_at_the_threshold_stays_and_one_without_a_gradient_is_left_alone():

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from timm.optim import param_groups_layer_decay
+from torch import nn
 
 import widemix  # noqa: F401  puts our names into timm's registry
 from tests.sections import train_section
@@ -43,13 +44,34 @@ def test_groups_are_timms(name):
     compare_with_timm(name)
 
 
-def test_a_sparse_matrix_on_one_axis_decays():
-    model = torch.nn.Sequential(SparseLinear(4, 4, 0.5, (0,)), torch.nn.LayerNorm(4))
-    assert undecayed(model) == {"0.bias", "1.weight", "1.bias"}
-    optimizer = build_optimizer(OptimSection(lr=0.1, weight_decay=0.5), model)
-    decayed, others = optimizer.param_groups
-    assert (decayed["weight_decay"], others["weight_decay"]) == (0.5, 0.0)
-    assert {id(p) for p in decayed["params"]} == {id(model[0].values)}
+EMBEDDING = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 2))
+PATTERN = nn.ModuleDict({"one": nn.Linear(2, 2), "ones": nn.Linear(2, 2)})
+PATTERN.no_weight_decay = lambda: {"one.*"}
+GROUPED = nn.Sequential(nn.Linear(3, 2))
+GROUPED[0].bias = nn.Parameter(torch.zeros(4, 2))
+NAMED = nn.Module()
+NAMED.scale, NAMED.table_bias = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "expected"),
+    [
+        (nn.Sequential(SparseLinear(4, 4, 0.5, (0,)), nn.LayerNorm(4)), {}, {"0.bias", "1.weight", "1.bias"}),
+        (SparseLinear(4, 4, 0.5, (0,)), {}, {"bias"}),  # whose values are a matrix on one axis
+        (nn.Embedding(3, 4), {"decay_embeddings": False}, {"weight"}),
+        (EMBEDDING, {}, {"1.bias"}),
+        (EMBEDDING, {"decay_embeddings": False}, {"0.weight", "1.bias"}),
+        (PATTERN, {}, {"one.weight", "one.bias", "ones.bias"}),
+        (GROUPED, {}, {"0.bias"}),  # as in timm, whose biases are those whose names end in .bias
+        (NAMED, {}, {"scale"}),
+    ],
+    ids=["sparse", "one layer", "embedding alone", "embedding", "spared embedding", "pattern", "two axes", "names"],
+)
+def test_what_does_not_decay(model, keys, expected):
+    assert undecayed(model, **keys) == expected
+    groups = parameter_groups(OptimSection(lr=0.1, weight_decay=0.5, **keys), model)
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    assert decayed == {id(p) for name, p in model.named_parameters() if name not in expected}
 
 
 @pytest.mark.parametrize("name", ["mixer_s32_224", "rp_mixer_s32_224", "resmlp_12_224", "vit_tiny_patch16_224"])
@@ -69,22 +91,16 @@ def test_layer_wise_decay_is_timms(name):
     )
 
 
-def test_frozen_weights_are_in_no_group():
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
-    model[0].requires_grad_(False)
-    groups = parameter_groups(OptimSection(lr=0.1), model)
-    assert {id(p) for group in groups for p in group["params"]} == {id(model[1].weight), id(model[1].bias)}
-
-
 def test_layer_wise_decay_needs_layers():
     with pytest.raises(InputError, match="Linear does not define an order of layers"):
-        parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), torch.nn.Linear(2, 2))
+        parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), nn.Linear(2, 2))
 
 
-def test_frozen_weights_have_no_layers_rate():
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+def test_frozen_weights_are_in_no_group_and_have_no_layers_rate(layer_decay):
     model = build_model(MixerSection(kind="s_mixer", patch_size=4, tokens=4, channels=6, depth=2), 8, 3)
     model.stem.requires_grad_(False)
-    groups = parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), model)
+    groups = parameter_groups(OptimSection(lr=0.1, layer_decay=layer_decay), model)
     trained = [p for p in model.parameters() if p.requires_grad]
     assert {id(p) for group in groups for p in group["params"]} == set(map(id, trained))
     assert max(group["lr_scale"] for group in groups) == 1
@@ -115,28 +131,10 @@ def test_groups_come_in_a_fixed_order_with_the_penalty_that_the_optimizer_has():
     ]
     scales = [(group["lr_scale"], group["weight_decay"]) for _, group in described(layer_decay=0.5)]
     assert scales == [(0.25, 0.05), (0.25, 0.0), (0.5, 0.05), (0.5, 0.0), (1.0, 0.05), (1.0, 0.0)]
-    table = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.Linear(4, 2))
-    for decayed, number in ((True, 2), (False, 1)):
-        groups = parameter_groups(OptimSection(lr=0.1, decay_embeddings=decayed), table)
-        assert len(groups[0]["params"]) == number
-
-
-def test_a_network_that_is_one_layer_has_the_names_of_its_own():
-    assert undecayed(torch.nn.Embedding(3, 4), decay_embeddings=False) == {"weight"}
-    assert undecayed(SparseLinear(4, 4, 0.5, (0,))) == {"bias"}
-    layer = linear_of(Structure("low_rank", 2))(8, 4)
-    groups = parameter_groups(OptimSection(lr=0.1), layer)
-    assert {group["lr_scale"] for group in groups} == {8 / 8 / 2, 8 / 2 / 2, 1.0}
-
-
-def test_what_a_network_exempts_may_be_a_pattern():
-    model = torch.nn.ModuleDict({"one": torch.nn.Linear(2, 2), "ones": torch.nn.Linear(2, 2)})
-    model.no_weight_decay = lambda: {"one.*"}
-    assert undecayed(model) == {"one.weight", "one.bias", "ones.bias"}
 
 
 def test_counters_of_groups_are_saved_and_restored_as_the_numbers_that_they_were():
-    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(11)]
+    parameters = [nn.Parameter(torch.zeros(1)) for _ in range(11)]
     optimizer = torch.optim.SGD([{"params": [p]} for p in parameters], lr=0.1)
     for number, group in enumerate(optimizer.param_groups):
         group |= {"k": number, "weight_sum": number / 2, "step": torch.tensor(10.0 + number), "other": 5}
@@ -160,26 +158,6 @@ def test_counters_of_groups_are_saved_and_restored_as_the_numbers_that_they_were
     assert {group["k"] for group in other.param_groups} == {3}  # what two shared, whatever begins with its name
 
 
-def test_embeddings_are_exempt_where_asked():
-    model = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.Linear(4, 2))
-    assert undecayed(model) == {"1.bias"}
-    assert undecayed(model, decay_embeddings=False) == {"0.weight", "1.bias"}
-
-
-def test_a_bias_with_two_axes_does_not_decay():
-    """As in timm, which goes by its name: a grouped layer's."""
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
-    model[0].bias = torch.nn.Parameter(torch.zeros(4, 2))
-    assert undecayed(model) == {"0.bias"}
-
-
-def test_a_number_alone_does_not_decay_and_a_table_called_bias_does():
-    """As in timm, whose biases are those whose names end in .bias."""
-    model = torch.nn.Module()
-    model.scale, model.table_bias = torch.nn.Parameter(torch.tensor(1.0)), torch.nn.Parameter(torch.zeros(3, 2))
-    assert undecayed(model) == {"scale"}
-
-
 def test_the_rates_of_a_layers_own_parameters_are_those_of_its_depth_times_its_factors():
     sizes = {"patch_size": 4, "tokens": 4, "channels": 6, "depth": 1, "token_weights": "low_rank", "rank": 2}
     model = build_model(MixerSection(kind="s_mixer", **sizes), 8, 3)
@@ -192,10 +170,15 @@ def test_the_rates_of_a_layers_own_parameters_are_those_of_its_depth_times_its_f
     assert found[id(model.blocks[0].mlp_channels.fc.weight)] == 0.5
 
 
+def test_rates_of_a_network_that_is_one_layer_are_those_of_its_factors():
+    groups = parameter_groups(OptimSection(lr=0.1), linear_of(Structure("low_rank", 2))(8, 4))
+    assert {group["lr_scale"] for group in groups} == {8 / 8 / 2, 8 / 2 / 2, 1.0}
+
+
 def test_muon_takes_the_matrices_of_the_blocks():
     model = timm.create_model("vit_tiny_patch16_224")
-    words = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 4), "inner": torch.nn.Linear(4, 4)})
-    words.get_classifier = torch.nn.Identity
+    words = nn.ModuleDict({"words": nn.Embedding(5, 4), "inner": nn.Linear(4, 4)})
+    words.get_classifier = nn.Identity
     assert inner_matrices(words) == {"inner.weight"}  # rows of embeddings are looked up one by one
     expected = {
         f"blocks.{i}.{part}.weight" for i in range(12) for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
@@ -220,7 +203,7 @@ def test_each_takes_the_sections_values(name):
 
 @pytest.mark.parametrize("part", ["matrices", "others"])
 def test_muon_of_matrices_alone_and_of_none(part):
-    weight = torch.nn.Parameter(torch.ones(3, 2))
+    weight = nn.Parameter(torch.ones(3, 2))
     groups = [{"params": [weight], "weight_decay": 0.0, "matrices": part == "matrices"}]
     optimizer = MuonAndAdamW(groups, {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "fused": True}, 0.9)
     weight.grad = torch.arange(6.0).reshape(3, 2) - 1
@@ -258,7 +241,7 @@ def test_the_table_says_which_state_each_keeps(name):
 @pytest.mark.parametrize("shape", [(5, 5), (12, 7), (7, 12), (1, 9)], ids=str)
 def test_muon_is_torchs_bit_by_bit(shape):
     generator = torch.Generator().manual_seed(0)
-    ours, theirs = (torch.nn.Parameter(torch.ones(shape)) for _ in range(2))
+    ours, theirs = (nn.Parameter(torch.ones(shape)) for _ in range(2))
     muon = Muon([{"params": [ours], "weight_decay": 0.3}], 0.1, 0.9)
     expected = torch.optim.Muon([theirs], 0.1, 0.3, 0.9, adjust_lr_fn="match_rms_adamw")
     for step in range(4):
@@ -272,7 +255,7 @@ def test_muon_is_torchs_bit_by_bit(shape):
     before, ours.grad = ours.detach().clone(), None
     muon.step()
     assert torch.equal(ours, before)  # without a gradient it does not decay
-    still, zeros = (torch.nn.Parameter(torch.ones(shape)) for _ in range(2))
+    still, zeros = (nn.Parameter(torch.ones(shape)) for _ in range(2))
     zeros.grad = torch.zeros(shape)
     Muon([{"params": [zeros], "weight_decay": 0.0}], 0.1, 0.9).step()
     assert torch.equal(zeros, still)  # nor does a gradient of zeros make it NaN
@@ -282,10 +265,10 @@ def test_muon_is_torchs_bit_by_bit(shape):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_sgd_of_the_recipe_is_torchs_with_nesterovs_momentum_if_any(momentum):
-    ours, theirs, idle = (torch.nn.Linear(3, 2, bias=False) for _ in range(3))
+    ours, theirs, idle = (nn.Linear(3, 2, bias=False) for _ in range(3))
     theirs.load_state_dict(ours.state_dict())
     section = OptimSection(name="sgd", lr=0.1, momentum=momentum, weight_decay=0.2)
-    fused = build_optimizer(section, torch.nn.ModuleList([ours, idle]))
+    fused = build_optimizer(section, nn.ModuleList([ours, idle]))
     plain = torch.optim.SGD(theirs.parameters(), 0.1, momentum, weight_decay=0.2, nesterov=momentum > 0)
     before = idle.weight.clone()
     for _ in range(3):
@@ -299,7 +282,7 @@ def test_sgd_of_the_recipe_is_torchs_with_nesterovs_momentum_if_any(momentum):
 
 
 def test_the_schedule_free_average_of_a_weight_before_its_first_step_is_a_copy():
-    weight = torch.nn.Parameter(torch.ones(3))
+    weight = nn.Parameter(torch.ones(3))
     groups = [{"params": [weight], "weight_decay": 0.0}]
     optimizer = OPTIMIZERS["schedule_free"].build(
         groups, OptimSection(name="schedule_free", lr=0.1, betas=(0.5, 0.9))
@@ -319,8 +302,8 @@ def test_the_schedule_free_average_of_a_weight_before_its_first_step_is_a_copy()
 def test_fused_sgd_skips_what_overflows_and_is_torchs_otherwise():
     """The first step too, which must not leave a momentum of anything."""
     torch.manual_seed(0)
-    ours = torch.nn.Parameter(torch.randn(5, 3))
-    theirs = torch.nn.Parameter(ours.detach().clone())
+    ours = nn.Parameter(torch.randn(5, 3))
+    theirs = nn.Parameter(ours.detach().clone())
     options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2, "nesterov": True}
     fused, plain = FusedSgd([ours], **options, fused=True), torch.optim.SGD([theirs], **options, foreach=False)
     fused.grad_scale = torch.tensor(8.0)
@@ -350,7 +333,7 @@ def test_the_schedule_of_the_paper():
 
 def test_the_schedule_without_warm_up_is_torchs_cosine():
     schedule = build_schedule(ScheduleSection(min_lr=0.1), 1.0, steps_per_epoch=5, epochs=4)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=19, eta_min=0.1)
     for step in range(20):
         assert schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"])
@@ -365,34 +348,6 @@ def test_a_run_ends_after_its_epochs_or_its_max_steps_if_that_is_fewer():
         assert schedule.last_step == last
         expected = [0.1 + 0.9 * (1 + math.cos(math.pi * step / 19)) / 2 for step in (0, 6, 19)]
         assert [schedule.lr(step) for step in (0, 6, 19)] == pytest.approx(expected)  # wherever it ends
-
-
-def rates(epochs=4, **changes):
-    schedule = build_schedule(ScheduleSection(**changes), 1.0, steps_per_epoch=5, epochs=epochs)
-    return [schedule(step) for step in range(5 * epochs)]
-
-
-def test_the_linear_schedule_reaches_its_floor_at_the_last_step():
-    expected = torch.linspace(1.0, 0.05, 20, dtype=torch.float64)
-    assert rates(name="linear", min_lr=0.05) == pytest.approx(expected.tolist())
-
-
-def test_the_step_schedule_decays_at_its_epochs():
-    found = rates(name="step", decay_epochs=1.5, decay_rate=0.5)
-    assert found == pytest.approx([1.0] * 8 + [0.5] * 7 + [0.25] * 5)
-
-
-def test_the_constant_schedule_cools_down_at_the_end():
-    assert rates(name="constant") == [1.0] * 20
-    found = rates(name="constant", cooldown_epochs=1, min_lr=0.2)
-    assert found[:15] == [1.0] * 15
-    assert found[14:] == pytest.approx([1.0, 0.84, 0.68, 0.52, 0.36, 0.2])
-
-
-def test_warm_up_comes_before_every_schedule():
-    for name in ("cosine", "linear", "step", "constant"):
-        found = rates(name=name, warmup_epochs=1, warmup_lr=0.5)
-        assert found[:6] == pytest.approx([0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
 
 
 def test_no_schedule_changes_a_step_early_or_late():
