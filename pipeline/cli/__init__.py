@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from threading import Timer, main_thread
+import threading
 
 from widemix.terminal import ANY_TEXT
 
@@ -12,7 +12,7 @@ def main() -> None:
     """Run the command line of this process, and exit with its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         print_all_text(sys.stdout)
-    timer = Timer(2.0, _name_import)
+    timer = threading.Timer(2.0, _name_import)
     timer.daemon = True
     if sys.stderr.isatty():  # for somebody who waits; what reads an error needs that line alone
         timer.start()
@@ -40,7 +40,7 @@ def print_all_text(stream: io.TextIOWrapper) -> None:
 
 def _name_import() -> None:
     """Say on stderr that torch or timm is being imported, if one is: it takes seconds, on a slow disk many."""
-    frame = sys._current_frames().get(main_thread().ident or 0)
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     names: list[str] = []  # of the modules that the main thread is in, from the innermost to the first of ours
     while frame and not (names and names[-1].startswith("widemix.")):
         names.append(frame.f_globals.get("__name__", ""))

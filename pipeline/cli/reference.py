@@ -17,7 +17,7 @@ ABOUT = "Made from the code, by `python -m widemix.cli.reference docs/reference`
 def commands_page() -> str:
     """Return the page of all commands, as Markdown."""
     parts = [f"# Commands\n\n{ABOUT}\n"]
-    for parser in _commands(make_parser()):
+    for parser in commands_of(make_parser()):
         parts.append(f"## {parser.prog}\n\n{_one_line(parser.description)}\n")
         rows = [f"| {_names(action)} | {_cell(_help(action))} |" for action in parser._actions if _is_shown(action)]
         if rows:
@@ -44,14 +44,14 @@ def keys_page() -> str:
     return "\n".join(parts)
 
 
-def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
     """The parsers of all commands, depth first."""
     groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not groups:
         yield parser
     for group in groups:
         for child in group.choices.values():
-            yield from _commands(child)
+            yield from commands_of(child)
 
 
 def _is_shown(action: argparse.Action) -> bool:

@@ -6,24 +6,24 @@ import re
 import shlex
 import subprocess
 import sys
-from unittest.mock import Mock
+import threading
 
 import pytest
 
 from tests.clone import CLONE
 from widemix.cli import main, parser
 from widemix.cli.parser import make_parser
-from widemix.cli.reference import _commands
+from widemix.cli.reference import commands_of
 from widemix.command_line.arguments import Parser, describe_section
 from widemix.command_line.commands import split_overrides
 from widemix.recipe import SECTIONS, keys
 
 COMMANDS = make_parser()
-PARSERS = {parser.prog: parser for parser in _commands(COMMANDS)}
+PARSERS = {parser.prog: parser for parser in commands_of(COMMANDS)}
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_help_and_the_sections_that_it_names_have_every_option_within_80_columns(name, monkeypatch):
+def test_help_and_its_sections_have_every_option_within_80_columns(name, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     parser = PARSERS[name]
     assert isinstance(parser, Parser)
@@ -48,7 +48,7 @@ def test_every_command_is_listed_with_a_line_by_the_one_above_it():
     assert len(above) > len(PARSERS)
 
 
-def test_a_default_that_help_says_in_digits_or_by_a_choice_is_the_options():
+def test_a_default_that_help_says_is_the_options():
     said, own = {}, {}
     for name, command in PARSERS.items():
         for action in command._actions:
@@ -65,7 +65,7 @@ def test_a_default_that_help_says_in_digits_or_by_a_choice_is_the_options():
 @pytest.mark.parametrize("name", parser.COMMANDS)
 def test_a_command_alone_is_as_among_the_others(name):
     alone, among = (
-        {each.prog: each.format_help() for each in _commands(made)} for made in (make_parser(name), COMMANDS)
+        {each.prog: each.format_help() for each in commands_of(made)} for made in (make_parser(name), COMMANDS)
     )
     assert alone == {prog: text for prog, text in among.items() if prog.split()[1] == name}
 
@@ -89,30 +89,47 @@ def test_examples_in_help_parse(monkeypatch):
         assert not overrides or hasattr(arguments, "recipe"), example
 
 
-def test_a_long_import_is_named(tmp_path, capsys):
-    file = tmp_path / "slow.py"
-    call = "from widemix.cli import _name_import\nfrom threading import Thread\n"
-    file.write_text(call + "thread = Thread(target=_name_import)\nthread.start()\nthread.join()\n")
-    named = "importing torch and timm\n"
-    for name, said in (("torch.slow", named), ("timm.slow", named), ("other.slow", "")):
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))
-        assert capsys.readouterr().err == said
+@pytest.mark.parametrize(
+    ("name", "terminal", "said"),
+    [
+        ("torch.slow", True, True),
+        ("timm.slow", True, True),
+        ("other.slow", True, False),
+        ("torch.slow", False, False),
+    ],
+)
+def test_a_long_import_is_named_on_a_terminal_alone(name, terminal, said, tmp_path, monkeypatch, system, capsys):
+    """In the place of the timer is one that fires while that module is imported."""
+    done = []
 
+    class Timer:
+        def __init__(self, seconds, function):
+            self.function = function
 
-@pytest.mark.parametrize("watched", [True, False])
-def test_long_imports_are_named_on_a_terminal_alone(monkeypatch, capsys, watched):
-    timer = Mock()
-    monkeypatch.setattr("widemix.cli.Timer", lambda seconds, function: timer)
-    monkeypatch.setattr(sys, "argv", ["widemix", "--version"])
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: watched, raising=False)
+        def start(self):
+            (tmp_path / "slow.py").write_text("fire()\n")
+            spec = importlib.util.spec_from_file_location(name, tmp_path / "slow.py")
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            module.fire = self.fire
+            spec.loader.exec_module(module)
+
+        def fire(self):
+            thread = threading.Thread(target=self.function)
+            thread.start()
+            thread.join()
+
+        def cancel(self):
+            done.append("cancelled")
+
+    system({"threading.Timer": Timer, "sys.argv": ["widemix", "--version"]})
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code in (0, None)
-    assert timer.start.called is watched
-    assert timer.cancel.called
+    assert done == ["cancelled"]
+    assert capsys.readouterr().err == ("importing torch and timm\n" if said else "")
 
 
 def test_the_keys_of_sections_are_filled_to_the_terminal(monkeypatch):

@@ -18,7 +18,12 @@ from widemix.cli.options import write_outputs
 from widemix.cli.parser import make_parser
 from widemix.cli.prep import print_summary
 from widemix.command_line.commands import run_command
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import repair_command, verify
+from widemix.estimate import tables
 from widemix.estimate.rehearsals import HEAD
+from widemix.formats.beton import open_beton
 from widemix.formats.manifest import Split
 
 NUMBERS = {"a": 1.5, "b": [None, 2]}
@@ -67,22 +72,17 @@ def test_figures_and_tables_go_to_the_folder_and_figures_to_the_board(tmp_path, 
         assert saved.getpixel((0, 0)) == {"red": (255, 0, 0), "blue": (0, 0, 255)}[name]
 
 
-def test_figures_go_to_the_board_alone_and_to_a_folder_that_is_there(tmp_path, monkeypatch, capsys):
-    boards = []
-    monkeypatch.setattr("widemix.plots.style.as_png", lambda drawn: drawn)
-    add = "widemix.plots.tensorboard.add_to_tensorboard"
-    monkeypatch.setattr(add, lambda *given: boards.append(given) or "board")
-    given = outputs(tmp_path, "tensorboard")
-    write_outputs(given, NUMBERS, {"red.png": lambda: b"red"}, {"t.csv": "x"})
-    assert boards == [({"red": b"red"}, given.tensorboard)]
-    assert [*tmp_path.iterdir()] == []
-    assert capsys.readouterr().out == "board\n"
+def test_figures_go_to_the_board_alone_and_to_a_folder_that_is_there(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").touch()
+    write_outputs(outputs(tmp_path, "tensorboard"), NUMBERS, {"red.png": lambda: figure("red")}, {"t.csv": "x"})
+    assert [*tmp_path.iterdir()] == [tmp_path / "run"]
+    assert capsys.readouterr().out == f"{tmp_path / 'run'}\n"
     given = outputs(tmp_path, "to")
     for name in ("red", "blue"):
-        write_outputs(given, NUMBERS, {f"{name}.png": lambda name=name: name.encode()}, {"t.csv": name})
-    assert {path.name: path.read_text() for path in given.to.iterdir()} == {
-        "red.png": "red", "blue.png": "blue", "t.csv": "blue"
-    }  # fmt: skip
+        write_outputs(given, NUMBERS, {f"{name}.png": lambda name=name: figure(name)}, {"t.csv": name})
+    assert {path.name for path in given.to.iterdir()} == {"red.png", "blue.png", "t.csv"}
+    assert (given.to / "t.csv").read_text() == "blue"
 
 
 def test_a_summary_has_a_line_for_each_split_and_the_unusual_files(tmp_path, capsys):
@@ -120,7 +120,7 @@ def test_a_summary_has_a_line_for_each_split_and_the_unusual_files(tmp_path, cap
 
 
 def test_the_price_of_coefficients_is_that_of_all_splits(tmp_path, monkeypatch, capsys):
-    counts = {"train.beton": (30, 2, 1300, 1000), "val.beton": (10, 1, 500, 400)}
+    counts = {"train.beton": (30, 2, 1300, 1000), "test.beton": (10, 1, 500, 400)}
     monkeypatch.setattr("widemix.data_prep.coefficients.count_bytes", lambda path: counts[path.name])
     splits = {
         name: Split(file=f"{name}.beton", bytes=1, samples=1, per_class=(1,), blocks=("",), fields={field: ""})
@@ -132,35 +132,41 @@ def test_the_price_of_coefficients_is_that_of_all_splits(tmp_path, monkeypatch, 
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"coefficients: about 1.29 times the bytes of their JPEGs; 3 images are stored as JPEGs; {again}"
     )
-    counts.update({"train.beton": (30, 0, 1300, 1000), "val.beton": (10, 0, 500, 400)})
+    counts.update({"train.beton": (30, 0, 1300, 1000), "test.beton": (10, 0, 500, 400)})
     print_summary(manifest, tmp_path)
     line = f"coefficients: about 1.29 times the bytes of their JPEGs; {again}"
     assert capsys.readouterr().out.splitlines()[-1] == line
-    counts.update({"train.beton": (0, 9, 0, 0), "val.beton": (0, 1, 0, 0)})
+    counts.update({"train.beton": (0, 9, 0, 0), "test.beton": (0, 1, 0, 0)})
     print_summary(manifest, tmp_path)
     assert capsys.readouterr().out.splitlines()[-1] == "coefficients: of no image"
 
 
-def test_a_folder_is_verified_in_words_and_by_the_exit_code(tmp_path, monkeypatch, capsys):
-    damages = []
-    monkeypatch.setattr("widemix.data_prep.verify.verify", lambda folder: damages)
-    monkeypatch.setattr("widemix.data_prep.verify.repair_command", lambda folder: "again")
-    wrong = ["a: sample 3", "b: block 1"]
-    for code, said in ((0, [f"{tmp_path}: no damage"]), (1, [*wrong, "to prepare it again: again"])):
+def test_a_folder_is_verified_in_words_and_by_the_exit_code(tmp_path, capsys):
+    prepare("digits", None, tmp_path, PrepSettings(per_class=2), processes=1)
+    beton = open_beton(tmp_path / "test.beton")
+    place = int(beton.offset[3])
+    for code in (0, 1):
         assert run_command(make_parser("verify"), argv=["verify", str(tmp_path)]) == code
-        assert capsys.readouterr().out.splitlines() == said
-        damages += wrong
+        lines = [*verify(tmp_path), f"to prepare it again: {repair_command(tmp_path)}"]
+        assert capsys.readouterr().out.splitlines() == (lines if code else [f"{tmp_path}: no damage"])
+        assert (len(lines) > 1) is (code == 1)
+        with (tmp_path / "test.beton").open("r+b") as file:
+            file.seek(place)
+            file.write(b"damage")
 
 
-@pytest.mark.parametrize(("words", "name"), [("--omega 1000 --gamma 2", "pairs"), ("--named", "named")])
-def test_a_table_of_costs_is_printed_and_its_rows_are_written(words, name, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(f"widemix.estimate.tables.{name}_rows", lambda *_: [{"name": name}])
-    monkeypatch.setattr(f"widemix.estimate.tables.{name}_table", lambda *given: f"table {given}")
+@pytest.mark.parametrize(
+    ("words", "table", "rows"),
+    [
+        ("--omega 1000 --gamma 2", lambda: tables.pairs_table(1000, 2), lambda: tables.pairs_rows(1000, 2)),
+        ("--named", tables.named_table, tables.named_rows),
+    ],
+)
+def test_a_table_of_costs_is_printed_and_its_rows_are_written(words, table, rows, tmp_path, capsys):
     words += f" --gpus 8 --gpu h100 --json {tmp_path}/rows.json"
     assert run_command(make_parser("cost"), argv=["cost", *words.split()]) == 0
-    assert capsys.readouterr().out == f"table {(1000.0, 2.0) if name == 'pairs' else ()}\n"
-    written = json.loads((tmp_path / "rows.json").read_text())
-    assert written == {"machine": "8 x h100", "rows": [{"name": name}]}
+    assert capsys.readouterr().out == f"{table()}\n"
+    assert json.loads((tmp_path / "rows.json").read_text()) == {"machine": "8 x h100", "rows": rows()}
 
 
 def test_rehearsed_recipes_are_printed_below_one_head_as_they_come(tmp_path, monkeypatch, capsys):
@@ -194,8 +200,10 @@ def test_an_evaluation_prints_and_writes_its_details_by_the_names_of_classes(ran
     result = Result(network="runs/a", classes=["ant", "bee", "cow", "dog", "eel"], samples=5, details=details)
     result.metrics = {"loss": math.nan, "top1": 50.0, "top5": math.inf}
     monkeypatch.setattr("widemix.evaluation.assessment.assess", lambda *_: result)
-    monkeypatch.setattr("widemix.cli.runs.export_torchrun_env", lambda ranks: False)
-    monkeypatch.setenv("RANK", rank)
+    for name, value in {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    for name, value in {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
     words = ["eval", "timm:resnet10t", "--details", "--json", str(tmp_path / "a.json")]
     assert run_command(make_parser("eval"), argv=words) == 0
     if rank == "1":
