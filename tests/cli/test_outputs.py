@@ -120,7 +120,7 @@ def test_a_summary_has_a_line_for_each_split_and_the_unusual_files(tmp_path, cap
 
 
 def test_the_price_of_coefficients_is_that_of_all_splits(tmp_path, monkeypatch, capsys):
-    counts = {"train.beton": (30, 2, 1300, 1000), "test.beton": (10, 1, 500, 400)}
+    counts = {"train.beton": (30, 2, 1300, 1000), "val.beton": (10, 1, 500, 400)}
     monkeypatch.setattr("widemix.data_prep.coefficients.count_bytes", lambda path: counts[path.name])
     splits = {
         name: Split(file=f"{name}.beton", bytes=1, samples=1, per_class=(1,), blocks=("",), fields={field: ""})
@@ -132,11 +132,11 @@ def test_the_price_of_coefficients_is_that_of_all_splits(tmp_path, monkeypatch, 
     assert capsys.readouterr().out.splitlines()[-1] == (
         f"coefficients: about 1.29 times the bytes of their JPEGs; 3 images are stored as JPEGs; {again}"
     )
-    counts.update({"train.beton": (30, 0, 1300, 1000), "test.beton": (10, 0, 500, 400)})
+    counts.update({"train.beton": (30, 0, 1300, 1000), "val.beton": (10, 0, 500, 400)})
     print_summary(manifest, tmp_path)
     line = f"coefficients: about 1.29 times the bytes of their JPEGs; {again}"
     assert capsys.readouterr().out.splitlines()[-1] == line
-    counts.update({"train.beton": (0, 9, 0, 0), "test.beton": (0, 1, 0, 0)})
+    counts.update({"train.beton": (0, 9, 0, 0), "val.beton": (0, 1, 0, 0)})
     print_summary(manifest, tmp_path)
     assert capsys.readouterr().out.splitlines()[-1] == "coefficients: of no image"
 
