@@ -32,7 +32,6 @@ from widemix.distributed.watchdog import Watchdog
 from widemix.engine import Engine, build_engine
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe
-from widemix.recipe.log import LogSection
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.log import RunLog
 from widemix.run.metrics import peak_memory
@@ -58,25 +57,35 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         batch = arguments.batch or recipe.train.global_batch
         return measure_networks(recipe, batch, arguments.rounds, arguments.compiled, device)
     topology = Topology(0, 1, 0, 1, torch.device("cuda", 0) if gpu else torch.device("cpu"))
-    batch = arguments.batch or (256 if gpu else 1)
-    every = LogSection().every
-    contests: list[tuple[str, dict[str, Any], int, int, int]] = [  # name, model, side, steps a turn, rounds
-        ("Mixer-S/16", S16, 224, 10 if gpu else 1, arguments.rounds),
-        ("a tiny network", SMALL, 8, every, 20 * arguments.rounds),
-    ]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, threads)
         stack.enter_context(process_group(topology, timeout_s=600))
         rows = []
-        for name, model, side, steps, rounds in contests:
-            recipe = make_recipe(model, side, batch, "bf16" if gpu else "fp32")
+        for name, recipe, steps, rounds in contests(gpu, arguments.batch, arguments.rounds):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            turns = time_contestants(recipe, topology, folder, steps, rounds * every // steps)
-            seconds = {name: np.reshape(own, (rounds, -1)).mean(axis=1).tolist() for name, own in turns.items()}
-            rows += _rows(seconds, name, batch, topology)
+            rows += compare_loops(name, recipe, topology, folder, steps, rounds)
         return rows
+
+
+def contests(gpu: bool, batch: int | None, rounds: int) -> list[tuple[str, Recipe, int, int]]:
+    """Return what is compared: a name, its recipe, the steps of a turn, and the rounds."""
+    size, precision = (256, "bf16") if gpu else (1, "fp32")
+    large, tiny = (make_recipe(*of, batch or size, precision) for of in ((S16, 224), (SMALL, 8)))
+    return [
+        ("Mixer-S/16", large, 10 if gpu else 1, rounds),
+        ("a tiny network", tiny, tiny.log.every, 20 * rounds),
+    ]
+
+
+def compare_loops(
+    name: str, recipe: Recipe, topology: Topology, folder: Path, steps: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Return a row for each contestant, of rounds of `log.every` steps in turns of `steps`."""
+    turns = time_contestants(recipe, topology, folder, steps, rounds * recipe.log.every // steps)
+    seconds = {contestant: np.reshape(own, (rounds, -1)).mean(axis=1).tolist() for contestant, own in turns.items()}
+    return _rows(seconds, name, recipe.train.global_batch, topology)
 
 
 def make_recipe(model: dict[str, Any], side: int, batch: int, precision: str, **log: Any) -> Recipe:

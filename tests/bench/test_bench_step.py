@@ -1,8 +1,6 @@
-"""The benchmark of a step compares like with like."""
+"""`widemix bench step`: its contestants train alike, and its rows are the medians of what their steps took."""
 
-import itertools
-from argparse import Namespace
-from contextlib import nullcontext
+import json
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,127 +8,219 @@ import numpy as np
 import pytest
 import timm
 import torch
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tests.conftest import ROOT
-from widemix.bench import network_step, operations, step
-from widemix.bench.network_step import PARTS, measure_networks, measure_peak
+from tests.bench.conftest import Clock
+from tests.conftest import ROOT, System
+from widemix.bench.network_step import measure_networks
 from widemix.bench.operations import peak_memory, time_by_operation
-from widemix.bench.report import report
+from widemix.bench.step import ENGINE, LOOP, PLAIN, SMALL, compare_loops, contests, make_recipe
+from widemix.cli.parser import make_parser
+from widemix.command_line.commands import run_command
 from widemix.distributed.topology import Topology, process_group
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
-from widemix.recipe.log import LogSection
-from widemix.training.profile import torch_profiler
+from widemix.recipe.schedule import ScheduleSection
+
+CPU = torch.device("cpu")
 
 
-def test_all_contestants_train_the_same_weights_as_often(tmp_path, monkeypatch):
-    networks, build = [], step.build_model
-
-    def kept(*arguments):
-        networks.append(build(*arguments))
-        return networks[-1]
-
-    monkeypatch.setattr(step, "build_model", kept)
-    # another rate in each step
-    monkeypatch.setattr(step, "build_schedule", lambda section, rate, *_: lambda done: rate * (1 + done))
-    topology = Topology(0, 1, 0, 1, torch.device("cpu"))
-    with process_group(topology, 60):
-        recipe = step.make_recipe(step.SMALL, 8, batch=4, precision="fp32", every=6)
-        first = build(recipe.model, 8, 1000).state_dict()
-        times = step.time_contestants(recipe, topology, tmp_path, steps=3, turns=4)
-    assert {name: len(seconds) for name, seconds in times.items()} == {step.PLAIN: 4, step.ENGINE: 4, step.LOOP: 4}
-    plain, *ours = (network.state_dict() for network in networks)
-    assert len(ours) == 2
-    for weights in ours:
-        for name, value in plain.items():
-            if not name.endswith("mlp_tokens.fc2.bias"):  # no gradient but rounding
-                torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5, msg=name)
-    assert (plain["head.weight"] - first["head.weight"]).abs().max() > 1e-3
-    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == 2  # of 15 steps
-
-
-def test_rows_compare_the_turns_of_one_round():
-    """Medians of ratios and differences, which are not those of the medians."""
-    seconds = {step.PLAIN: [1.0, 2.0, 4.0], step.ENGINE: [0.5, 4.0, 3.0]}
-    rows = step._rows(seconds, "n", 6, Topology(0, 1, 0, 1, torch.device("cpu")))
-    same = {"memory_gib": rows[0]["memory_gib"]}
-    assert rows[0] == {"name": "plain loop, n", "images_per_cpu_s": 3, "ratio": 1, "us_more": 0} | same
-    assert (
-        rows[1] == {"name": "our engine alone, n", "images_per_cpu_s": 2, "ratio": 1.3333, "us_more": -500_000} | same
-    )
-
-
-def test_timms_mixer_of_a_recipe_is_the_same_network():
-    recipe = load_recipe(ROOT / "recipes/cifar10/mixer_small.yaml")
-    ours = build_model(recipe.model, 32, 10)
-    theirs = recipe.model.timm_twin(32, 10)()
-    theirs.load_state_dict(ours.state_dict())
-    inputs = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(ours(inputs), theirs(inputs))
-    assert load_recipe(ROOT / "recipes/cifar10/s_mixer.yaml").model.timm_twin(32, 10) is None
-
-
-@pytest.fixture
-def one_thread():
-    """Several wait for each other on a busy machine."""
-    threads = torch.get_num_threads()
+@pytest.fixture(autouse=True)
+def undone():
+    """What the benchmarks set for the process: several threads wait for each other on a busy machine."""
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.parametrize("memory_layout", ["plain", "batch_last"])
-def test_the_rows_of_a_recipe_add_up(one_thread, monkeypatch, memory_layout):
-    """By a clock that goes on by a millisecond each time that it is read: the parts of a real step vary."""
-    monkeypatch.setattr(network_step, "product_side", lambda *_: 512)
-    assert measure_peak("fp32", torch.device("cpu")) > 1e9
-    precisions, reads, profilers = [], itertools.count(), []
-
-    def kept_profiler():
-        profilers.append(torch_profiler())
-        return profilers[-1]
-
-    monkeypatch.setattr(operations, "torch_profiler", kept_profiler)
-    monkeypatch.setattr(network_step, "compute_clock", lambda _: 1e-3 * next(reads))
-    monkeypatch.setattr(network_step, "set_matmul_precision", precisions.append)
-    values = [("train.matmul_precision", "high"), ("engine.memory_layout", memory_layout)]
-    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", values)
-    rows = measure_networks(recipe, 4, 3, compiled=False, device=torch.device("cpu"))
-    layouts = {"normal": memory_layout, "rp": memory_layout, "normal eager": "plain", "timm eager": "plain"}
-    if memory_layout == "plain":
-        del layouts["normal eager"]  # the first row
-    assert {row["name"]: row["memory_layout"] for row in rows} == layouts
-    flops = 4 * model_cost(recipe.model, 8, 10).training_flops
-    for row, profiler in zip(rows, profilers, strict=True):
-        assert row["memory_gib"] >= round(16 * model_cost(recipe.model, 8, 10).parameters / 2**30, 3)
-        milliseconds = {event.key: event.self_cpu_time_total / 1e3 for event in profiler.key_averages()}
-        other = row["operations_ms"].pop("other")
-        assert row["operations_ms"] == {name: round(milliseconds[name], 3) for name in row["operations_ms"]}
-        assert sum(row["operations_ms"].values()) + other == pytest.approx(sum(milliseconds.values()), abs=0.01)
-        assert {row[f"{part}_ms"] for part in PARTS} == {1}
-        seconds = 1e-3 * len(PARTS)
-        assert row["images_per_cpu_s"] == pytest.approx(4 / seconds, abs=0.1)
-        assert abs(row["tflop_per_s"] * 1e12 - flops / seconds) < 0.05 * flops / seconds + 1e8
-        assert row["time_ratio"] == 1
-    assert precisions == ["high"]
-    sizes = [("model.width", "2048"), ("model.density", "0.02"), ("model.depth", "1")]
-    other = load_recipe(ROOT / "recipes/cifar10/sw_mlp.yaml", sizes)
-    (row,) = measure_networks(other, 64, 3, False, torch.device("cpu"))
-    assert row["name"] == "network"
-    layers = other.model.layer_costs(32, 10).layers  # a CPU multiplies by the weights that the masks leave
-    flops = 64 * sum(2 * layer.connections * (1 + layer.backward_products) for layer in layers)
-    assert row["tflop_per_s"] * 64e12 / row["images_per_cpu_s"] == pytest.approx(flops, rel=0.05)
-    with pytest.raises(InputError, match="takes no images"):
-        measure_networks(load_recipe(ROOT / "recipes/mnli/mixer_gelu.yaml"), 2, 1, False, torch.device("cpu"))
-    in_fp8 = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("train.precision", "bf16"), ("train.fp8", "true")])
-    with pytest.raises(InputError, match="not in float8"):
-        measure_networks(in_fp8, 2, 1, False, torch.device("cpu"))
+# The training loop.
 
 
-def test_the_memory_of_a_step_is_what_is_alive_at_once():
+def test_loops_train_alike_and_rows_compare_turns_of_a_round(clock: Clock, tmp_path) -> None:
+    """With another learning rate in each of the first steps, by a clock that each update moves by another time."""
+    rng, optimizers, seconds, rates = np.random.default_rng(0), {}, {}, {}
+
+    def updated(optimizer, *_) -> None:
+        name = optimizers.setdefault(id(optimizer), (PLAIN, ENGINE, LOOP)[min(len(optimizers), 2)])
+        seconds.setdefault(name, []).append(rng.uniform(1, 9))
+        rates.setdefault(name, []).append([group["lr"] for group in optimizer.param_groups])
+        weights[name] = [value for group in optimizer.param_groups for value in group["params"]]
+        clock.takes(seconds[name][-1])
+
+    weights: dict[str, list[torch.Tensor]] = {}
+    topology = Topology(0, 1, 0, 1, CPU)
+    recipe = make_recipe(SMALL, 8, batch=6, precision="fp32", every=4)
+    recipe = recipe.model_copy(update={"schedule": ScheduleSection(warmup_epochs=1e-11)})  # 11 steps
+    with register_optimizer_step_post_hook(updated), process_group(topology, 60):
+        rows = compare_loops("n", recipe, topology, tmp_path, steps=2, rounds=3)
+    assert len(optimizers) == 3
+    assert len({lr for lr, *_ in rates[PLAIN]}) == 12  # those of the warm-up, and that after it
+    assert rates[PLAIN] == rates[ENGINE] == rates[LOOP]
+    plain, *ours = ({p.shape: p for p in own if p.shape != (4,)} for own in map(weights.get, (PLAIN, ENGINE, LOOP)))
+    for own in ours:  # of each shape the last; those of 4 have no gradient but rounding
+        torch.testing.assert_close(own, plain, rtol=1e-4, atol=1e-5)
+    torch.manual_seed(0)
+    untrained = build_model(recipe.model, 8, 1000).head.weight
+    assert (plain[untrained.shape] - untrained).abs().max() > 1e-3
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3  # of 14 steps
+    rounds = {
+        name: np.reshape(own[2:], (3, 4)).mean(axis=1) for name, own in seconds.items()
+    }  # without the first turn
+    for row, name in zip(rows, (PLAIN, ENGINE, LOOP), strict=True):
+        own, plain = rounds[name], rounds[PLAIN]
+        assert row.pop("memory_gib") > 0
+        assert row == {
+            "name": f"{name}, n",
+            "images_per_cpu_s": round(6 / np.median(own), 1),
+            "ratio": round(np.median(plain / own), 4),
+            "us_more": round(1e6 * np.median(own - plain)),
+        }
+
+
+@pytest.mark.parametrize(
+    ("gpu", "batch", "expected"),
+    [(False, None, ("fp32", 1, 1)), (True, None, ("bf16", 256, 10)), (True, 5, ("bf16", 5, 10))],
+)
+def test_loops_are_compared_on_mixer_s16_and_a_tiny_network(gpu: bool, batch: int | None, expected: tuple) -> None:
+    """A round has the steps between two lines of the log, and the tiny network has twenty times as many."""
+    (first, large, steps, rounds), (second, tiny, *sizes) = contests(gpu, batch, 3)
+    assert (first, rounds, second, sizes) == ("Mixer-S/16", 3, "a tiny network", [tiny.log.every, 60])
+    for recipe in (large, tiny):
+        assert (recipe.train.precision, recipe.train.global_batch, steps) == expected
+    with torch.device("meta"):
+        theirs = timm.create_model("mixer_s16_224")
+    assert model_cost(large.model, 224, 1000).parameters == sum(p.numel() for p in theirs.parameters())
+    assert (large.data.image_size, tiny.data.image_size) == (224, 8)
+    assert model_cost(tiny.model, 8, 1000).parameters < 20_000
+
+
+# A network's step.
+
+
+def counts_time(system: System, reads: int) -> list[float]:
+    """Let the clocks go on by random microseconds at each read, from read `reads` on by seconds; return these."""
+    rng, steps = np.random.default_rng(0), []
+
+    def advance() -> float:
+        steps.append(rng.uniform(1, 9) * (1 if len(steps) >= reads else 1e-6))
+        return sum(steps)
+
+    system({f"time.{name}": advance for name in ("perf_counter", "process_time")})
+    return steps
+
+
+S_MIXER = {"model.depth": "1", "train.precision": "fp16", "engine.memory_layout": "plain"}
+SPARSE = {"model.width": "2048", "model.density": "0.02", "model.depth": "1"}
+IN_BF16 = {"engine.memory_layout": "batch_last", "train.precision": "bf16"}
+COMPILED = dict.fromkeys(("normal compiled", "rp compiled"), "plain")
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "batch", "dtype", "layouts"),
+    [
+        ("digits/mixer",
+         {"engine.memory_layout": "plain", "train.matmul_precision": "high", "model.drop_path": "0.3"},
+         4, None, {"normal": "plain", "rp": "plain", "timm eager": "plain"}),
+        ("digits/mixer", IN_BF16, 6, torch.bfloat16,
+         {"normal": "batch_last", "rp": "batch_last", "normal eager": "plain", "timm eager": "plain", **COMPILED,
+          "timm compiled": "plain"}),
+        ("cifar10/s_mixer", S_MIXER, 2, torch.float16, {"normal": "plain", "rp": "plain", **COMPILED}),
+        ("cifar10/sw_mlp", SPARSE, 64, None, {"network": "plain"}),
+    ],
+)  # fmt: skip
+def test_networks_take_turns_and_have_rows_of_medians(name, keys, batch, dtype, layouts, system: System) -> None:
+    """They begin with the weights that a seed gives them, without stochastic depth, which timm's has not."""
+    recipe = load_recipe(ROOT / f"recipes/{name}.yaml", list(keys.items()))
+    count, rounds, size = len(layouts), 3, (recipe.data.image_size, recipe.data.num_classes)
+    section = recipe.model.model_copy(update={"drop_path": 0.0} if hasattr(recipe.model, "drop_path") else {})
+    expected = []
+    for kind in (row.split()[0] for row in layouts):
+        permuted = {"normal": {"permutation": "commutation"}, "rp": {"permutation": "random"}}.get(kind, {})
+        torch.manual_seed(0)
+        expected.append(
+            recipe.model.timm_twin(*size)()
+            if kind == "timm"
+            else build_model(section.model_copy(update=permuted), *size)
+        )
+    first: dict[int, tuple] = {}
+    optimizers: dict[int, torch.optim.Optimizer] = {}
+
+    def passed(module, given, output) -> None:
+        if type(module) in set(map(type, expected)):
+            assert module.training
+            assert all(p.grad is None for p in module.parameters())  # of the step before
+            half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+            first.setdefault(id(module), (module, given[0], output.detach(), half))
+
+    kept = register_optimizer_step_post_hook(lambda each, *_: optimizers.setdefault(id(each), each))
+    products, multiply = [], torch.mm
+    system({"torch.mm": lambda a, b: products.append(a) or multiply(a, b), "torch.compile": lambda network: network})
+    reads = 4 * (1 + count * (rounds + 1 + 2))
+    steps = counts_time(system, reads)
+    with register_module_forward_hook(passed), kept:
+        found = measure_networks(recipe, batch, rounds, any("compiled" in row for row in layouts), CPU)
+    assert torch.get_float32_matmul_precision() == recipe.train.matmul_precision
+    assert {row["name"]: row["memory_layout"] for row in found} == layouts
+    turns = np.reshape(steps[4 * (1 + count) :][: 4 * count * rounds], (rounds, count, 4))[..., 1:]
+    totals, product = turns.sum(axis=2), [x for x in products if x.dtype == (dtype or torch.float32)][-10:]
+    assert {tuple(x.shape) for x in product} == {(256, 256)}
+    flops = [row["tflop_per_s"] * np.median(own) * 1e12 for row, own in zip(found, totals.T, strict=True)]
+    if name == "cifar10/sw_mlp":  # a CPU multiplies by the weights that the masks leave
+        layers = recipe.model.layer_costs(*size).layers
+        exact = batch * sum(2 * layer.connections * (1 + layer.backward_products) for layer in layers)
+    else:
+        exact = batch * model_cost(recipe.model, *size).training_flops
+    assert flops == pytest.approx([exact] * count, rel=0.05)
+    for k, row in enumerate(found):
+        own, own_total = turns[:, k], np.median(totals[:, k])
+        for part, values in zip(("forward", "backward", "optimizer"), own.T, strict=True):
+            assert row[f"{part}_ms"] == round(1e3 * np.median(values), 3)
+        assert row["images_per_cpu_s"] == round(batch / own_total, 1)
+        assert row["time_ratio"] == round(np.median(totals[:, k] / totals[:, 0]), 4)
+        fraction = flops[k] / own_total / (2 * 256**3 / min(steps[-1:-20:-2]))
+        assert row["peak_fraction"] == pytest.approx(fraction, rel=1e-3)
+        assert row["memory_gib"] >= round(16 * sum(p.numel() for p in expected[k].parameters()) / 2**30, 3)
+        assert any(operation.startswith("aten::") for operation in row["operations_ms"])
+    for (_, inputs, output, half), network in zip(first.values(), expected, strict=True):
+        assert half == dtype
+        with torch.autocast("cpu", dtype, enabled=dtype is not None):
+            torch.testing.assert_close(
+                output, network(inputs), rtol=1e-2 if half else 1e-4, atol=1e-2 if half else 1e-5
+            )
+        assert inputs.shape == (batch, 3, size[0], size[0])
+        assert inputs.is_contiguous(memory_format=torch.channels_last)
+    for optimizer in optimizers.values():
+        [group] = optimizer.param_groups
+        assert (type(optimizer), group["lr"], group["fused"]) == (torch.optim.AdamW, 1e-4, True)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "keys", "said"),
+    [("mnli/mixer_gelu", [], "takes no images"),
+     ("digits/mixer", [("train.precision", "bf16"), ("train.fp8", "true")], "not in float8")],
+)  # fmt: skip
+def test_networks_of_text_and_in_float8_are_refused(recipe: str, keys: list, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        measure_networks(load_recipe(ROOT / f"recipes/{recipe}.yaml", keys), 2, 1, False, CPU)
+
+
+@pytest.mark.parametrize("batch", [None, 5])
+def test_the_command_takes_the_recipes_batch_unless_another_is_given(batch, system, tmp_path) -> None:
+    steps, file = counts_time(system, 0), tmp_path / "rows.json"
+    words = ["bench", "step", "digits/mixer", "--rounds", "1", "--json", str(file), "--engine.memory_layout=plain"]
+    assert run_command(make_parser(), argv=words + (["--batch", str(batch)] if batch else [])) == 0
+    rows, times = json.loads(file.read_text())["rows"], steps[16:20]  # of the second round, after the first of three
+    expected = (batch or load_recipe(ROOT / "recipes/digits/mixer.yaml").train.global_batch) / sum(times[1:])
+    assert rows[0]["images_per_cpu_s"] == round(expected, 1)
+
+
+# What a step goes into.
+
+
+def test_the_memory_of_a_step_is_what_is_alive_at_once() -> None:
     network, kept = torch.nn.Linear(1 << 18, 64, bias=False), torch.empty(1 << 24)  # 64 MiB each
 
     def step():
@@ -139,251 +229,52 @@ def test_the_memory_of_a_step_is_what_is_alive_at_once():
         both = torch.empty(1 << 24), torch.empty(1 << 24)
         del both
 
-    assert peak_memory(step, network, [kept], torch.device("cpu")) == 0.25
-    assert peak_memory(step, network, [], torch.device("cpu")) == 0.188
+    assert peak_memory(step, network, [kept], CPU) == 0.25
+    assert peak_memory(step, network, [], CPU) == 0.188
 
 
-def test_on_a_gpu_what_a_step_adds_is_counted_beside_the_networks_own(monkeypatch):
+def test_memory_on_a_gpu_is_the_networks_own_and_the_steps(system: System) -> None:
     """Other networks may lie there too: 5 GiB are in use before, of which a quarter is this one's."""
     gib, asked = 1 << 30, []
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: asked.append("reset"))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5 * gib if asked == ["reset"] else 9 * gib)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 7 * gib if asked[-1:] == ["step"] else 0)
-    others = [SimpleNamespace(nbytes=gib, is_cuda=True), SimpleNamespace(nbytes=gib // 4, is_cuda=True)]
-    others.append(SimpleNamespace(nbytes=gib, is_cuda=False))
+    system({
+        "torch.cuda.reset_peak_memory_stats": lambda device: asked.append("reset"),
+        "torch.cuda.memory_allocated": lambda device: 5 * gib if asked == ["reset"] else 9 * gib,
+        "torch.cuda.max_memory_allocated": lambda device: 7 * gib if asked[-1:] == ["step"] else 0,
+    })  # fmt: skip
+    others = [SimpleNamespace(nbytes=size, is_cuda=on) for size, on in ((gib, True), (gib // 4, True), (gib, False))]
     step = partial(asked.append, "step")
     assert peak_memory(step, torch.nn.Linear(1 << 10, 1 << 10), others, torch.device("cuda")) == 3.25
     assert asked == ["reset", "step"]
 
 
-def test_on_a_gpu_the_operations_are_its_kernels(monkeypatch):
-    """A kernel of one name is listed once; the operators that started them are none."""
-    kinds, done = torch.autograd.DeviceType, []
-
-    def event(key, device, cpu, kind):
-        return SimpleNamespace(key=key, self_device_time_total=device, self_cpu_time_total=cpu, device_type=kind)
-
-    events = [event("gemm", 3000, 7, kinds.CUDA), event("aten::mm", 4000, 9000, kinds.CPU)]
-    events += [
-        event("gemm", 1000, 7, kinds.CUDA),
-        event("copy", 5000, 7, kinds.CUDA),
-        event("nothing", 0, 7, kinds.CUDA),
-    ]
-    profiler = SimpleNamespace(key_averages=lambda: events)
-    monkeypatch.setattr(operations, "torch_profiler", lambda: nullcontext(profiler))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append("waited"))
-    times = time_by_operation(lambda: done.append("step"), torch.device("cuda"))
-    assert list(times.items()) == [("copy", 5), ("gemm", 4)]
-    assert done == ["step", "waited"]
-    assert time_by_operation(lambda: None, torch.device("cpu")) == {"aten::mm": 9}
-
-
-def test_a_steps_time_is_that_of_its_operations(capsys):
-    matrix, vector = torch.randn(512, 512), torch.randn(8)
-
-    def step():
-        product = matrix @ matrix @ matrix
-        for name in ("sin", "cos", "tan", "exp", "abs", "neg", "sign", "ceil", "floor", "round", "frac", "erf"):
-            getattr(vector, name)()
-        return product
-
-    times = time_by_operation(step, torch.device("cpu"))
-    listed = [time for name, time in times.items() if name != "other"]
-    assert "aten::mm" in times
-    assert 10 < len(listed) <= 12
-    assert listed == sorted(listed, reverse=True)
-    report([{"name": "a", "metric": 1, "operations_ms": {"aten::mm": 3.0, "aten::sin": 1.0}}], ("torch",), None)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[-3:] == ["operations_ms of a:", f"{'3':>18}   75%  aten::mm", f"{'1':>18}   25%  aten::sin"]
-
-
-@pytest.mark.parametrize("gpu", [False, True])
-def test_a_round_has_the_steps_between_two_lines_of_the_whole_loop(gpu, monkeypatch):
-    """Its number is the mean of its turns; the tiny network has twenty times as many rounds."""
-    every, calls = LogSection().every, []
-
-    def time_contestants(recipe, topology, folder, steps, turns):
-        calls.append((recipe, topology.device.type, steps, turns))
-        rounds = np.repeat(
-            np.arange(steps * turns // every), every // steps
-        )  # each turn of one as its round's number
-        offsets = np.tile([-0.25, 0.25], turns // 2) if turns > 60 else 0  # of the turns of a round
-        plain = 1 + rounds + offsets
-        return {step.PLAIN: plain.tolist(), step.ENGINE: (plain + 1).tolist(), step.LOOP: (2 * plain).tolist()}
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(step, "process_group", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(step, "peak_memory", lambda device: 1.23456)
-    monkeypatch.setattr(step, "time_contestants", time_contestants)
-    rows = step.run(Namespace(recipe=None, batch=None, rounds=3))
-    with torch.device("meta"):
-        theirs = timm.create_model("mixer_s16_224")
-    (first, device, steps, turns), (second, _, *tiny) = calls
-    assert (steps, turns) == ((10, 3 * every // 10) if gpu else (1, 3 * every))
-    assert tiny == [every, 60]
-    assert model_cost(first.model, 224, 1000).parameters == sum(p.numel() for p in theirs.parameters())
-    assert model_cost(second.model, 8, 1000).parameters < 20_000
-    for recipe in (first, second):
-        assert (recipe.train.precision, recipe.train.global_batch, device) == (
-            ("bf16", 256, "cuda") if gpu else ("fp32", 1, "cpu")
-        )
-    rate, batch = ("images_per_s", 256) if gpu else ("images_per_cpu_s", 1)
-    names = [
-        f"{name}, {network}"
-        for network in ("Mixer-S/16", "a tiny network")
-        for name in (step.PLAIN, step.ENGINE, step.LOOP)
-    ]
-    assert [row["name"] for row in rows] == names
-    medians = [2, 3, 4, 30.5, 31.5, 61]  # of 1 to 3, and of 1 to 60 seconds a step
-    assert [row[rate] for row in rows] == [round(batch / seconds, 1) for seconds in medians]
-    ratios = [1, 0.6667, 0.5, 1, round(np.median(np.arange(1, 61) / np.arange(2, 62)), 4), 0.5]
-    assert [row["ratio"] for row in rows] == ratios
-    assert [row["us_more"] for row in rows] == [0, 1e6, 2e6, 0, 1e6, 30.5e6]
-    assert {row["memory_gib"] for row in rows} == {1.23}
-
-
-@pytest.mark.parametrize(("gpu", "batch"), [(False, None), (True, 5)])
-def test_a_recipes_network_is_measured_by_its_batch_unless_another_is_given(gpu, batch, monkeypatch):
-    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(step, "load_from_arguments", lambda arguments: recipe)
-    monkeypatch.setattr(step, "measure_networks", lambda *given: given)
-    given = step.run(Namespace(recipe="r", batch=batch, rounds=3, compiled=True))
-    device = torch.device("cuda", 0) if gpu else torch.device("cpu")
-    assert given == (recipe, batch or recipe.train.global_batch, 3, True, device)
-
-
-def test_a_network_has_medians_of_its_parts_and_is_compared_within_a_round():
-    first = network_step.Contestant("first", None, None, seconds=[[1.0, 2.0, 1.0], [1.0, 5.0, 2.0], [2.0, 1.0, 3.0]])
-    other = network_step.Contestant(
-        "other", None, None, "batch_last", [[4.0, 0.5, 0.5], [2.0, 1.0, 1.0], [8.0, 1.0, 3.0]]
-    )
-    other.memory_gib, other.operations_ms = 1.5, {"aten::mm": 3.0}
-    row = network_step._row(other, first, 12, 30 * 10**12, 1e13, torch.device("cpu"))
-    same = {"name": "other", "memory_layout": "batch_last", "time_ratio": 1.25, "memory_gib": 1.5}  # of 1.25, 0.5, 2
-    parts = {"forward_ms": 4000, "backward_ms": 1000, "optimizer_ms": 1000}
-    numbers = {"images_per_cpu_s": 2.4, "tflop_per_s": 6, "peak_fraction": 0.6}  # a step takes 5 s
-    assert row == same | parts | numbers | {"operations_ms": {"aten::mm": 3.0}}
-    row = network_step._row(first, first, 12, 30 * 10**12, 1e13, torch.device("cuda"))
-    assert (row["images_per_s"], row["time_ratio"], row["backward_ms"]) == (2, 1, 2000)
-
-
-@pytest.mark.parametrize("layout", ["plain", "batch_last"])
-def test_networks_take_turns_of_one_step_of_which_the_first_is_not_counted(layout, monkeypatch):
-    """PyTorch's alone is a row of its own only where the first network computes its blocks otherwise."""
-    recipe, steps, build = load_recipe(ROOT / "recipes/digits/mixer.yaml"), [], partial(torch.nn.Linear, 2, 2)
-
-    def step(contestant, *_):
-        steps.append(contestant.name)
-        return [float(len(steps))]
-
-    def row(contestant, first, batch, flops, peak, device):
-        return {contestant.name: (first.name, contestant.seconds, contestant.memory_gib, batch, peak)}
-
-    networks = {"a": build, "b": build}, {"a eager": build, "timm eager": build}
-    known = {"_networks": lambda *_: networks, "_step": step, "_row": row, "measure_peak": lambda *_: 5.0}
-    known |= {"layout_blocks": lambda network: True, "choose_memory_layout": lambda *_: layout}
-    known |= {"use_memory_layout": lambda *_: None, "peak_memory": lambda *_: 1.5, "time_by_operation": lambda *_: {}}
-    for name, function in known.items():
-        monkeypatch.setattr(network_step, name, function)
-    rows = measure_networks(recipe, 4, 2, False, torch.device("cpu"))
-    names = ["a", "b", *(["a eager"] if layout != "plain" else []), "timm eager"]
-    count = len(names)
-    assert steps == ["a", *names * 3]  # one to count its FLOPs
-    seconds = {name: [[2.0 + count * turn + k] for turn in (1, 2)] for k, name in enumerate(names)}
-    assert rows == [{name: ("a", seconds[name], 1.5, 4, 5.0)} for name in names]
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_the_peak_is_that_of_the_fastest_product_in_the_precision(precision, monkeypatch):
-    """Ten products of two matrices of 6 rows: 432 FLOPs each, the fourth in 0.5 s."""
-    now, seconds, products = [0.0], iter([9, 2, 3, 0.5, 4, 5, 1, 6, 7, 8]), []
-
-    def mm(left, right):
-        products.append((left.dtype, right.dtype, left.shape, right.shape))
-        now[0] += next(seconds)
-
-    monkeypatch.setattr(network_step, "product_side", lambda *_: 6)
-    monkeypatch.setattr(network_step, "compute_clock", lambda device: now[0])
-    monkeypatch.setattr(network_step.torch, "mm", mm)
-    assert measure_peak(precision, torch.device("cpu")) == 864
-    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
-    assert products == [(dtype, dtype, (6, 6), (6, 6))] * 10
-
-
 @pytest.mark.parametrize(
-    ("name", "ours", "timms"),
+    ("device", "more", "expected"),
     [
-        ("digits/mixer", {"normal": "commutation", "rp": "random"}, ["timm"]),
-        ("cifar10/s_mixer", {"normal": "commutation", "rp": "random"}, []),
-        ("cifar10/sw_mlp", {"network": None}, []),
+        ("cuda", 0, {"copy": 5, "gemm": 4}),  # a kernel of one name once, and no operators that started them
+        ("cpu", 0, {"aten::mm": 9}),
+        ("cpu", 14, {"aten::mm": 9, **{f"op {k}": k / 1e3 for k in range(14, 3, -1)}, "other": 0.006}),
     ],
 )
-def test_networks_are_compared_with_the_recipes_permutations_and_timms(name, ours, timms, monkeypatch):
-    """Without stochastic depth, which timm's has not; each also compiled, where that is asked for."""
-    recipe = load_recipe(ROOT / f"recipes/{name}.yaml")
-    mixes = hasattr(recipe.model, "drop_path")
-    changed = recipe.model.model_copy(update={"drop_path": 0.1} if mixes else {})
-    sections = {
-        each: recipe.model.model_copy(update={"drop_path": 0.0, "permutation": kind} if mixes else {})
-        for each, kind in ours.items()
-    }
-    built, compiled = [], []
-    monkeypatch.setattr(network_step, "build_model", lambda section, *size: built.append((section, size)) or "built")
-    monkeypatch.setattr(network_step.torch, "compile", lambda network: compiled.append(network) or "compiled")
-    size, first = (recipe.data.image_size, recipe.data.num_classes), next(iter(ours))
-    for chosen in (False, True):
-        own, alone = network_step._networks(recipe.model_copy(update={"model": changed}), chosen)
-        names = [f"{each} eager" for each in (first, *timms)]
-        names += [f"{each} compiled" for each in (*ours, *timms)] if chosen else []
-        assert (list(own), list(alone)) == (list(ours), names)
-        for each, build in (own | alone).items():
-            kind, _, way = each.partition(" ")
-            network = build()
-            assert network == "compiled" if way == "compiled" else isinstance(network, str) == (kind != "timm")
-            if way == "compiled":
-                network = compiled.pop()
-            if kind == "timm":
-                assert len(network.state_dict()) == len(recipe.model.timm_twin(*size)().state_dict())
-            else:
-                assert built.pop() == (sections[kind], size)
-    assert built == compiled == []
+def test_operations_are_those_of_the_device(device, more, expected, system: System) -> None:
+    kinds, done = torch.autograd.DeviceType, []
+    events = [
+        ("gemm", 3000, 7, kinds.CUDA), ("aten::mm", 4000, 9000, kinds.CPU), ("gemm", 1000, 7, kinds.CUDA),
+        ("copy", 5000, 7, kinds.CUDA), ("nothing", 0, 7, kinds.CUDA),
+        *((f"op {k}", 0, k, kinds.CPU) for k in range(1, more + 1)),
+    ]  # fmt: skip
+    names = ("key", "self_device_time_total", "self_cpu_time_total", "device_type")
+    averages = [SimpleNamespace(**dict(zip(names, event, strict=True))) for event in events]
+    system({
+        "torch.profiler.profile.key_averages": lambda profiler: averages,
+        "torch.cuda.synchronize": lambda device: done.append("waited"),
+    })  # fmt: skip
+    times = time_by_operation(lambda: done.append("step"), torch.device(device))
+    assert list(times.items()) == list(expected.items())
+    assert done == ["step", "waited"][: 2 if device == "cuda" else 1]
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
-def test_a_steps_parts_are_timed_in_the_recipes_precision(precision, dtype, monkeypatch):
-    now, network = [0.0], torch.nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
-
-    def takes(seconds):
-        now[0] += seconds
-
-    seen = []
-    network.register_forward_pre_hook(
-        lambda *_: (
-            takes(1) or seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
-        )
-    )
-    network.weight.register_hook(lambda gradient: takes(2))
-    optimizer.register_step_post_hook(lambda *_: takes(4))
-    monkeypatch.setattr(network_step, "compute_clock", lambda device: now[0])
-    inputs, targets = torch.eye(4), torch.full((4, 3), 1 / 3)
-    before = network.weight.detach().clone()
-    contestant = network_step.Contestant("a", network, optimizer)
-    assert network_step._step(contestant, inputs, targets, precision) == [1, 2, 4]
-    assert seen == [dtype]
-    assert network.weight.grad is None
-    assert not torch.equal(network.weight, before)
-
-
-def test_all_contestants_begin_with_the_same_weights_and_take_adamws_steps():
-    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml")
-    inputs, targets = network_step._batch(recipe, 6, torch.device("cpu"))
-    assert (inputs.shape, targets.shape) == ((6, 3, 8, 8), (6, 10))
-    assert inputs.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(targets.sum(1), torch.ones(6))
-    one, other = (network_step._contestant(name, lambda: torch.nn.Linear(9, 9), torch.device("cpu")) for name in "ab")
-    assert torch.equal(one.network.weight, other.network.weight)
-    assert one.network.training
-    assert (type(one.optimizer), one.optimizer.param_groups[0]["lr"]) == (torch.optim.AdamW, 1e-4)
-    assert one.optimizer.param_groups[0]["fused"]
+def test_operations_are_timed_in_a_step() -> None:
+    matrix = torch.randn(512, 512)
+    times = time_by_operation(lambda: (matrix @ matrix @ matrix).sin(), CPU)
+    assert list(times) == sorted(times, key=lambda name: -times[name])
+    assert times["aten::mm"] > times["aten::sin"] > 0
