@@ -98,12 +98,11 @@ def _row(
     plain, _ = _build(recipe, topology)
     module, memory_layout = _build(recipe, topology)
     engine = build_engine(recipe.engine, module, recipe.optim, recipe.train, topology)
-    alone, together = _time_steps(
-        _plain_step(recipe, plain, kept, topology), lambda: engine.step(kept, 0.0), steps, topology
+    alone, together = time_steps(
+        plain_step(recipe, plain, kept, topology), lambda: engine.step(kept, 0.0), steps, topology
     )
-    whole, waited = _time_with_loader(engine.step, loader, recipe.train.grad_accum_steps, steps, topology)
-    exposed = max(0.0, together - alone) if topology.world > 1 else 0.0  # on one rank the engine's part is `other`
-    parts = (alone, exposed, waited, max(0.0, whole - waited - alone - exposed))
+    whole, waited = time_with_loader(engine.step, loader, recipe.train.grad_accum_steps, steps, topology)
+    parts = step_parts(alone, together, whole, waited, topology.world)
     mean = mean_over_ranks(torch.tensor([whole, *parts], dtype=torch.float64)).tolist()
     if not topology.is_main:
         return None
@@ -123,6 +122,15 @@ def _row(
     }
 
 
+def step_parts(alone: float, together: float, whole: float, waited: float, world: int) -> tuple[float, ...]:
+    """Return the seconds of each of PARTS in a step of `whole` seconds, of which it `waited` for data.
+
+    alone: of a plain step; together: of the engine's on the same batch.
+    """
+    exposed = max(0.0, together - alone) if world > 1 else 0.0  # on one rank the engine's part is `other`
+    return alone, exposed, waited, max(0.0, whole - waited - alone - exposed)
+
+
 def _build(recipe: Recipe, topology: Topology) -> tuple[nn.Module, str | None]:
     """Return the network on the device, and how it computes its blocks, as training chooses that."""
     torch.manual_seed(recipe.train.seed)
@@ -131,7 +139,7 @@ def _build(recipe: Recipe, topology: Topology) -> tuple[nn.Module, str | None]:
     return module, set_memory_layout(module, recipe.engine, recipe.train, topology)
 
 
-def _plain_step(recipe: Recipe, module: nn.Module, batches: list[Batch], topology: Topology) -> Callable[[], object]:
+def plain_step(recipe: Recipe, module: nn.Module, batches: list[Batch], topology: Topology) -> Callable[[], object]:
     """Return a step without an engine: forward, backward and update of full, unsharded weights."""
     module.train()
     optimizer = build_optimizer(recipe.optim, module)
@@ -149,7 +157,7 @@ def _plain_step(recipe: Recipe, module: nn.Module, batches: list[Batch], topolog
     return step
 
 
-def _time_steps(
+def time_steps(
     plain: Callable[[], object], engine: Callable[[], object], steps: int, topology: Topology
 ) -> tuple[float, float]:
     """Return the median seconds of a plain step and of an engine's. All ranks start each step together."""
@@ -164,7 +172,7 @@ def _time_steps(
     return statistics.median(seconds["plain"]), statistics.median(seconds["engine"])
 
 
-def _time_with_loader(
+def time_with_loader(
     step: Callable[[list[Batch], float], object], loader: TrainLoader, parts: int, steps: int, topology: Topology
 ) -> tuple[float, float]:
     """Return the mean seconds of a step and of waiting for its batch, over `steps` steps.

@@ -6,65 +6,62 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tests.conftest import ROOT, Fork
-from widemix.bench import scale
+from tests.bench.conftest import Clock
+from tests.conftest import ROOT, Fork, System
 from widemix.bench.scale import (
     PARTS,
+    WARMUP,
     bind_to_cpus,
     measure_scale,
+    plain_step,
     read_rows,
     settings_of,
+    step_parts,
+    time_steps,
+    time_with_loader,
     with_efficiency,
     write_row,
 )
-from widemix.bench.timing import time_in_turns
 from widemix.data.batches import Batch
-from widemix.data.loader import TrainLoader
-from widemix.distributed.topology import Topology, process_group
+from widemix.distributed.topology import Topology
 from widemix.errors import InputError
-from widemix.formats.beton import open_beton
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, load_recipe
-from widemix.recipe.data import DataSection
 
 RECIPE = "recipes/digits/rp_mixer.yaml"
 WAYS = ("plain", "batch_last")
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scale, "share_cpus", lambda topology: 1)
+def one_cpu(system: System):
+    """And what a rank sets for its process is undone."""
+    system({"os.sched_getaffinity": lambda process: {0}})
+    yield
+    torch.set_float32_matmul_precision("highest")
 
 
-def small(digits: Path) -> Recipe:
-    return load_recipe(ROOT / RECIPE, [("data.path", str(digits)), ("model.depth", "1"), ("data.workers", "1")])
+def small(digits: Path, **values: str) -> Recipe:
+    keys = {"data.path": str(digits), "model.depth": "1", "data.workers": "1"} | values
+    return load_recipe(ROOT / RECIPE, list(keys.items()))
 
 
-def test_two_ranks_make_a_row_that_adds_up_next_to_that_of_one_rank(digits: Path, tmp_path: Path) -> None:
+def one_rank(rank: int = 0, world: int = 1) -> Topology:
+    return Topology(rank, world, rank, world, torch.device("cpu"))
+
+
+def test_a_row_of_two_ranks_adds_up_beside_one_ranks(digits: Path, tmp_path: Path) -> None:
     alone = measure_scale(small(digits), batch=16, steps=3)
     assert alone is not None
     write_row(tmp_path / "scale", alone)
-    options = (
-        "--data.path",
-        digits,
-        "--batch",
-        "16",
-        "--steps",
-        "3",
-        "--to",
-        tmp_path / "scale",
-        "--model.depth",
-        "1",
-        "--data.workers",
-        "1",
-    )
+    options = ("--data.path", digits, "--batch", "16", "--steps", "3", "--to", tmp_path / "scale")
+    options += ("--model.depth", "1", "--data.workers", "1")
     words = ("bench", "scale", RECIPE, *options, "--ranks", "2", "--json", tmp_path / "all.json")
     code, output = Fork(*words, log=tmp_path / "log").wait()
     assert code == 0, output
@@ -100,73 +97,80 @@ def test_rows_of_other_settings_are_kept_apart(digits: Path, tmp_path: Path) -> 
         read_rows(tmp_path, settings_of(recipe, 16))
 
 
-def test_each_rank_of_a_node_keeps_all_its_threads_to_cpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_keeps_its_threads_to_its_own_cpus(system: System) -> None:
     bound: dict[int, list[int]] = {}
-    monkeypatch.setattr(os, "sched_getaffinity", {0: {3, 5, 6, 9, 11}}.__getitem__)  # 0: of this process
-    monkeypatch.setattr(os, "sched_setaffinity", lambda thread, cpus: bound.update({thread: list(cpus)}))
+    system({
+        "os.sched_getaffinity": {0: {3, 5, 6, 9, 11}}.__getitem__,  # 0: of this process
+        "os.sched_setaffinity": lambda thread, cpus: bound.update({thread: list(cpus)}),
+    })  # fmt: skip
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(threading.get_native_id).result()
         for rank, own in enumerate(([3, 5], [6, 9])):
-            bind_to_cpus(2, Topology(rank, 2, rank, 2, torch.device("cpu")))
+            bind_to_cpus(2, one_rank(rank, 2))
             assert bound[os.getpid()] == bound[other] == own
     with pytest.raises(InputError, match="--cpus 2: 3 ranks of a node may use 5 CPUs in all"):
-        bind_to_cpus(2, Topology(0, 3, 0, 3, torch.device("cpu")))
+        bind_to_cpus(2, one_rank(0, 3))
 
 
-def test_all_networks_have_the_weights_of_the_recipes_seed(digits: Path) -> None:
-    """As training has: those of all ranks are alike, though not all engines send rank 0's to the others."""
-    recipe = small(digits)
-    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": 3})})
-    topology = Topology(0, 1, 0, 1, torch.device("cpu"))
-    with process_group(topology, 60), torch.random.fork_rng():
-        networks = [scale._build(recipe, topology)[0] for _ in range(2)]
-        torch.manual_seed(3)
-        networks.append(build_model(recipe.model, 8, 10))
-    first, *others = (network.state_dict() for network in networks)
-    for other in others:
-        torch.testing.assert_close(other, first, rtol=0, atol=0)
-
-
-def test_gpus_compute_fp32_as_the_recipe_says(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen: list[str] = []
-    monkeypatch.setattr(scale, "set_matmul_precision", chosen.append)
-    monkeypatch.setattr(scale, "_row", lambda *_: {})
-    recipe = small(digits)
-    train = recipe.train.model_copy(update={"matmul_precision": "high"})
-    measure_scale(recipe.model_copy(update={"train": train}), batch=16, steps=3)
-    assert chosen == ["high"]
-
-
-@pytest.mark.parametrize(("cpus", "workers", "expected"), [(None, 0, (1, 1)), (2, 0, (2, 2)), (2, 3, (2, 3))])
-def test_a_rank_computes_and_loads_on_the_cpus_that_it_is_bound_to(
-    digits: Path, monkeypatch: pytest.MonkeyPatch, cpus: int | None, workers: int, expected: tuple[int, int]
+@pytest.mark.parametrize(
+    ("cpus", "workers", "threads", "reads"), [(None, "0", 1, None), (2, "0", 2, 2), (2, "3", 2, 3)]
+)
+def test_ranks_step_as_the_recipe_says_on_their_own_cpus(
+    cpus: int | None, workers: str, threads: int, reads: int | None, digits: Path, system: System
 ) -> None:
-    """The third: a recipe's own number of threads that load stays."""
-    called: dict[str, Any] = {}
-    monkeypatch.setattr(scale, "bind_to_cpus", lambda cpus, topology: called.update(bound=(cpus, topology.world)))
-    monkeypatch.setattr(scale.torch, "set_num_threads", lambda threads: called.update(threads=threads))
-    monkeypatch.setattr(scale, "_row", lambda *_: {})
+    """Of a rank with five CPUs, or one. A recipe's own number of threads that load stays."""
+    bound: dict[int, list[int]] = {}
+    pools, began, multiply = [], {}, ThreadPoolExecutor.map
 
-    def load(data: DataSection, *rest: Any) -> TrainLoader:
-        called["workers"] = data.workers
-        return TrainLoader(data, *rest)
+    def kept(pool, work, numbers, *rest):
+        pools.append(len(numbers))
+        return multiply(pool, work, numbers, *rest)
 
-    monkeypatch.setattr(scale, "TrainLoader", load)
-    recipe = small(digits)
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"workers": workers})})
-    measure_scale(recipe, batch=16, steps=3, cpus=cpus)
-    assert called.pop("bound", None) == (cpus and (cpus, 1))
-    assert (called["threads"], called["workers"]) == expected
+    def passed(module, *_) -> None:
+        if isinstance(module, type(network)):
+            began.setdefault(id(module), {name: value.clone() for name, value in module.state_dict().items()})
+
+    values = {"augment.mixup": "0.2", "augment.mix_group": "4", "train.grad_accum_steps": "2", "train.seed": "3"}
+    values |= {"train.matmul_precision": "high", "data.workers": workers}
+    recipe = small(digits, **values)
+    torch.manual_seed(3)
+    network = build_model(recipe.model, 8, 10)
+    system({
+        "os.sched_getaffinity": lambda process: {3, 5, 6, 9, 11} if cpus else {3},
+        "os.sched_setaffinity": lambda thread, cpus: bound.update({thread: list(cpus)}),
+        "concurrent.futures.ThreadPoolExecutor.map": kept,
+    })  # fmt: skip
+    with register_module_forward_pre_hook(passed), torch.random.fork_rng():
+        row = measure_scale(recipe, batch=16, steps=1, cpus=cpus)
+    assert row is not None
+    assert bound.get(os.getpid()) == ([3, 5][:cpus] if cpus else None)
+    assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (threads, "high")
+    assert set(pools) == ({reads} if reads else set())
+    assert row["settings"] == settings_of(recipe, 16, cpus)
+    assert row["images_per_s"] * row["step"] == pytest.approx(32)
+    assert len(began) == 2  # the networks of the plain step and of the engine
+    for weights in began.values():
+        torch.testing.assert_close(weights, network.state_dict(), rtol=0, atol=0)
 
 
-def test_a_batch_that_leaves_no_steps_is_refused(digits: Path) -> None:
-    with pytest.raises(InputError, match="--batch 512: 1 ranks leave 2 steps an epoch"):
-        measure_scale(small(digits), batch=512, steps=3)
+@pytest.mark.parametrize(
+    ("values", "batch", "said"),
+    [
+        ({}, 512, "--batch 512: 1 ranks leave 2 steps an epoch; take a smaller one"),
+        ({"train.grad_accum_steps": "2"}, 224, "--batch 224: 1 ranks leave 3 steps an epoch; take a smaller one"),
+        ({"augment.mixup": "0.2", "augment.mix_group": "4"}, 6,
+         r"--batch 6: must be a multiple of augment\.mix_group 4"),
+        ({"augment.mixup": "0", "augment.mix_group": "4"}, 513, "--batch 513: 1 ranks leave 2 steps .*"),
+    ],
+)  # fmt: skip
+def test_batches_that_do_not_fit_are_refused(digits: Path, values: dict[str, str], batch: int, said: str) -> None:
+    with pytest.raises(InputError, match=f"^{said}$"):
+        measure_scale(small(digits, **values), batch, steps=3)
 
 
-def test_steps_with_the_loader_are_timed_after_the_first_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that goes on by what a step takes: the third that counts is in a second epoch, and the last step."""
-    clock, epochs, taken = [0.0], [], []
+def test_steps_with_the_loader_are_timed_after_the_first_of_each_epoch(clock: Clock) -> None:
+    """The third that counts is in a second epoch, and the last step."""
+    epochs, taken = [], []
     loading, computing = iter((50, 50, 50, 1, 2, 50, 50, 50, 4)), iter((70, 70, 70, 10, 20, 70, 70, 70, 40))
 
     class Batches:
@@ -178,12 +182,12 @@ def test_steps_with_the_loader_are_timed_after_the_first_of_each_epoch(monkeypat
         def __next__(self) -> object:
             seconds = 0 if len(taken) % 2 else next(loading)  # the first of a step's two
             self.waited += seconds
-            clock[0] += seconds
+            clock.takes(seconds)
             taken.append(len(taken))
             return taken[-1]
 
     class Loader:
-        steps = scale.WARMUP + 2
+        steps = WARMUP + 2
 
         @contextmanager
         def batches(self, epoch: int):
@@ -192,156 +196,64 @@ def test_steps_with_the_loader_are_timed_after_the_first_of_each_epoch(monkeypat
 
     def step(batches: list, lr: float) -> None:
         assert (batches, lr) == (taken[-2:], 0.0)
-        clock[0] += next(computing)
+        clock.takes(next(computing))
 
-    monkeypatch.setattr(scale, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(scale, "wall_clock", lambda device: clock[0])
-    topology = Topology(0, 1, 0, 1, torch.device("cpu"))
-    seconds, waited = scale._time_with_loader(step, Loader(), 2, 3, topology)  # type: ignore[arg-type]
+    seconds, waited = time_with_loader(step, Loader(), 2, 3, one_rank())  # type: ignore[arg-type]
     assert (seconds, waited) == ((11 + 22 + 44) / 3, (1 + 2 + 4) / 3)
     assert epochs == [0, 1]
     assert len(taken) == 2 * 9
 
 
-def on_rank(rank: int, world: int, local_world: int) -> Topology:
-    return Topology(rank, world, rank % local_world, local_world, torch.device("cpu"))
-
-
 @pytest.mark.parametrize(
-    ("topology", "times", "parts"),
+    ("world", "times", "parts"),
     [
-        (on_rank(0, 4, 2), (1.0, 1.5, 3.0, 0.25), (1.0, 0.5, 0.25, 1.25)),
-        (on_rank(0, 4, 2), (1.5, 1.0, 3.0, 0.25), (1.5, 0.0, 0.25, 1.25)),  # the engine's step took less time
-        (on_rank(0, 4, 2), (1.0, 1.5, 1.5, 0.25), (1.0, 0.5, 0.25, 0.0)),  # and so did the whole
-        (on_rank(0, 1, 1), (1.0, 1.5, 3.0, 0.25), (1.0, 0.0, 0.25, 1.75)),  # which waits for nobody
-        (on_rank(1, 4, 2), (1.0, 1.5, 3.0, 0.25), None),
+        (4, (1.0, 1.5, 3.0, 0.25), (1.0, 0.5, 0.25, 1.25)),
+        (4, (1.5, 1.0, 3.0, 0.25), (1.5, 0.0, 0.25, 1.25)),  # the engine's step took less time
+        (4, (1.0, 1.5, 1.5, 0.25), (1.0, 0.5, 0.25, 0.0)),  # and so did the whole
+        (1, (1.0, 1.5, 3.0, 0.25), (1.0, 0.0, 0.25, 1.75)),  # which waits for nobody
     ],
 )
-def test_a_row_has_the_means_of_all_ranks_and_the_parts_of_a_step(
-    topology: Topology, times: tuple, parts: tuple | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of measured times (alone, together, whole, waited), of which the mean over ranks is twice that of this one."""
-    recipe = load_recipe(ROOT / RECIPE, [("train.grad_accum_steps", "2"), ("train.global_batch", "64")])
-    alone, together, whole, waited = times
-    steps: list[tuple] = []
-    engine = SimpleNamespace(step=lambda batches, lr: steps.append((batches, lr)))
-
-    @contextmanager
-    def batches(epoch: int):
-        assert epoch == 0
-        yield iter("abc")
-
-    def time_steps(plain: object, step, number: int, given: Topology) -> tuple[float, float]:
-        step()
-        assert (plain, steps, number, given) == (("plain", "network", ["a", "b"]), [(["a", "b"], 0.0)], 7, topology)
-        return alone, together
-
-    def time_with_loader(step, given: object, count: int, number: int, where: Topology) -> tuple[float, float]:
-        assert (step, given, count, number, where) == (engine.step, loader, 2, 7, topology)
-        return whole, waited
-
-    loader = SimpleNamespace(batches=batches)
-    monkeypatch.setattr(scale, "_build", lambda *_: ("network", "batch_last"))
-    monkeypatch.setattr(scale, "build_engine", lambda *_: engine)
-    monkeypatch.setattr(scale, "_plain_step", lambda recipe, module, kept, topology: ("plain", module, kept))
-    monkeypatch.setattr(scale, "_time_steps", time_steps)
-    monkeypatch.setattr(scale, "_time_with_loader", time_with_loader)
-    monkeypatch.setattr(scale, "mean_over_ranks", lambda values: 2 * values)
-    row = scale._row(recipe, loader, topology, 7, {"batch": 8})  # type: ignore[arg-type]
-    if parts is None:
-        assert row is None
-        return
-    assert row is not None
-    assert [row[name] for name in PARTS] == [2 * seconds for seconds in parts]
-    assert (row["step"], row["images_per_s"]) == (2 * whole, 64 / (2 * whole))
-    assert (row["ranks"], row["nodes"]) == (topology.world, 2 if topology.world == 4 else 1)
-    assert (row["settings"], row["engine"], row["memory_layout"]) == ({"batch": 8}, recipe.engine.kind, "batch_last")
+def test_parts_of_a_step(world: int, times: tuple, parts: tuple) -> None:
+    """Of measured times: alone, together, whole, waited."""
+    assert step_parts(*times, world) == parts
 
 
-def test_a_plain_step_has_the_gradient_of_the_whole_batch_and_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_plain_step_has_the_batchs_gradient_and_changes_nothing() -> None:
     recipe = load_recipe(ROOT / RECIPE, [("train.precision", "fp32"), ("optim.weight_decay", "0.1")])
     network, numbers = torch.nn.Linear(5, 3).eval(), torch.Generator().manual_seed(0)
     inputs, targets = (torch.rand(4, size, generator=numbers) for size in (5, 3))
     batches = [Batch(inputs[own], targets[own], np.arange(2)) for own in (slice(0, 2), slice(2, 4))]
     before, gradients = network.weight.clone(), []
-    build = scale.build_optimizer
-
-    def kept(*given):
-        optimizer = build(*given)
-        optimizer.register_step_pre_hook(lambda *_: gradients.append(network.weight.grad.clone()))  # type: ignore
-        return optimizer
-
-    monkeypatch.setattr(scale, "build_optimizer", kept)
-    step = scale._plain_step(recipe, network, batches, on_rank(0, 1, 1))
-    for _ in range(2):
+    step = plain_step(recipe, network, batches, one_rank())
+    with register_optimizer_step_pre_hook(lambda *_: gradients.append(network.weight.grad.clone())):  # type: ignore
+        step()
         step()
     assert network.training
     torch.testing.assert_close(network.weight, before, rtol=0, atol=0)
     (expected,) = torch.autograd.grad(torch.nn.functional.cross_entropy(network(inputs), targets), [network.weight])
-    assert len(gradients) == 2
-    for gradient in gradients:
-        torch.testing.assert_close(gradient, expected)
+    torch.testing.assert_close(gradients, [expected, expected])
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_steps_are_timed_in_turns_after_the_first_and_all_ranks_begin_together(
-    rank: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Medians, which are not means; the first three of each are not counted."""
-    clock, events, shown = [0.0], [], []
+def test_steps_are_timed_in_turns_that_all_ranks_begin(rank: int, clock: Clock, system: System, capsys) -> None:
+    """Medians, which are not means; the first three of each are not counted. Rank 0 says how far they are."""
+    events: list[str] = []
 
     def takes(name: str, *seconds: float):
         own = iter((50, 60, 70, *seconds))
 
         def step() -> None:
             events.append(name)
-            clock[0] += next(own)
+            clock.takes(next(own))
 
         return step
 
     def barrier() -> None:
         events.append("all")
-        clock[0] += 1000
+        clock.takes(1000)
 
-    def in_turns(*given, **options):
-        shown.append(options["shown"])
-        return time_in_turns(*given, **options | {"shown": False})
-
-    monkeypatch.setattr(scale, "time_in_turns", in_turns)
-    monkeypatch.setattr(scale, "wall_clock", lambda device: clock[0])
-    monkeypatch.setattr(scale.dist, "barrier", barrier)
-    monkeypatch.setattr(scale.dist, "get_rank", lambda: rank)
+    system({"torch.distributed.barrier": barrier, "torch.distributed.get_rank": lambda: rank})
     plain, engine = takes("plain", 1, 9, 2), takes("engine", 30, 4, 5)
-    assert scale._time_steps(plain, engine, 3, on_rank(rank, 2, 2)) == (2, 5)
+    assert time_steps(plain, engine, 3, one_rank(rank, 2)) == (2, 5)
     assert events == ["all", "plain", "all", "engine"] * 6
-    assert shown == [rank == 0]
-
-
-def test_ranks_have_whole_groups_and_threads_and_steps_enough(digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, threads = [], []
-    monkeypatch.setattr(scale, "_row", lambda *given: rows.append(given))
-    monkeypatch.setattr(scale, "share_cpus", lambda topology: 3)
-    monkeypatch.setattr(scale, "bind_to_cpus", lambda cpus, topology: threads.append(("bound", cpus)))
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    values = {"augment.mixup": "0.2", "augment.mix_group": "4", "train.grad_accum_steps": "2"}
-    recipe = load_recipe(ROOT / RECIPE, [("data.path", str(digits)), *values.items()])
-    with pytest.raises(InputError, match=r"^--batch 6: must be a multiple of augment\.mix_group 4$"):
-        measure_scale(recipe, batch=6, steps=7)
-    count = len(open_beton(digits / "train.beton"))
-    batch = count // 8 // 4 * 4  # four steps of two micro-batches
-    for cpus in (None, 1):
-        measure_scale(recipe, batch, 7, cpus)
-        given, loader, topology, steps, settings = rows.pop()
-        assert (given.train.global_batch, loader.steps, topology.world, steps) == (2 * batch, 4, 1, 7)
-        assert settings == settings_of(recipe, batch, cpus)
-    assert threads == [3, ("bound", 1), 1]
-    plain = load_recipe(
-        ROOT / RECIPE, [("data.path", str(digits)), ("augment.mix_group", "4"), ("augment.mixup", "0")]
-    )
-    measure_scale(plain, 6, 7)
-    with pytest.raises(
-        InputError, match=f"^--batch {batch + 24}: 1 ranks leave 3 steps an epoch; take a smaller one$"
-    ):
-        measure_scale(recipe, batch + 24, 7)
+    assert ("turns timed" in capsys.readouterr().err) == (rank == 0)
