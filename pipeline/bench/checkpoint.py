@@ -54,7 +54,7 @@ def _measure_in_processes(name: str, rounds: int) -> dict[str, Any]:
     """Start the ranks of one engine and return their row."""
     with tempfile.TemporaryDirectory() as folder:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-        arguments = ["-m", "widemix.bench.checkpoint", name, str(rounds), folder]
+        arguments = ["-m", "widemix.bench.checkpoint", name, str(rounds), folder, str(RECIPE)]
         environ = os.environ | ({} if torch.cuda.device_count() >= RANKS else {"CUDA_VISIBLE_DEVICES": ""})
         done = subprocess.run([*launcher, *arguments], env=environ, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -62,23 +62,28 @@ def _measure_in_processes(name: str, rounds: int) -> dict[str, Any]:
         return json.loads((Path(folder) / "row.json").read_text())
 
 
-def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
-    """On every rank: train, save, and train on while the checkpoint is written. Return medians over rounds.
+def measure(name: str, rounds: int, folder: Path, path: Path) -> dict[str, Any]:
+    """On every rank: train the recipe at `path`, save, and train on while the checkpoint is written. Return the row.
 
-    `stall_s`: training waits. `slower_s`: the additional time of all steps during the writing. `written_s`: until
-    COMPLETE is written. `stall_percent`, `total_percent`: the stall, without and with `slower_s`, as a fraction of
-    INTERVAL.
+    Medians over rounds. `stall_s`: training waits. `slower_s`: the additional time of all steps during the writing.
+    `written_s`: until COMPLETE is written. `stall_percent`, `total_percent`: the stall, without and with `slower_s`,
+    as a fraction of INTERVAL.
     """
     topology = read_topology()
     with process_group(topology, timeout_s=600) as store:
         set_torch_threads(topology)
-        engine, batches = _build(name, topology)
+        engine, batches = _build(engine_recipe(name, topology.device, path), topology)
         saver = Saver(folder, topology, store.clone(), RetentionPolicy(1))
         step = partial(elapsed, lambda: engine.step(batches, 1e-4), topology.device)
         step()
         alone: list[float] = []
-        saves = [_save(number, engine, saver, step, alone, folder) for number in range(1, rounds + 1)]
+        saves = [time_save(number, engine, saver, step, alone, folder) for number in range(1, rounds + 1)]
     size = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+    return row_of(name, saves, alone, size)
+
+
+def row_of(name: str, saves: list[tuple[float, float, float]], alone: list[float], size: int) -> dict[str, Any]:
+    """Return medians of saves, of which each is as `time_save` returns it, and of steps alone; `size` in bytes."""
     stall, slower, written = (statistics.median(column) for column in zip(*saves, strict=True))
     return {
         "name": name,
@@ -92,9 +97,8 @@ def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def _build(name: str, topology: Topology) -> tuple[Engine, list[Batch]]:
-    """Build an engine of Mixer-B/16 and the batches of a step, two random images."""
-    recipe = _recipe(name, topology.device)
+def _build(recipe: Recipe, topology: Topology) -> tuple[Engine, list[Batch]]:
+    """Build an engine of the recipe's network and the batches of a step, two random images."""
     side, classes, device = recipe.data.image_size, recipe.data.num_classes, topology.device
     module = build_model(recipe.model, side, classes).to(device)
     engine = build_engine(recipe.engine, module, recipe.optim, recipe.train, topology)
@@ -102,14 +106,17 @@ def _build(name: str, topology: Topology) -> tuple[Engine, list[Batch]]:
     return engine, [Batch(images, torch.full((2, classes), 1 / classes, device=device), np.zeros(2, np.int64))]
 
 
-def _recipe(name: str, device: torch.device) -> Recipe:
-    """On CPUs in fp32, since bf16 is many times as slow on those that only imitate it."""
+def engine_recipe(name: str, device: torch.device, path: Path = RECIPE) -> Recipe:
+    """Return the recipe for an engine of ENGINES, of two images a rank.
+
+    On CPUs in fp32, since bf16 is many times as slow on those that only imitate it.
+    """
     batch = [("train.global_batch", str(2 * RANKS)), ("augment.mix_group", "2"), ("train.grad_accum_steps", "1")]
     precision = ("train.precision", "bf16" if device.type == "cuda" else "fp32")
-    return load_recipe(RECIPE, [*batch, precision, *ENGINES[name]])
+    return load_recipe(path, [*batch, precision, *ENGINES[name]])
 
 
-def _save(
+def time_save(
     number: int, engine: Engine, saver: Saver, step: Callable[[], float], alone: list[float], folder: Path
 ) -> tuple[float, float, float]:
     """Save once while training; return the seconds of the stall, of slower steps, and until it was written.
@@ -137,8 +144,8 @@ def _save(
 def main() -> None:
     """Run one rank; rank 0 writes row.json."""
     end_with_torchrun()
-    name, rounds, folder = sys.argv[1:]
-    row = measure(name, int(rounds), Path(folder))
+    name, rounds, folder, recipe = sys.argv[1:]
+    row = measure(name, int(rounds), Path(folder), Path(recipe))
     if os.environ["RANK"] == "0":
         (Path(folder) / "row.json").write_text(json.dumps(row))
 
