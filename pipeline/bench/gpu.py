@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -195,7 +195,7 @@ PARTS = {
 }
 
 
-def run_parts(names: Sequence[str], where: Where, minutes: float) -> Exit:
+def run_parts(names: Sequence[str], where: Where, minutes: float, parts: Mapping[str, Part] = PARTS) -> Exit:
     """Run the parts that have not succeeded in the folder, and write its table; FAILED if one of them failed.
 
     Raises `InputError` without a GPU, unless in small.
@@ -207,11 +207,11 @@ def run_parts(names: Sequence[str], where: Where, minutes: float) -> Exit:
     for name in names:
         if _read(where, name).get("state") == _DONE:
             print(f"{name}: in {where.to} already", flush=True)
-        elif reason := PARTS[name].absent(where):
+        elif reason := parts[name].absent(where):
             print(f"{name}: left out, as {reason}", flush=True)
         else:
-            failed |= not _run_part(name, where, 60 * minutes)
-        atomic_write(where.to / "table.md", table(where))
+            failed |= not _run_part(name, parts[name], where, 60 * minutes)
+        atomic_write(where.to / "table.md", table(where, parts))
     print(where.to / "table.md")
     return Exit.FAILED if failed else Exit.DONE
 
@@ -226,9 +226,9 @@ def _read(where: Where, name: str) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _run_part(name: str, where: Where, limit: float) -> bool:
+def _run_part(name: str, part: Part, where: Where, limit: float) -> bool:
     """Whether the part ended within `limit` seconds without an error."""
-    part, folder = PARTS[name], where.to / name
+    folder = where.to / name
     refuse_link(folder)
     folder.mkdir(exist_ok=True)
     for earlier in (ROWS, JUNIT):
@@ -280,10 +280,10 @@ def _end(process: subprocess.Popen) -> None:
             process.wait()
 
 
-def table(where: Where) -> str:
+def table(where: Where, parts: Mapping[str, Part] = PARTS) -> str:
     """All parts that have ended, in Markdown: how, and their rows."""
     texts = []
-    for name, part in PARTS.items():
+    for name, part in parts.items():
         if kept := _read(where, name):
             head = (
                 f"## {part.title}\n\n`{kept['command']}`: {kept['state']}, {kept['seconds']:g} s; {kept['machine']}"

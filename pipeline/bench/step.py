@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def contests(gpu: bool, batch: int | None, rounds: int) -> list[tuple[str, Recipe, int, int]]:
     """Return what is compared: a name, its recipe, the steps of a turn, and the rounds."""
     size, precision = (256, "bf16") if gpu else (1, "fp32")
-    large, tiny = (make_recipe(*of, batch or size, precision) for of in ((S16, 224), (SMALL, 8)))
+    large, tiny = (make_recipe(model, side, batch or size, precision) for model, side in ((S16, 224), (SMALL, 8)))
     return [
         ("Mixer-S/16", large, 10 if gpu else 1, rounds),
         ("a tiny network", tiny, tiny.log.every, 20 * rounds),
