@@ -19,11 +19,12 @@ def jpegs(folder: Path) -> list[Path]:
 
 def link_repeatedly(files: Sequence[Path], folder: Path, count: int) -> list[Path]:
     """Make `count` links to the files in `folder`/train, one folder a class; return them sorted."""
+    targets = [file.resolve() for file in files]
     for number in range(count):
         file = files[number % len(files)]
         link = folder / "train" / file.parent.name / f"{file.stem}_{number:07}.JPEG"  # stems may occur several times
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(file.resolve())
+        link.symlink_to(targets[number % len(files)])
     return sorted(folder.glob("train/*/*.JPEG"))
 
 
