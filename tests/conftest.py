@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from tests.clone import CLONE, ROOT
 
 # Before torch is imported: threads of several processes on the same CPUs burn their time waiting for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Of what is started here; removed at the end, with what ranks leave there that play several nodes.
+os.environ["TMPDIR"] = tempfile.mkdtemp(dir=CLONE)
 # As a command that runs in this process leaves it, whichever tests come first; what is started here finds `tests`.
 os.environ["PYTHONSAFEPATH"] = "1"
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

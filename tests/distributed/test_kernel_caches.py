@@ -52,7 +52,7 @@ def node(tmp_path):
     return start
 
 
-def test_one_rank_of_a_node_fills_its_caches_and_a_requeue_finds_them(node, tmp_path):
+def test_one_rank_of_a_node_fills_its_caches(node, tmp_path):
     folder = tmp_path / f"disk/widemix-{os.geteuid()}/caches-77"
     lines = [f"{folder}/{kind}" for kind in ("numba", "triton", "inductor")] + ["numba-1-of-sources/decode.nbi"]
     ranks = node(SEVERAL_NODES, ranks=4)
@@ -67,7 +67,7 @@ def test_one_rank_of_a_node_fills_its_caches_and_a_requeue_finds_them(node, tmp_
     assert sorted(after[-2:]) == ["numba-1-of-sources/decode.nbi", "numba-1-of-sources/resize.nbi"]
 
 
-def test_what_a_killed_rank_has_copied_in_part_is_copied_again(node, tmp_path):
+def test_what_a_killed_rank_copied_is_copied_again(node, tmp_path):
     unfinished = tmp_path / f"disk/widemix-{os.geteuid()}/caches-a_b/numba.unfinished"
     unfinished.mkdir(parents=True)
     unfinished.parents[1].chmod(0o700)
@@ -85,7 +85,7 @@ def test_what_a_killed_rank_has_copied_in_part_is_copied_again(node, tmp_path):
         ({"TRITON_CACHE_DIR": "/t", "TORCHINDUCTOR_CACHE_DIR": "/i"}, 0o1777),
     ],
 )
-def test_what_the_user_has_set_and_what_is_not_safe_stays(node, tmp_path, environ, mode):
+def test_what_the_user_set_or_is_unsafe_stays(node, tmp_path, environ, mode):
     (tmp_path / "disk").chmod(mode)
     own = {"NUMBA_CACHE_DIR": str(tmp_path / "mine")}
     [lines] = node(SEVERAL_NODES | environ | own)

@@ -102,7 +102,7 @@ def test_ranks_more_than_the_cpus_have_one_each(system):
     assert shares == [3, 1, 1, 1]
 
 
-def test_ranks_of_one_job_agree_on_a_port_and_those_of_the_next_take_another():
+def test_ranks_of_one_job_agree_on_a_port():
     def port(job: str, rank: str) -> str:
         mine = {"PMIX_NAMESPACE": job, "OMPI_COMM_WORLD_RANK": rank, "MASTER_ADDR": "head"}
         return torchrun_env(OPENMPI | mine)["MASTER_PORT"]
@@ -111,14 +111,14 @@ def test_ranks_of_one_job_agree_on_a_port_and_those_of_the_next_take_another():
     assert torchrun_env(SRUN)["MASTER_PORT"] != torchrun_env(SRUN | {"SLURM_JOB_ID": "78"})["MASTER_PORT"]
 
 
-def test_no_two_jobs_that_may_share_a_node_share_a_port():
+def test_jobs_that_may_share_a_node_share_no_port():
     ports = [job_port(job, use) for job in range(9_000, 13_000) for use in USES]
     assert len(set(ports)) == len(ports)
     assert min(ports) >= 20_000
     assert max(ports) < 32_000
 
 
-def test_torchruns_variables_take_precedence_over_those_of_the_launcher_around_it():
+def test_torchruns_variables_take_precedence():
     assert torchrun_env({**SRUN, **OPENMPI, "RANK": "0", "WORLD_SIZE": "1"}) == {}
     assert torchrun_env({}) == {}
     assert torchrun_env({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}) == {}  # an interactive `srun --pty bash`
@@ -126,7 +126,7 @@ def test_torchruns_variables_take_precedence_over_those_of_the_launcher_around_i
     assert torchrun_env(batch) == {}  # a batch script without srun is one process
 
 
-def test_mpirun_on_several_nodes_without_master_addr_is_an_error_that_names_it():
+def test_mpirun_on_several_nodes_needs_master_addr():
     with pytest.raises(InputError, match="MASTER_ADDR"):
         torchrun_env(OPENMPI)
 
@@ -198,7 +198,7 @@ def test_a_route_is_by_the_first_address_with_one(system):
     assert route_from("n0") is None
 
 
-def test_no_gloo_interface_is_set_where_none_is_known_or_one_is_set_already():
+def test_no_gloo_interface_is_set_without_need():
     chosen = {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "ib0"}
     for environ in (chosen, {"MASTER_ADDR": "127.0.0.1"}, {"MASTER_ADDR": "no.such.host.invalid"}):
         before = dict(environ)
@@ -249,7 +249,7 @@ def test_nccl_uses_the_fastest_active_ports(tmp_path, system):
         assert (environ.get("GLOO_SOCKET_IFNAME"), chosen["GLOO_SOCKET_IFNAME"]) == (named, "")
 
 
-def test_an_exit_code_that_no_restart_would_change_is_0_to_the_launcher(tmp_path, monkeypatch):
+def test_codes_that_no_restart_changes_are_0_to_launchers(tmp_path, monkeypatch):
     monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", str(tmp_path))
     assert write_rank_status(75) == 75  # no RANK, no status: no launcher started this process
     assert read_rank_statuses(tmp_path) == []
@@ -275,7 +275,7 @@ def test_an_exit_code_that_no_restart_would_change_is_0_to_the_launcher(tmp_path
     assert write_rank_status(75) == 75
 
 
-def test_statuses_of_an_attempt_in_which_the_nodes_ranks_had_other_numbers_are_removed(tmp_path, monkeypatch):
+def test_statuses_of_an_earlier_attempt_are_removed(tmp_path, monkeypatch):
     """As in an elastic job that has lost a node: there were 3 nodes of 2 ranks, and this one is now the second."""
     monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", str(tmp_path))
     monkeypatch.setenv("WORLD_SIZE", "6")
@@ -320,7 +320,7 @@ def test_a_crash_writes_its_message_to_the_status(tmp_path):
     assert status.message == "ZeroDivisionError: division by zero"
 
 
-def test_statuses_are_in_the_order_of_ranks_and_a_torn_one_has_no_code(tmp_path, monkeypatch):
+def test_statuses_are_in_the_order_of_ranks(tmp_path, monkeypatch):
     monkeypatch.setenv("WIDEMIX_RANK_STATUS_DIR", str(tmp_path))
     for rank in ("10", "2"):
         monkeypatch.setenv("RANK", rank)

@@ -168,7 +168,7 @@ def test_host_and_device_are_seeded(system, device):
     assert (torch.initial_seed(), seeded) == (77, [77] if device == "cuda" else [])
 
 
-def test_what_a_program_has_set_in_torch_is_set_again_after_an_error_too():
+def test_what_a_program_set_in_torch_is_set_again():
     def fail():
         with usual_defaults():
             made = torch.zeros(1)

@@ -36,7 +36,7 @@ def train_impatiently(tell_after_s: float, data: Path) -> None:
     [([0], "rank 0 of 4 on {}: waits for ranks 1, 2, 3 at"), ([2], "rank 2 of 4 on {}: waits for rank 0 at")],
     ids=["rank 0 alone", "rank 2 alone"],
 )
-def test_a_rank_that_waits_says_for_whom_and_ends_at_a_signal(digits, tmp_path, here, awaited, number):
+def test_a_waiting_rank_says_for_whom(digits, tmp_path, here, awaited, number):
     environs = [group_of(4)[rank] for rank in here]
     group = Forks(train_impatiently, 0.1, digits, log=tmp_path / "log", environs=environs)
     while awaited.format(os.uname().nodename) not in group.said():
@@ -153,7 +153,7 @@ def test_a_rank_whose_torchrun_was_killed_before_they_met_ends(places, monkeypat
         join(rank)
 
 
-def test_a_host_that_becomes_known_is_no_error_and_one_of_its_addresses_is_enough(places, monkeypatch):
+def test_a_host_that_becomes_known_is_no_error(places, monkeypatch):
     here, elsewhere = ((socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 1)) for host in ("127.0.0.1", "192.0.2.1"))
     answers = [OSError("not known yet"), UnicodeError("nor now"), [elsewhere, here], [elsewhere]]
 
@@ -219,7 +219,7 @@ def test_an_attempt_sees_no_key_of_those_before(places, monkeypatch):
         assert stores[2].get("failure").decode() == f"of attempt {number}"
 
 
-def test_tickets_of_ranks_that_were_killed_before_all_had_met_do_not_count(places, monkeypatch):
+def test_tickets_of_killed_ranks_do_not_count(places, monkeypatch):
     store = dist.HashStore()
     for rank in range(1, WORLD):
         store.set(f"ticket {rank}", f"of a killed rank {rank}")
@@ -228,7 +228,7 @@ def test_tickets_of_ranks_that_were_killed_before_all_had_met_do_not_count(place
     assert stores[2].get("a") == b"key"
 
 
-def test_a_rank_is_told_that_another_has_its_number_or_another_world(places, monkeypatch):
+def test_a_rank_is_told_that_another_has_its_number(places, monkeypatch):
     monkeypatch.setattr(Rendezvous, "connect", lambda self: store)
     for answer, message in (
         ("1 2", "another process has joined as this rank"),

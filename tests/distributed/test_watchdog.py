@@ -44,19 +44,19 @@ def ranks_that_fail(run_dir: Path, store: HashStore, *errors: BaseException | No
     return raised
 
 
-def test_an_input_error_on_all_ranks_stays_an_input_error_on_each(tmp_path):
+def test_an_input_error_on_all_ranks_stays_one(tmp_path):
     first, second = ranks_that_fail(tmp_path, HashStore(), InputError("no such key"), InputError("no such key"))
     assert isinstance(first, InputError)
     assert isinstance(second, InputError)
 
 
-def test_a_rank_whose_collective_broke_names_the_rank_that_failed_first(tmp_path):
+def test_a_broken_collective_names_who_failed_first(tmp_path):
     _, second = ranks_that_fail(tmp_path, HashStore(), InputError("no data here"), OSError("connection closed"))
     assert str(second).startswith("rank 0 on ")
     assert "no data here; so this rank ends (connection closed)" in str(second)
 
 
-def test_a_second_ctrl_c_on_one_rank_is_the_reason_on_the_others(tmp_path):
+def test_a_second_ctrl_c_is_the_others_reason(tmp_path):
     interrupt = KeyboardInterrupt()
     first, other = ranks_that_fail(tmp_path, HashStore(), interrupt, RuntimeError("Connection closed by peer"))
     assert first is interrupt
@@ -66,7 +66,7 @@ def test_a_second_ctrl_c_on_one_rank_is_the_reason_on_the_others(tmp_path):
     assert ranks_that_fail(tmp_path, HashStore(), *both) == both
 
 
-def test_an_error_that_another_names_in_passing_is_not_the_same_and_ctrl_c_is_always_itself(tmp_path):
+def test_an_error_named_in_passing_is_not_the_same(tmp_path):
     errors = [OSError("the disk is full, says the kernel"), OSError("the disk is full")]
     _, second = ranks_that_fail(tmp_path, HashStore(), *errors)
     assert str(second).endswith("the disk is full, says the kernel; so this rank ends (the disk is full)")
@@ -74,7 +74,7 @@ def test_an_error_that_another_names_in_passing_is_not_the_same_and_ctrl_c_is_al
     assert ranks_that_fail(tmp_path, HashStore(), OSError("no"), interrupt)[1] is interrupt
 
 
-def test_nothing_of_a_watchdog_goes_on_behind_its_block_and_no_run_folder_is_made_again(tmp_path):
+def test_nothing_of_a_watchdog_outlives_its_block(tmp_path):
     store = HashStore()
     with Watchdog(tmp_path, Topology(1, 2, 1, 2, torch.device("cpu")), store, 600) as guard:
         assert [thread.is_alive() for thread in guard._threads] == [True, True]
@@ -85,7 +85,7 @@ def test_nothing_of_a_watchdog_goes_on_behind_its_block_and_no_run_folder_is_mad
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_of_all_ranks_is_not_repeated_within_its_message(tmp_path):
+def test_an_error_of_all_ranks_is_not_repeated(tmp_path):
     """As when the loss diverges."""
     _, second = ranks_that_fail(
         tmp_path, HashStore(), RuntimeError("the loss is nan"), RuntimeError("the loss is nan")
@@ -93,7 +93,7 @@ def test_an_error_of_all_ranks_is_not_repeated_within_its_message(tmp_path):
     assert str(second) == "the loss is nan"
 
 
-def test_a_rank_that_ends_removes_no_folder_that_another_is_about_to_use(tmp_path, monkeypatch):
+def test_a_rank_removes_no_folder_that_another_uses(tmp_path, monkeypatch):
     """Each removes the folder of stacks if it is empty, also just after another has made it."""
     made, mkdir = [], Path.mkdir
 
@@ -111,7 +111,7 @@ def test_a_rank_that_ends_removes_no_folder_that_another_is_about_to_use(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_counts_as_silent_when_its_heartbeat_has_stopped_for_long_enough():
+def test_a_rank_is_silent_once_its_heartbeat_stopped():
     """Not one that sends heartbeats, nor one that has ended; one that has never sent any, as well."""
     now = 1000.0
     store, heartbeats = HashStore(), watchdog._Heartbeats(4, now)
@@ -129,7 +129,7 @@ def test_a_rank_counts_as_silent_when_its_heartbeat_has_stopped_for_long_enough(
     assert never.find_silent(HashStore(), now) == 1
 
 
-def test_rank_0_reports_a_silent_rank_and_the_others_read_it(tmp_path, monkeypatch):
+def test_rank_0_reports_a_silent_rank_to_others(tmp_path, monkeypatch):
     """Of three ranks the last never sends a heartbeat. The clock goes on once both others have sent one."""
     now = 1000.0
     clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime, sleep=time.sleep)
@@ -150,7 +150,7 @@ def test_rank_0_reports_a_silent_rank_and_the_others_read_it(tmp_path, monkeypat
     assert 1000 + watchdog.HEARTBEAT_TIMEOUT < now <= 1000 + 2 * watchdog.HEARTBEAT_TIMEOUT
 
 
-def test_a_main_thread_that_makes_no_progress_ends_its_process_with_its_stacks(tmp_path, monkeypatch):
+def test_a_hung_main_thread_ends_with_its_stacks(tmp_path, monkeypatch):
     """But not while its beats come in time."""
     now, ended = 1000.0, []
     clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime, sleep=time.sleep)
@@ -179,7 +179,7 @@ def test_a_main_thread_that_makes_no_progress_ends_its_process_with_its_stacks(t
     assert "no step or batch was finished in 1 s" in status.message
     stacks = (tmp_path / "stacks/rank-0.txt").read_text()
     reason, _, frames = stacks.partition("no step or batch was finished in 1 s")
-    assert "test_a_main_thread_that_makes_no_progress" in frames
+    assert "test_a_hung_main_thread" in frames
     assert "Thread 0x" not in reason
 
 
@@ -212,7 +212,7 @@ def test_a_suspended_process_goes_on(tmp_path):
     assert forks.wait() == ([0], "began\nended\n")
 
 
-def test_a_process_in_which_no_thread_of_python_runs_ends_with_its_stacks(tmp_path):
+def test_a_process_without_python_ends_with_its_stacks(tmp_path):
     codes, output = Forks(guarded, tmp_path, True, log=tmp_path / "log").wait(120)
     stacks = tmp_path / "stacks/rank-0.txt"
     assert codes == [1]
@@ -239,7 +239,7 @@ class GoneStore:
     set = check = get = compare_set = fails
 
 
-def test_a_store_that_has_gone_is_a_failure_and_one_that_ends_in_order_is_told_so(tmp_path):
+def test_a_store_that_has_gone_is_a_failure(tmp_path):
     topology = Topology(1, 2, 1, 2, torch.device("cpu"))
     guard = Watchdog(tmp_path, topology, GoneStore(), 600)
     guard._exchange_heartbeats()
@@ -255,9 +255,7 @@ def test_a_store_that_has_gone_is_a_failure_and_one_that_ends_in_order_is_told_s
 
 
 @pytest.mark.parametrize(("reported", "world"), [(True, 2), (False, 2), (False, 1)])
-def test_a_rank_ends_that_has_no_answer_from_the_store_or_reads_that_another_has_failed(
-    tmp_path, monkeypatch, reported, world
-):
+def test_a_rank_without_the_store_or_another_rank_ends(tmp_path, monkeypatch, reported, world):
     """Though its own steps come in time, and with the first reason."""
     now, ended = 1000.0, []
     clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime, sleep=time.sleep)

@@ -24,7 +24,7 @@ def test_both_run_the_same_commands():
     assert [line for line in commands(post[1]) if line != "cd /"] == runs
 
 
-def test_both_have_every_package_and_install_them_under_their_own_names():
+def test_both_install_every_package_under_its_own_name():
     """Apptainer copies what links point to: `widemix` has all that is installed."""
     apptainer = (FOLDER / "widemix.def").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -34,7 +34,7 @@ def test_both_have_every_package_and_install_them_under_their_own_names():
     assert " --editable /opt/widemix" in apptainer  # and so in the Dockerfile, which runs the same
 
 
-def test_the_lock_has_a_hashed_version_of_everything_that_is_needed():
+def test_the_lock_has_a_hashed_version_of_everything_needed():
     lock = (FOLDER / "requirements.lock").read_text()
     pinned = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -37,7 +37,7 @@ def commands(monkeypatch, tmp_path, system):
     return run, failing
 
 
-def test_the_table_and_the_plot_have_the_numbers_of_the_runs(commands, monkeypatch, capsys):
+def test_table_and_plot_have_the_numbers_of_the_runs(commands, monkeypatch, capsys):
     figures = []
     monkeypatch.setattr(demo, "save", lambda figure, paths: figures.append((figure, paths)))
     assert demo.main() == 0
@@ -70,7 +70,7 @@ def test_an_accuracy_that_is_too_low_is_an_error(commands, monkeypatch, capsys):
     assert next(Path("runs").glob("demo-*/curves.png")).is_file()
 
 
-def test_a_command_that_fails_ends_the_demo_with_its_exit_code(commands):
+def test_a_failing_command_ends_the_demo_with_its_code(commands):
     run, failing = commands
     failing["deepspeed"] = 75
     with pytest.raises(SystemExit) as ended:

@@ -167,7 +167,7 @@ def test_the_others_continue_without_a_host_that_fails(hosts, digits, undisturbe
     assert_same_curve(training.run, undisturbed)
 
 
-def test_training_continues_on_a_host_that_joins_and_repeats_no_step(hosts, digits, undisturbed, tmp_path):
+def test_training_goes_on_with_a_host_that_joins(hosts, digits, undisturbed, tmp_path):
     training = Training(hosts, digits, tmp_path, count=3, last=100 * LAST)  # it lasts until the host has joined
     training.wait_for_step(15)
     assert training.ranks == 3
@@ -199,7 +199,7 @@ def test_a_killed_rank_is_restarted_and_all_hosts_with_it(hosts, digits, undistu
 
 
 @pytest.mark.parametrize("hosts", [True], indirect=True, ids=["IPv6"])
-def test_a_host_with_a_slow_and_lossy_network_costs_time_but_changes_no_loss(hosts, digits, undisturbed, tmp_path):
+def test_a_slow_and_lossy_network_changes_no_loss(hosts, digits, undisturbed, tmp_path):
     hosts.lossy(2, delay_ms=5, loss=0.005)
     began = time.monotonic()
     training = Training(hosts, digits, tmp_path, like_slurm=True)

@@ -88,7 +88,7 @@ def test_a_job_without_failures_trains_once_on_all_nodes():
     assert job.ends == [None] * 4
 
 
-def test_the_nodes_that_are_left_train_as_many_as_divide_and_the_others_are_kept_for_the_next_failure(capsys):
+def test_of_nodes_left_as_many_train_as_divide(capsys):
     job = Job(5, [5, 2], [fails(0, 1, 2, 4, died=3), fails(0, died=1), {}])
     assert job.sizes() == [(0, 1, 2, 3, 4), (0, 1), (0, 2)]
     assert all(size == len(job.sizes()[attempt]) for attempt, _, size in job.trained)
@@ -111,14 +111,14 @@ def test_ranks_that_crash_again_and_again_end_the_job():
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_a_lost_node_costs_no_restart_and_a_crash_without_one_does(restarts):
+def test_a_lost_node_costs_no_restart_but_a_crash_does(restarts):
     events = [fails(0, 1, 2, died=3), fails(0, 1, died=2), *[fails(0, 1)] * 9]
     job = Job(4, [4, 3, 2], events, restarts=restarts)
     assert job.sizes() == [(0, 1, 2, 3), (0, 1, 2), *[(0, 1)] * (1 + restarts)]
     assert isinstance(job.ends[0], ChildFailedError)
 
 
-def test_a_node_that_never_comes_is_waited_for_as_long_again():
+def test_a_missing_node_is_waited_for_as_long_again():
     job = Job(3, [3, 2], [{}], absent=(2,))
     assert job.sizes() == [(0, 1)]
     assert job.now > elastic.GRACE_S
@@ -155,9 +155,7 @@ class Store(dict):
         (1, [0, 9999, 9999, 9999], [], 61),
     ],
 )
-def test_nodes_are_waited_for_as_long_again_as_enough_took_to_come_and_after_a_failure_for_a_minute(
-    attempt, arrivals, members, seconds, monkeypatch
-):
+def test_how_long_nodes_are_waited_for(attempt, arrivals, members, seconds, monkeypatch):
     store = Store(dict(enumerate(arrivals)), monkeypatch)
     meeting = Meeting(store, 0, 4, [4, 2])
     assert meeting.gather(attempt) == members
@@ -166,7 +164,7 @@ def test_nodes_are_waited_for_as_long_again_as_enough_took_to_come_and_after_a_f
     assert store.timeouts == [timedelta(days=30)]  # of those that wait for the first node to decide
 
 
-def test_the_first_node_alone_decides_who_trains_and_that_there_is_no_next_attempt(monkeypatch):
+def test_the_first_node_alone_decides_who_trains(monkeypatch):
     store = Store({}, monkeypatch)
     store["3/members"] = "[0, 2]"
     first, other = (Meeting(store, node, 3, [3, 2]) for node in (0, 2))

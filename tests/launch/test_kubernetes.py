@@ -152,7 +152,7 @@ def test_pods_wait_for_each_other_while_they_stage(pod, digits, tmp_path):
     assert [found for *_, found in pod.seen] == [own, ("timeout=3", "7")]
 
 
-def test_a_wrong_recipe_ends_the_job_and_all_else_starts_again():
+def test_a_wrong_recipe_alone_ends_the_job():
     """By the pod's exit code."""
     found = manifests()
     jobs = [found["JobSet"]["spec"], found["TrainingRuntime"]["spec"]["template"]["spec"]]

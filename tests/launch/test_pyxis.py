@@ -130,9 +130,7 @@ def test_an_srun_without_pyxis_ends_the_job_before_anything_runs(commands, submi
 
 
 @pytest.mark.parametrize(("options", "refused"), [("--container=OCI", True), (PYXIS, False), (None, False)])
-def test_an_srun_without_pyxis_is_told_at_submission_but_a_machine_without_srun_does_not_know(
-    commands, submit, tmp_path, options, refused
-):
+def test_an_srun_without_pyxis_is_told_at_submission(commands, submit, tmp_path, options, refused):
     recorded = f'#!/bin/sh\necho "$@" >> {tmp_path}/submitted\necho 7\n'
     commands(sbatch=recorded, squeue="#!/bin/sh\necho Priority\n")
     if options:

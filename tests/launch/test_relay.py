@@ -69,7 +69,7 @@ def test_a_chain_of_nodes_reads_the_source_once(tmp_path, folder, ports, sources
     assert kinds.count(Neighbour) == 3 * blocks
 
 
-def test_a_block_is_handed_on_before_the_next_one_is_read(tmp_path, folder, ports, monkeypatch):
+def test_a_block_is_handed_on_before_the_next_is_read(tmp_path, folder, ports, monkeypatch):
     """A chain costs a block per node, not a copy per node."""
     received, read = threading.Event(), Folder.read
 
@@ -108,7 +108,7 @@ def test_a_copy_that_was_there_is_served(tmp_path, folder, ports, sources):
     assert not any(Path(file.path).is_relative_to(tmp_path) for file in psutil.Process().open_files())
 
 
-def test_what_a_neighbour_that_fails_has_not_sent_is_read_from_the_source(tmp_path, folder, ports, sources, capsys):
+def test_what_a_lost_neighbour_has_not_sent_the_source_has(tmp_path, folder, ports, sources, capsys):
     blocks = blocks_of(folder, tmp_path, sources)
     stage(folder, tmp_path / "n0")
     sources.clear()
@@ -193,9 +193,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize(("begin", "again"), ENDLESS.values(), ids=ENDLESS)
-def test_who_has_the_port_first_learns_no_token_and_ends_no_staging(
-    tmp_path, folder, ports, monkeypatch, capsys, begin, again
-):
+def test_who_has_the_port_first_learns_no_token(tmp_path, folder, ports, monkeypatch, capsys, begin, again):
     """Its endless answer once filled the memory."""
     monkeypatch.setattr(module, "_TIMEOUT_S", 2.0)
     heard: list[bytes] = []
@@ -224,7 +222,7 @@ def test_who_has_the_port_first_learns_no_token_and_ends_no_staging(
     assert TOKEN.encode() not in b"".join(heard)
 
 
-def test_a_proof_that_is_passed_on_to_another_node_is_none(ports, tmp_path):
+def test_a_proof_passed_on_to_another_node_is_none(ports, tmp_path):
     """Else who has the port of one node could read the data from the next one's."""
 
     def pass_on(source: socket.socket, target: socket.socket) -> None:
@@ -299,7 +297,7 @@ def test_a_block_that_comes_late_is_asked_for_again(ports, monkeypatch, tmp_path
             neighbour.close()
 
 
-def test_a_node_that_dies_while_it_reads_is_no_error_of_the_one_before(ports, monkeypatch, tmp_path, capsys):
+def test_a_reader_that_dies_is_no_error_of_the_server(ports, monkeypatch, tmp_path, capsys):
     """Its broken pipe once filled the log with a traceback, above the reason why the job ended."""
     ended, shutdown = threading.Event(), module._Server.shutdown_request
     monkeypatch.setattr(module._Server, "shutdown_request", lambda *each: (shutdown(*each), ended.set()))
@@ -313,7 +311,7 @@ def test_a_node_that_dies_while_it_reads_is_no_error_of_the_one_before(ports, mo
     assert capsys.readouterr().err == ""
 
 
-def test_a_neighbour_that_does_not_listen_is_waited_for_until_it_has_begun(ports, monkeypatch, tmp_path):
+def test_a_neighbour_is_waited_for_until_it_listens(ports, monkeypatch, tmp_path):
     """For a minute; once it has answered it is not waited for again."""
     now = [100.0]
 
@@ -337,7 +335,7 @@ def test_a_neighbour_that_does_not_listen_is_waited_for_until_it_has_begun(ports
     assert now[0] == began
 
 
-def test_each_file_is_served_by_its_name_and_only_the_blocks_that_were_checked(ports, monkeypatch, tmp_path):
+def test_only_checked_blocks_are_served_by_their_files_name(ports, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "_ANSWER_S", 0.05)
     monkeypatch.setattr(module, "_TIMEOUT_S", 5)
     names = ("a b.beton", "c%20d.beton")
@@ -402,7 +400,7 @@ def test_what_is_no_request_of_a_neighbour_is_not_found(
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, ConnectionResetError, TimeoutError, ValueError])
-def test_what_a_line_does_is_not_printed_and_a_bug_is(error, capsys):
+def test_what_a_line_does_is_no_bug(error, capsys):
     try:
         raise error
     except error:

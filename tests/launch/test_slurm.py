@@ -125,7 +125,7 @@ def test_a_cancelled_job_saves_and_is_not_requeued(slurm, submit, tmp_path):
     assert max(int(mark.parent.name) for mark in run.glob("checkpoints/*/COMPLETE")) > 10
 
 
-def test_a_more_urgent_job_takes_the_nodes_and_gives_them_back(slurm, submit, undisturbed, tmp_path):
+def test_a_more_urgent_job_borrows_the_nodes(slurm, submit, undisturbed, tmp_path):
     run = tmp_path / "run"
     job = job_of(submit(run, "--nodes", "4"))
     wait_for_step(slurm, run, 10)
@@ -206,7 +206,7 @@ def test_a_signal_requeues_its_cell_and_no_other(slurm, submit, tmp_path):
     assert "invalid date" not in "".join(path.read_text() for path in folder.glob("slurm/*.log"))
 
 
-def test_a_drained_node_is_not_used_and_a_dead_one_costs_only_its_unsaved_steps(slurm, submit, undisturbed, tmp_path):
+def test_a_dead_node_costs_only_its_unsaved_steps(slurm, submit, undisturbed, tmp_path):
     run = tmp_path / "run"
     slurm("scontrol", "update", "NodeName=n0", "State=DRAIN", "Reason=test", check=True)
     job = job_of(submit(run, "--nodes", "2"))
@@ -299,7 +299,7 @@ def test_a_faulty_node_is_kept_if_there_is_no_other(slurm, submit, undisturbed, 
     assert_same_curve(run, undisturbed, 1e-4)
 
 
-def test_rank_0_is_on_the_first_node_of_the_users_list(slurm, tmp_path):
+def test_rank_0_is_on_the_users_first_node(slurm, tmp_path):
     (tmp_path / "hosts").write_text("# of mine\nn2*2\nn0\nn1\n")
     show = "from widemix.distributed.launchers import *; export_torchrun_env()"
     show += "; print(*map(os.environ.get, ('RANK', 'MASTER_ADDR')))"

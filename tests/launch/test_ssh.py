@@ -91,7 +91,7 @@ def mpirun(hosts, folder: Path, digits, run: Path) -> subprocess.Popen:
     return hosts.start(0, *command, log=folder / "log", **environment(hosts))
 
 
-def test_mpirun_over_two_hosts_stops_on_a_signal_and_goes_on(hosts, digits, undisturbed, tmp_path):  # noqa: F811
+def test_mpirun_over_two_hosts_goes_on_after_a_signal(hosts, digits, undisturbed, tmp_path):  # noqa: F811
     run, log = tmp_path / "run", tmp_path / "log"
     process = mpirun(hosts, tmp_path, digits, run)
     deadline = time.monotonic() + 600

@@ -164,7 +164,7 @@ def give_away(*paths: Path) -> None:
         os.chown(path, OTHER, OTHER, follow_symlinks=False)
 
 
-def test_what_another_user_put_on_a_shared_disk_is_neither_used_nor_written_through(tmp_path, folder, disk):
+def test_what_others_put_on_a_disk_is_not_used(tmp_path, folder, disk):
     name, secret = stage(folder, tmp_path / "own").name, tmp_path / "secret"
     secret.write_text("mine")
     secret.chmod(0o600)
@@ -225,7 +225,7 @@ def test_nothing_is_copied_through_a_link(tmp_path, folder, place):
 
 
 @pytest.mark.parametrize(("mode", "owner"), [(0o777, 0), (0o755, OTHER), (0o1777, OTHER)])
-def test_a_disk_on_which_others_can_replace_our_folder_is_told(folder, disk, capsys, mode, owner):
+def test_a_disk_where_others_can_replace_ours_is_told(folder, disk, capsys, mode, owner):
     disk.chmod(mode)
     os.chown(disk, owner, owner)
     assert contents(stage(folder, disk)) == contents(folder)
@@ -277,7 +277,7 @@ def test_a_killed_copy_is_resumed(tmp_path, folder, system):
     assert len(copied) - before < blocks - 20
 
 
-def test_whenever_it_is_killed_no_copy_looks_complete_and_the_next_one_is(tmp_path, folder):
+def test_after_any_kill_no_copy_looks_complete(tmp_path, folder):
     for call, number in (("pwrite", "1"), ("pwrite", "40"), ("fsync", "1"), ("rename", "1")):
         process = start(tmp_path, folder, call, number)
         process.communicate(timeout=600)
@@ -343,7 +343,7 @@ def test_a_disk_that_holds_something_else_is_named(tmp_path, folder, system):
     assert not list((tmp_path / "local").glob("digits-*/manifest.json"))
 
 
-def test_a_folder_is_staged_by_the_name_that_it_has_whatever_leads_to_it(tmp_path, folder, monkeypatch):
+def test_a_folder_is_staged_by_its_own_name(tmp_path, folder, monkeypatch):
     copy = stage(folder, tmp_path / "local")
     (tmp_path / "link").symlink_to(folder)
     monkeypatch.chdir(folder)

@@ -68,7 +68,7 @@ def test_the_pages_can_be_followed_with_it_alone(installed: Path, tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_nobody_is_told_names_that_only_the_folders_of_a_checkout_have() -> None:
+def test_nobody_is_told_names_of_a_checkouts_folders() -> None:
     folders = ("docs", "pipeline", "data_prep", "launch", "recipes", "examples")
     files = [*ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "mkdocs.yml", ROOT / "Makefile"]
     files += [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
@@ -80,7 +80,7 @@ def test_nobody_is_told_names_that_only_the_folders_of_a_checkout_have() -> None
     assert found == []
 
 
-def test_the_folder_of_a_checkout_is_not_imported_by_its_own_name() -> None:
+def test_a_checkouts_folder_is_not_imported_by_its_name() -> None:
     done = subprocess.run([sys.executable, "-c", "import pipeline"], cwd=ROOT, capture_output=True, text=True)
     assert (
         done.stderr.splitlines()[-1]
@@ -88,7 +88,7 @@ def test_the_folder_of_a_checkout_is_not_imported_by_its_own_name() -> None:
     )
 
 
-def test_shipped_recipes_are_found_by_name_unless_there_is_a_file(tmp_path: Path, monkeypatch) -> None:
+def test_shipped_recipes_are_found_by_name_unless_files_are(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     shipped = SHIPPED / "digits/rp_mixer.yaml"
     for name in ("digits/rp_mixer", "digits/rp_mixer.yaml", "recipes/digits/rp_mixer.yaml"):
@@ -171,7 +171,7 @@ def test_building_wheels_names_what_is_missing(tmp_path: Path, monkeypatch, caps
 
 
 @pytest.mark.parametrize("machines", [[], ["aarch64"], ["x86_64"]])
-def test_a_release_is_the_sources_a_plain_wheel_and_one_for_each_machine(machines, tmp_path, monkeypatch, capsys):
+def test_a_release_has_sources_and_a_wheel_per_machine(machines, tmp_path, monkeypatch, capsys):
     done, dist = [], tmp_path / "dist"
 
     def setuptools(project, work, *words):
@@ -198,7 +198,7 @@ def test_a_release_is_the_sources_a_plain_wheel_and_one_for_each_machine(machine
     assert not (work / "left").exists()
 
 
-def test_a_command_runs_without_the_clones_path_and_its_last_words_are_told(tmp_path, monkeypatch) -> None:
+def test_a_command_runs_without_the_clones_path(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "of the clone")
     monkeypatch.setenv("OF_THE_USER", "kept")
     show = (
@@ -215,9 +215,7 @@ def test_a_command_runs_without_the_clones_path_and_its_last_words_are_told(tmp_
 
 
 @pytest.mark.parametrize("machine", LEVELS)
-def test_a_wheel_has_the_library_of_each_level_and_the_licences_of_what_is_in_it(
-    machine: str, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_a_wheel_has_the_libraries_and_their_licences(machine: str, tmp_path: Path, monkeypatch, capsys) -> None:
     """By commands that are kept instead of run: libjpeg-turbo first, then the package, its libraries, its wheel."""
     project, work, jpeg, dist, steps = *(tmp_path / name for name in ("project", "work", "jpeg", "dist")), []
     jpeg.mkdir()
