@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -153,7 +154,7 @@ def test_a_rank_whose_torchrun_was_killed_before_they_met_ends(places, monkeypat
         join(rank)
 
 
-def test_a_host_that_becomes_known_is_no_error(places, monkeypatch):
+def test_a_host_that_becomes_known_is_no_error(places, system):
     here, elsewhere = ((socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 1)) for host in ("127.0.0.1", "192.0.2.1"))
     answers = [OSError("not known yet"), UnicodeError("nor now"), [elsewhere, here], [elsewhere]]
 
@@ -163,8 +164,7 @@ def test_a_host_that_becomes_known_is_no_error(places, monkeypatch):
             raise answer
         return answer
 
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(Rendezvous, "_pause", lambda self: None)
+    system({"socket.getaddrinfo": look_up})
     meeting = Rendezvous(0, 2, 60)
     assert meeting._is_local()
     assert not meeting._is_local()
@@ -174,7 +174,7 @@ def test_a_host_that_becomes_known_is_no_error(places, monkeypatch):
     ("agent", "error", "refused_s"),
     [(True, ConnectionRefusedError, 60.0), (False, ConnectionRefusedError, 0.0), (True, TimeoutError, 0.0)],
 )
-def test_a_store_that_does_not_answer_yet_is_waited_for(places, monkeypatch, agent, error, refused_s):
+def test_a_store_that_does_not_answer_yet_is_waited_for(places, monkeypatch, system, agent, error, refused_s):
     """Only torchrun's is open before its ranks start, and only a refusal says that it is not."""
     tried: list[int] = []
 
@@ -184,9 +184,8 @@ def test_a_store_that_does_not_answer_yet_is_waited_for(places, monkeypatch, age
             raise error(1, "not now")
         return socket.socket()
 
-    monkeypatch.setattr(socket, "create_connection", connect)
+    system({"socket.create_connection": connect})
     monkeypatch.setattr(rendezvous, "REFUSED_S", refused_s)
-    monkeypatch.setattr(Rendezvous, "_pause", lambda self: None)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(agent))
     meeting = Rendezvous(1, 2, 60)
     meeting._reach()
@@ -228,7 +227,7 @@ def test_tickets_of_killed_ranks_do_not_count(places, monkeypatch):
     assert stores[2].get("a") == b"key"
 
 
-def test_a_rank_is_told_that_another_has_its_number(places, monkeypatch):
+def test_a_rank_is_told_that_another_has_its_number(places, monkeypatch, system):
     monkeypatch.setattr(Rendezvous, "connect", lambda self: store)
     for answer, message in (
         ("1 2", "another process has joined as this rank"),
@@ -236,7 +235,7 @@ def test_a_rank_is_told_that_another_has_its_number(places, monkeypatch):
     ):
         store = dist.HashStore()
         dist.PrefixStore("attempt 1", store).set("joined 1", "another's ticket")
-        monkeypatch.setattr(rendezvous.uuid, "uuid4", lambda: type("Ticket", (), {"hex": "own"}))
+        system({"uuid.uuid4": lambda: SimpleNamespace(hex="own")})
         store.set("answer own", answer)
         with pytest.raises(LauncherError, match=message):
             Rendezvous(1, 2, 60).join()

@@ -4,18 +4,17 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 from torch.distributed import TCPStore
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from widemix.launch.slurm import elastic
-from widemix.launch.slurm.elastic import Meeting, train_elastic
+from tests.conftest import System
+from widemix.launch.slurm.elastic import GRACE_S, Meeting, train_elastic
 from widemix.launch.slurm.ports import free_ports
 
-DIED = "died"
+DIED, SLEEP = "died", time.sleep
 
 
 class Job:
@@ -30,18 +29,17 @@ class Job:
         wait = {"timeout": timedelta(seconds=60), "wait_for_workers": False}
         self.stores = [TCPStore("127.0.0.1", port, is_master=node == 0, **wait) for node in range(nodes)]
         self.now, self.attempt, self.living = 0.0, 0, set(range(nodes)) - set(absent)
-        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
         with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(nodes) as pool:
-            patch.setattr(elastic, "time", clock)
+            System(patch)({"time.monotonic": lambda: self.now, "time.sleep": self._sleep})
             meetings = [Meeting(store, node, nodes, sizes) for node, store in enumerate(self.stores)]
             jobs = [pool.submit(self._run, meeting, node, restarts) for node, meeting in enumerate(meetings)]
             self.ends = [job.exception(600) for job in jobs]
 
     def _sleep(self, seconds: float) -> None:
-        """In the thread of node 0, which waits for the others."""
-        time.sleep(0.01)
+        """In the thread of node 0, which waits for the others, and seldom looks."""
+        SLEEP(0.01)
         if all(self.stores[0].check([f"{self.attempt}/{node}"]) for node in list(self.living)):
-            self.now += seconds
+            self.now += GRACE_S / 4
 
     def _run(self, meeting: Meeting, node: int, restarts: int) -> None:
         if node in self.absent:
@@ -71,11 +69,6 @@ class Job:
         """The nodes of each attempt."""
         attempts = 1 + max((attempt for attempt, _, _ in self.trained), default=-1)
         return [tuple(sorted(node for a, node, _ in self.trained if a == attempt)) for attempt in range(attempts)]
-
-
-@pytest.fixture(autouse=True)
-def few_polls(monkeypatch):
-    monkeypatch.setattr(elastic, "_POLL_S", elastic.GRACE_S / 4)
 
 
 def fails(*nodes: int, died: int | None = None) -> dict[int, str]:
@@ -121,21 +114,20 @@ def test_a_lost_node_costs_no_restart_but_a_crash_does(restarts):
 def test_a_missing_node_is_waited_for_as_long_again():
     job = Job(3, [3, 2], [{}], absent=(2,))
     assert job.sizes() == [(0, 1)]
-    assert job.now > elastic.GRACE_S
+    assert job.now > GRACE_S
 
 
 class Store(dict):
     """In place of the first node's store, in which nodes appear by a clock that goes on while it is polled."""
 
-    def __init__(self, arrivals: dict[int, float], monkeypatch):
+    def __init__(self, arrivals: dict[int, float], system: System):
         self.arrivals, self.now, self.timeouts = arrivals, 0.0, []
-        monkeypatch.setattr(elastic, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
-        monkeypatch.setattr(elastic, "_POLL_S", 1.0)
+        system({"time.monotonic": lambda: self.now, "time.sleep": self.sleep})
         self.set_timeout = self.timeouts.append
         self.set, self.get = self.__setitem__, self.__getitem__
 
     def sleep(self, seconds):
-        self.now += seconds
+        self.now += 1.0
 
     def check(self, keys):
         [key] = keys
@@ -155,8 +147,8 @@ class Store(dict):
         (1, [0, 9999, 9999, 9999], [], 61),
     ],
 )
-def test_how_long_nodes_are_waited_for(attempt, arrivals, members, seconds, monkeypatch):
-    store = Store(dict(enumerate(arrivals)), monkeypatch)
+def test_how_long_nodes_are_waited_for(attempt, arrivals, members, seconds, system):
+    store = Store(dict(enumerate(arrivals)), system)
     meeting = Meeting(store, 0, 4, [4, 2])
     assert meeting.gather(attempt) == members
     assert store.now == seconds
@@ -164,8 +156,8 @@ def test_how_long_nodes_are_waited_for(attempt, arrivals, members, seconds, monk
     assert store.timeouts == [timedelta(days=30)]  # of those that wait for the first node to decide
 
 
-def test_the_first_node_alone_decides_who_trains(monkeypatch):
-    store = Store({}, monkeypatch)
+def test_the_first_node_alone_decides_who_trains(system):
+    store = Store({}, system)
     store["3/members"] = "[0, 2]"
     first, other = (Meeting(store, node, 3, [3, 2]) for node in (0, 2))
     assert other.gather(3) == [0, 2]

@@ -144,18 +144,15 @@ def test_setuptools_leaves_everything_where_it_is_told(tmp_path: Path) -> None:
         assert "tiny.py" in file.namelist()
 
 
-def test_building_wheels_names_what_is_missing(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_building_wheels_names_what_is_missing(tmp_path: Path, system, capsys) -> None:
     def no_network(url: str) -> None:
         raise urllib.error.URLError("Name or service not known")
 
     def build(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr(
-            "sys.argv", ["wheels", "--project", str(tmp_path), "--to", str(tmp_path / "dist"), *words]
-        )
+        system({"sys.argv": ["wheels", "--project", str(tmp_path), "--to", str(tmp_path / "dist"), *words]})
         return wheels.main(), capsys.readouterr().err
 
-    monkeypatch.setattr(urllib.request, "urlretrieve", no_network)
-    monkeypatch.setattr("shutil.which", lambda name: name)
+    system({"urllib.request.urlretrieve": no_network, "shutil.which": lambda name: name})
     code, message = build()
     assert (code, message.count("\n")) == (Exit.FAILED, 1)
     assert re.search(r"libjpeg-turbo-3.2.0.tar.gz: Name or service not known; .*--jpeg FOLDER", message)
@@ -166,12 +163,12 @@ def test_building_wheels_names_what_is_missing(tmp_path: Path, monkeypatch, caps
         code, message = build("--jpeg", str(folder))
         assert (code, message.count("\n")) == (Exit.WRONG_INPUT, 1)
         assert f"{folder}: has not the sources of libjpeg-turbo-3.2.0; unpack https://" in message
-    monkeypatch.setattr("shutil.which", lambda name: None if name == "nasm" else name)
+    system({"shutil.which": lambda name: None if name == "nasm" else name})
     assert build() == (Exit.WRONG_INPUT, "error: nasm: not installed; apt-get install cmake nasm ninja-build\n")
 
 
 @pytest.mark.parametrize("machines", [[], ["aarch64"], ["x86_64"]])
-def test_a_release_has_sources_and_a_wheel_per_machine(machines, tmp_path, monkeypatch, capsys):
+def test_a_release_has_sources_and_a_wheel_per_machine(machines, tmp_path, monkeypatch, system, capsys):
     done, dist = [], tmp_path / "dist"
 
     def setuptools(project, work, *words):
@@ -183,11 +180,11 @@ def test_a_release_has_sources_and_a_wheel_per_machine(machines, tmp_path, monke
     (tmp_path / "build/wheels/left").mkdir(parents=True)  # of a build before
     (tmp_path / "jpeg").mkdir()
     (tmp_path / "jpeg/CMakeLists.txt").write_text("set(VERSION 3.2.0)\n")
-    monkeypatch.setattr("shutil.which", lambda name: name)
+    system({"shutil.which": lambda name: name})
     monkeypatch.setattr(wheels, "run_setuptools", setuptools)
     monkeypatch.setattr(wheels, "build_wheel", lambda *given: done.append(given))
     words = ["--project", str(tmp_path), "--to", str(dist), "--jpeg", str(tmp_path / "jpeg")]
-    monkeypatch.setattr("sys.argv", ["wheels", *words, *(["--machines", *machines] if machines else [])])
+    system({"sys.argv": ["wheels", *words, *(["--machines", *machines] if machines else [])]})
     assert wheels.main() == 0
     sources, plain, *others = done
     assert sources == ("any", "sdist", "--dist-dir", dist)
