@@ -5,10 +5,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 
 import widemix
+from tests.cli.test_arguments import arguments_of
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import repair_command, verify
 from widemix.formats.beton import open_beton
@@ -102,22 +104,43 @@ def test_networks_that_are_no_mixer_have_one_way() -> None:
             widemix.choose_memory_layout(torch.nn.Linear(2, 2), *arguments)  # type: ignore[arg-type]
 
 
-def test_the_arguments_of_a_layouts_choice_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr("widemix.api.runs.select_memory_layout", lambda *words: given.append(words) or "plain")
+def test_the_arguments_of_a_layouts_choice_reach_it() -> None:
     model = torch.nn.Linear(2, 2, device="meta")
-    assert widemix.choose_memory_layout(model, 6, "bf16", "batch_last") == "plain"
-    (network, engine, train, batch, device) = given[0]
+    found = arguments_of(
+        lambda: widemix.choose_memory_layout(model, 6, "bf16", "batch_last"),
+        "engine.memory_layout.choose_memory_layout",
+    )
+    network, engine, train, batch, device = found.values()
     assert (network, batch, device) == (model, 6, torch.device("meta"))
     assert (engine.memory_layout, train.precision, train.global_batch) == ("batch_last", "bf16", 6)
 
 
-def test_the_arguments_of_an_evaluation_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr("widemix.api.runs.evaluate_checkpoint", lambda *words: given.append(words) or {"loss": 1.0})
-    assert widemix.evaluate("a", "b", "c", 7, ema=True) == {"loss": 1.0}
-    widemix.evaluate(Path("a"))
-    assert given == [(Path("a"), Path("b"), "c", 7, True), (Path("a"), None, None, None, False)]
+CSV: dict[str, Any] = {"origin": Path("table.csv"), "processes": 3, "force": True, "extend": True, "max_bad": 0.25}
+PAIRS: Any = [(b"", 0)]
+PLAIN: dict[str, Any] = {"origin": None, "processes": None, "force": False, "extend": False, "max_bad": 0.01}
+# A call, the function that does its work, and the arguments of that.
+CALLS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
+    (lambda: widemix.evaluate("a", "b", "c", 7, ema=True), "evaluation.assessment.evaluate_checkpoint",
+     {"path": Path("a"), "data": Path("b"), "split": "c", "batch": 7, "ema": True}),
+    (lambda: widemix.evaluate(Path("a")), "evaluation.assessment.evaluate_checkpoint",
+     {"path": Path("a"), "data": None, "split": None, "batch": None, "ema": False}),
+    (lambda: widemix.prepare("csv", Path("a"), shuffle=False, max_size=77, **CSV), "data_prep.prepare.prepare",
+     {"source": "csv", "to": Path("a"), "settings": PrepSettings(shuffle=False, max_size=77), **CSV}),
+    (lambda: widemix.prepare("csv", "b"), "data_prep.prepare.prepare",
+     {"source": "csv", "to": Path("b"), "settings": PrepSettings(shuffle=True), **PLAIN}),
+    (lambda: widemix.prepare(PAIRS, "b", **CSV | {"origin": None}), "data_prep.prepare.prepare",
+     {"source": ANY, "to": Path("b"), "settings": PrepSettings(shuffle=True), **CSV, "origin": None}),
+    (lambda: widemix.prepare(PAIRS, "b"), "data_prep.prepare.prepare",
+     {"source": ANY, "to": Path("b"), "settings": PrepSettings(shuffle=True), **PLAIN}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "target", "arguments"), CALLS)
+def test_the_arguments_of_a_function_reach_its_work(
+    call: Callable[[], Any], target: str, arguments: dict[str, Any], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert arguments_of(call, target) == arguments
 
 
 def test_a_training_says_what_it_was_and_is_the_rank_0s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,27 +161,6 @@ def test_a_training_says_what_it_was_and_is_the_rank_0s(tmp_path: Path, monkeypa
         (mixer, tmp_path, "never", Path("digits/mixer")),
         (recipe, tmp_path, "auto", Path("recipe.yaml")),
     ]
-
-
-@pytest.mark.parametrize("source", ["csv", [(b"", 0)]], ids=["a source", "pairs"])
-def test_the_arguments_of_a_preparation_reach_it(
-    source: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr("widemix.api.prep.prepare_folder", lambda *words, **options: given.append((words, options)))
-    own, origin = isinstance(source, list), Path("table.csv")
-    options: dict[str, Any] = {"processes": 3, "force": True, "extend": True, "max_bad": 0.25}
-    widemix.prepare(source, tmp_path / "a", None if own else origin, **options, shuffle=False, max_size=77)
-    widemix.prepare(source, str(tmp_path / "b"))
-    ((dataset, *places), found), ((_, *others), defaults) = given
-    assert dataset == source or own
-    assert places == [None if own else origin, tmp_path / "a", PrepSettings(shuffle=False, max_size=77)]
-    assert found == options
-    assert others == [None, tmp_path / "b", PrepSettings(shuffle=True)]
-    assert defaults == {"processes": None, "force": False, "extend": False, "max_bad": 0.01}
-    if own:
-        with pytest.raises(widemix.InputError, match="origin x: pairs are not read from a folder"):
-            widemix.prepare(source, tmp_path, "x")
 
 
 def encoded(seed: int) -> bytes:
@@ -214,6 +216,8 @@ def test_pairs_of_images_and_labels_are_prepared(tmp_path: Path) -> None:
 def test_what_is_no_pair_is_refused(tmp_path: Path, pairs: Any, words: str) -> None:
     with pytest.raises(widemix.InputError, match=words):
         widemix.prepare(pairs, tmp_path / "out")
+    with pytest.raises(widemix.InputError, match="origin x: pairs are not read from a folder"):
+        widemix.prepare([(b"", 0)], tmp_path / "out", "x")
     assert not (tmp_path / "out").exists()
 
 
