@@ -18,6 +18,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from tests.clone import CLONE
+from tests.conftest import System
 from widemix.bench import loader, loading, sample
 from widemix.bench.loader import powers_of_two
 from widemix.bench.sample import jpegs, link_repeatedly
@@ -70,7 +71,7 @@ def test_of_a_data_set_the_training_images_are_taken(tmp_path):
     assert found == ["a/1.JPEG", "a/b/2.jpg", "c/3.JPG", "c/4.jpeg"]
 
 
-def test_data_are_prepared_in_their_order_and_a_failure_is_told(tmp_path, monkeypatch):
+def test_data_are_prepared_in_order_and_a_failure_is_told(tmp_path, system: System):
     commands, ended = [], [(0, ""), (0, ""), (2, "warning\nerror: no space\n"), (1, "")]
 
     def run(command, **options):
@@ -78,7 +79,7 @@ def test_data_are_prepared_in_their_order_and_a_failure_is_told(tmp_path, monkey
         code, said = ended.pop(0)
         return SimpleNamespace(returncode=code, stderr=said)
 
-    monkeypatch.setattr(sample, "subprocess", SimpleNamespace(run=run))
+    system({"subprocess.run": run})
     sample.prepare("image-folder", tmp_path / "from", tmp_path / "to", "--raw", "--max-size=0")
     sample.prepare("digits", None, tmp_path / "to")
     start, to = [sys.executable, "-m", "widemix", "prep"], ["--to", str(tmp_path / "to"), "--no-shuffle"]
@@ -269,7 +270,7 @@ def test_our_loader_crops_and_flips_alone_on_as_many_threads(tmp_path, monkeypat
     assert (topology.rank, topology.world, topology.local_rank, topology.local_world) == (0, 1, 0, 1)
 
 
-def test_an_epoch_is_timed_after_one_that_is_not_by_all_threads_and_processes(tmp_path, monkeypatch):
+def test_the_second_epoch_is_timed_by_threads_and_processes(tmp_path, monkeypatch, system: System):
     clocks = {"wall": 5.0, "cpu": 7.0, "children": 11.0}
 
     def build(folder, threads):
@@ -284,9 +285,8 @@ def test_an_epoch_is_timed_after_one_that_is_not_by_all_threads_and_processes(tm
     threads: list[int] = []
     monkeypatch.setitem(loading.METHODS, "ours", loading.Method(build))
     monkeypatch.setattr(loading, "children_cpu_seconds", lambda: clocks["children"])
-    reads = {"perf_counter": lambda: clocks["wall"], "process_time": lambda: clocks["cpu"]}
-    monkeypatch.setattr(loading, "time", SimpleNamespace(**reads))
-    monkeypatch.setattr(loading.torch, "set_num_threads", threads.append)
+    reads = {"time.perf_counter": lambda: clocks["wall"], "time.process_time": lambda: clocks["cpu"]}
+    system(reads | {"torch.set_num_threads": threads.append})
     assert loading._time("ours", tmp_path, 3) == {"images": 30, "seconds": 1, "cpu_seconds": 6}
     assert threads == [3]
 
@@ -411,7 +411,7 @@ def test_dali_and_ffcv_crop_and_flip_as_many_on_as_many_threads(images, others, 
     others.Loader.assert_called_once_with(str(tmp_path / "train.beton"), 50, **options)
 
 
-def test_a_method_is_timed_in_a_process_of_its_own_and_why_it_failed_is_named(tmp_path, monkeypatch):
+def test_a_method_has_its_process_whose_failure_is_named(tmp_path, system: System):
     commands, ended = [], [SimpleNamespace(returncode=0, stdout='compiling\n{"images": 3}\n')]
     for error in ("Traceback\nKeyError: cats\n", ""):
         ended.append(SimpleNamespace(returncode=1, stdout="", stderr=error))
@@ -420,7 +420,7 @@ def test_a_method_is_timed_in_a_process_of_its_own_and_why_it_failed_is_named(tm
         commands.append((command, options))
         return ended.pop(0)
 
-    monkeypatch.setattr(loader, "subprocess", SimpleNamespace(run=run))
+    system({"subprocess.run": run})
     assert loader._time("ours", tmp_path, 2) == {"images": 3}
     words = [sys.executable, "-m", "widemix.bench.loading", "ours", str(tmp_path), "2"]
     assert commands == [(words, {"capture_output": True, "text": True})]

@@ -5,12 +5,12 @@ import platform
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from widemix.bench import timing
+from tests.bench.conftest import Clock
+from tests.conftest import System
 from widemix.bench.report import machine, markdown, report
 from widemix.bench.timing import compare_loaders, compute_clock, elapsed, percent_longer, time_in_turns, wall_clock
 from widemix.cgroups import usable_cpus
@@ -18,7 +18,7 @@ from widemix.cgroups import usable_cpus
 
 @pytest.mark.parametrize(("slower", "percent"), [(1.0, 0.0), (1.05, 5.0), (0.9, -10.0)])
 @pytest.mark.parametrize(("first", "growth"), [(0.0, 0.0), (30.0, 0.0), (0.0, 0.25)])
-def test_neither_a_dear_first_turn_nor_a_machine_that_slows_down_falls_on_one_of_two(slower, percent, first, growth):
+def test_a_dear_first_turn_and_a_slowing_machine_burden_both(slower, percent, first, growth):
     """The first turn reads a file that was not in memory; and each turn takes longer than the one before."""
     now, turns = 0.0, 0
 
@@ -37,7 +37,7 @@ def test_neither_a_dear_first_turn_nor_a_machine_that_slows_down_falls_on_one_of
         assert found == pytest.approx(0, abs=1e-9)
 
 
-def test_a_gpus_work_is_waited_for_before_a_clock_is_read_and_a_cpus_is_the_time_of_its_threads(monkeypatch):
+def test_clocks_wait_for_a_gpu_and_add_a_cpus_threads(system: System):
     """Wall clock and CPU time go on by 100 and by 1 each time that they are read, and a GPU's work by 10."""
     wall, cpu = [0], [0]
 
@@ -45,9 +45,8 @@ def test_a_gpus_work_is_waited_for_before_a_clock_is_read_and_a_cpus_is_the_time
         clock[0] += by
         return clock[0]
 
-    clocks = {"perf_counter": lambda: advance(wall, 100), "process_time": lambda: advance(cpu, 1)}
-    monkeypatch.setattr(timing, "time", SimpleNamespace(**clocks))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: advance(wall, 10))
+    clocks = {"time.perf_counter": lambda: advance(wall, 100), "time.process_time": lambda: advance(cpu, 1)}
+    system(clocks | {"torch.cuda.synchronize": lambda device: advance(wall, 10)})
     found = {
         kind: [read(torch.device(kind)) for read in (wall_clock, compute_clock)]
         + [elapsed(lambda: advance(wall, 1000), torch.device(kind))]
@@ -57,45 +56,39 @@ def test_a_gpus_work_is_waited_for_before_a_clock_is_read_and_a_cpus_is_the_time
 
 
 @pytest.mark.parametrize("shown", [{}, {"shown": False}])
-def test_each_turn_is_timed_from_when_all_are_ready_per_unit_after_the_rounds_that_warm_up(shown, monkeypatch):
-    now, events, tallies = [0.0], [], []
+def test_turns_are_timed_per_unit_after_the_warm_up(shown, clock: Clock, capsys):
+    events = []
 
     def takes(name: str, seconds: float):
         def turn(number: int) -> int:
             events.append((name, number))
-            now[0] += seconds * (1 + number)
+            clock.takes(seconds * (1 + number))
             return 2
 
         return turn
 
     def wait() -> None:
         events.append("all are ready")
-        now[0] += 50
+        clock.takes(50)
 
-    def track(turns, *words):
-        tallies.append(words)
-        return turns
-
-    monkeypatch.setattr(timing, "track", track)
     contestants = {"a": takes("a", 1.0), "b": takes("b", 3.0)}
-    found = time_in_turns(contestants, 3, lambda: now[0], warmup=2, before=wait, **shown)
+    found = time_in_turns(contestants, 3, lambda: clock.seconds, warmup=2, before=wait, **shown)
     assert found == {"a": [1.5, 2.0, 2.5], "b": [4.5, 6.0, 7.5]}
     assert events == [event for number in range(5) for name in "ab" for event in ("all are ready", (name, number))]
-    assert tallies == ([] if shown else [("turns timed", 10, "turns")])
+    assert ("turns timed" in capsys.readouterr().err) == (not shown)
 
 
-def test_loaders_are_compared_by_cpu_time_and_with_the_peer_in_the_same_round(monkeypatch):
+def test_loaders_are_compared_by_cpu_time_within_a_round(clock: Clock):
     """The median of the ratios, which is not that of the medians; the first round is not counted."""
-    now, speeds = [0.0], {"peer": [1, 100, 200, 800], "ours": [1, 400 / 3, 400, 100 / 3]}
+    speeds = {"peer": [1, 100, 200, 800], "ours": [1, 400 / 3, 400, 100 / 3]}
 
     def loads(own: Iterator[float]):
         def epoch(number: int) -> int:
-            now[0] += 30 / next(own)
+            clock.takes(30 / next(own))
             return 30
 
         return epoch
 
-    monkeypatch.setattr(timing, "time", SimpleNamespace(process_time=lambda: now[0]))
     rows = compare_loaders({name: loads(iter(own)) for name, own in speeds.items()}, 3, peer="peer")
     assert rows == [
         {"name": "peer", "images_per_cpu_s": 200, "ratio": 1},
@@ -104,13 +97,12 @@ def test_loaders_are_compared_by_cpu_time_and_with_the_peer_in_the_same_round(mo
 
 
 @pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="this system has no /proc/cpuinfo")
-def test_the_machine_is_named_with_its_cpus_gpu_and_versions(monkeypatch):
+def test_the_machine_is_named_with_its_cpus_gpu_and_versions(system: System):
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
     cpus = f"{usable_cpus()} x {model[1] if model else platform.processor()}"
     rest = f", Python {platform.python_version()}, torch {torch.__version__.partition('+')[0]}"
     assert machine("torch").partition("+")[0] == cpus + rest
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+    system({"torch.cuda.is_available": lambda: True, "torch.cuda.get_device_name": lambda: "NVIDIA H100"})
     assert machine("torch").partition("+")[0] == cpus + ", NVIDIA H100" + rest
 
 
