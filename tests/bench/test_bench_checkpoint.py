@@ -94,9 +94,7 @@ def test_a_row_has_the_medians_of_the_saves() -> None:
     assert row == stall | {"slower_s": -6, "total_percent": 0.2, "written_s": 40}
 
 
-def test_a_save_stalls_at_its_begin_and_slows_steps_until_written(
-    clock: Clock, system: System, tmp_path: Path
-) -> None:
+def test_a_save_stalls_at_first_and_slows_steps_until_written(clock: Clock, system: System, tmp_path: Path) -> None:
     """Steps alone take 2 s in the median of this save's and an earlier one's; another rank writes a step longer."""
     events, seconds = [], iter((1.0, 3.0, 2.5, 4.0, 1.0, 2.25))
     others = iter((True, True, True, False))  # whether the other rank still writes

@@ -168,7 +168,7 @@ def test_batches_that_do_not_fit_are_refused(digits: Path, values: dict[str, str
         measure_scale(small(digits, **values), batch, steps=3)
 
 
-def test_steps_with_the_loader_are_timed_after_the_first_of_each_epoch(clock: Clock) -> None:
+def test_steps_with_the_loader_are_timed_after_the_first(clock: Clock) -> None:
     """The third that counts is in a second epoch, and the last step."""
     epochs, taken = [], []
     loading, computing = iter((50, 50, 50, 1, 2, 50, 50, 50, 4)), iter((70, 70, 70, 10, 20, 70, 70, 70, 40))

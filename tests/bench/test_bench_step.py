@@ -220,7 +220,7 @@ def test_the_command_takes_the_recipes_batch_unless_another_is_given(batch, syst
 # What a step goes into.
 
 
-def test_the_memory_of_a_step_is_what_is_alive_at_once() -> None:
+def test_memory_is_what_is_alive_at_once() -> None:
     network, kept = torch.nn.Linear(1 << 18, 64, bias=False), torch.empty(1 << 24)  # 64 MiB each
 
     def step():
@@ -233,7 +233,7 @@ def test_the_memory_of_a_step_is_what_is_alive_at_once() -> None:
     assert peak_memory(step, network, [], CPU) == 0.188
 
 
-def test_memory_on_a_gpu_is_the_networks_own_and_the_steps(system: System) -> None:
+def test_memory_on_a_gpu_is_its_own_and_the_steps(system: System) -> None:
     """Other networks may lie there too: 5 GiB are in use before, of which a quarter is this one's."""
     gib, asked = 1 << 30, []
     system({

@@ -114,7 +114,7 @@ def test_parts_of_each_row_are_fractions_of_its_own_sum(capsys):
     assert shown == [["25%", "a"], ["75%", "b"], ["80%", "a"], ["20%", "b"]]
 
 
-def test_rows_are_printed_as_a_table_and_kept_whole_in_the_file(tmp_path, capsys):
+def test_rows_are_printed_as_a_table_and_kept_whole(tmp_path, capsys):
     """A list is in the file alone; what is unknown is a dash."""
     rows = [
         {"name": "first", "rate": 1234567.0, "layout": "plain", "gib": None, "samples": [1, 2], "time": {"a": 0.0}},
