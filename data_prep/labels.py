@@ -1,11 +1,11 @@
 """Labels and class names of the sources: which are refused, and how labels that are texts are numbered."""
 
-import json
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from widemix import files
 from widemix.errors import InputError, shown
 from widemix.tally import print_status
 
@@ -77,7 +77,7 @@ def check_names(where: object, names: Sequence[str]) -> None:
 
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text. Raises ValueError also for a key that comes twice, of which json keeps the last."""
-    return json.loads(text, object_pairs_hook=_object)
+    return files.parse_json(text, object_pairs_hook=_object)
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

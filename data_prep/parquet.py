@@ -4,7 +4,6 @@ A row has a column of the type {bytes, path} with the image's file, and a column
 the metadata of the schema.
 """
 
-import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from widemix.data_prep.labels import MAX_CLASSES, check_label, check_names
 from widemix.data_prep.samples import Dataset, FileSlice, Sample, Status
 from widemix.data_prep.shards import find_shards
 from widemix.errors import InputError
-from widemix.files import open_regular
+from widemix.files import open_regular, parse_json
 
 BATCH = 16  # rows that are read at once
 MOST_ROWS = 20_000_000  # of a file, whose labels are held in memory
@@ -221,7 +220,7 @@ def _column(path: Path, name: str, fields: Sequence[Any], schema: Any) -> str:
 def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:
     """The names that the library `datasets` writes into the metadata of a schema; none if others wrote the file."""
     try:
-        return tuple(map(str, json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]))
+        return tuple(map(str, parse_json(metadata[b"huggingface"])["info"]["features"][label]["names"]))
     except (KeyError, ValueError, TypeError):
         return ()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from widemix.errors import InputError
-from widemix.files import atomic_write
+from widemix.files import atomic_write, parse_json
 from widemix.formats.manifest import NAME, Manifest, manifest_json, read_manifest
 from widemix.formats.text import TOKENIZER
 from widemix.lock import HeldFolder, hold
@@ -171,7 +171,7 @@ def _resume(to: Path, plan: dict[str, Any], force: bool) -> None:
     path = to / f"plan{UNFINISHED}"
     if path.exists() and any(to.glob(f"*.journal{UNFINISHED}")):
         try:
-            earlier = dict(json.loads(path.read_text(encoding="utf-8")))
+            earlier = dict(parse_json(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError):
             if not force:
                 raise InputError(f"{path}: is damaged; add --force to start again") from None

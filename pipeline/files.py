@@ -3,6 +3,7 @@
 import csv
 import errno
 import io
+import json
 import os
 import re
 import stat
@@ -40,9 +41,18 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 def read_regular(path: str | Path, most: int = MOST) -> bytes:
     """The bytes of such a file; `InputError` if there are more than `most`, more than such a file can need."""
     with open_regular(path) as file:
-        if os.fstat(file.fileno()).st_size <= most:
-            return file.read()  # not of so many bytes: Python would take memory for all of them
+        size = os.fstat(file.fileno()).st_size
+        if size <= most:
+            return file.read(size)  # no more: some files of /proc never end
     raise InputError(f"{path}: has more than {most:,} bytes, the most that such a file can need")
+
+
+def parse_json(data: str | bytes, **options: Any) -> Any:
+    """Return what a JSON text holds; raises `ValueError`, also where it is nested too deeply."""
+    try:
+        return json.loads(data, **options)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def atomic_write(path: Path, data: str | bytes) -> None:
@@ -56,7 +66,8 @@ def atomic_write(path: Path, data: str | bytes) -> None:
     for each in (path, temporary):
         refuse_link(each)
     try:
-        with temporary.open("wb") as file:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:  # not through a link that another user has put there since
             file.write(data.encode(errors=ANY_TEXT) if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
@@ -78,15 +89,24 @@ def write_output(path: Path, data: str | bytes) -> None:
     atomic_write(path, content)
 
 
-def is_ours(path: Path) -> bool:
-    """Whether a file or folder belongs to this user, or to root, and not everybody can write to it.
+def is_ours(path: Path, entries: bool = False) -> bool:
+    """Whether no other user can write to a file or folder, or put another in its place.
 
-    For what is run as code: in a folder of several users, as /tmp, another may have put one of that name.
+    It and all folders above it, also where links lead, belong to this user or to root; not everybody can write to
+    them, but for folders above it with the sticky bit, as /tmp. A group is trusted. entries: say it of what this user
+    has in the folder, which may be such a one.
     """
     if not hasattr(os, "geteuid"):  # Windows
         return True
-    status = path.stat()
-    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & stat.S_IWOTH
+    owners = {os.geteuid(), 0, os.stat("/").st_uid}  # that of / where root has another number, as in some containers
+    for place in (Path(os.path.abspath(path)), path.resolve()):
+        for each in (place, *place.parents):
+            found = each.lstat()
+            open_to_all = found.st_mode & stat.S_IWOTH and not stat.S_ISLNK(found.st_mode)
+            sticky = found.st_mode & stat.S_ISVTX and (entries or each != place)
+            if found.st_uid not in owners or (open_to_all and not sticky):
+                return False
+    return True
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
@@ -109,12 +129,18 @@ def _uncomputed(cell: object) -> object:
 
 def refuse_link(path: Path) -> None:
     """Raise `InputError` where a file or folder that is to be written or removed is a link: a folder that someone has
-    sent may have one to anything."""
-    if path.is_symlink():
+    sent may have one to anything. Also where it is a named pipe or a device, at which writing may wait for ever."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return  # it is not there, which writing it says if it matters
+    if stat.S_ISLNK(mode):
         raise InputError(
             f"{path}: is a link to {os.readlink(path)}, and nothing is written or removed through links; put that "
             "itself in its place, or remove the link"
         )
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(f"{path}: is not a regular file; remove it")
 
 
 def refuse_links(folder: Path, allowed: str = "") -> None:
@@ -126,9 +152,10 @@ def refuse_links(folder: Path, allowed: str = "") -> None:
 
 
 def open_to_write(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
-    """Open a file as `Path.open` does; `InputError` where it is a link."""
+    """Open a file as `Path.open` does; `InputError` where it is a link, or no regular file."""
     refuse_link(path)
-    return path.open(mode, buffering)
+    no_link = getattr(os, "O_NOFOLLOW", 0)  # nor one that another user has put there since
+    return open(path, mode, buffering, opener=lambda name, flags: os.open(name, flags | no_link, 0o666))
 
 
 def fsync_path(path: Path) -> None:
@@ -168,21 +195,20 @@ def private_folder(folder: Path, code: bool = False) -> Path:
     """Return a folder in which no other user can write: this one, which is made if it is not there, or where others
     may write to it or have made it, `widemix-UID` in it, of mode 700.
 
-    A folder's group is trusted. In one without the sticky bit others can replace ours, which is `InputError` for code
-    and else a line on stderr. Raises `InputError` also where another user has made ours.
+    A folder's group is trusted. Where others can replace the folder itself, that is `InputError` for code and else a
+    line on stderr. Raises `InputError` also where another user has made ours.
     """
     folder.mkdir(0o755, parents=True, exist_ok=True)
     if not hasattr(os, "geteuid"):  # Windows
         return folder
-    user, found = os.geteuid(), folder.stat()
-    open_to_all = found.st_mode & stat.S_IWOTH
-    if found.st_uid == user and not open_to_all:
-        return folder
-    if found.st_uid not in (0, user) or (open_to_all and not found.st_mode & stat.S_ISVTX):
+    if not is_ours(folder, entries=True):
         line = f"{folder}: other users can replace what we write there; name a folder of your own, or `chmod +t` it"
         if code:
             raise InputError(line)
         print(f"warning: {line}", file=sys.stderr)
+    user, found = os.geteuid(), folder.stat()
+    if found.st_uid == user and not found.st_mode & stat.S_IWOTH:
+        return folder
     own = folder / f"widemix-{user}"
     own.mkdir(0o700, exist_ok=True)
     return check_ours(own)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from widemix.files import atomic_write, read_regular
+from widemix.files import atomic_write, parse_json, read_regular
 
 EXPIRY_S = 120.0  # without renewal
 RENEWAL_S = 15.0
@@ -180,7 +180,7 @@ class Leases:
 def read_record(path: Path) -> dict:
     """The record of a lease; empty if it is gone, or its holder has not written it yet."""
     try:
-        record = json.loads(read_regular(path))
+        record = parse_json(read_regular(path))
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

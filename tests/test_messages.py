@@ -78,6 +78,7 @@ def damage(digits: Path, tmp: Path) -> None:
     with (copy("half_train") / "train.beton").open("r+b") as file:
         file.truncate(100_000)
     (copy("list_manifest") / "manifest.json").write_text("[]")
+    (copy("nested_manifest") / "manifest.json").write_text("[" * 100_000)
     manifest = json.loads((digits / "manifest.json").read_text())
     (copy("other_format") / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
     (copy("changed_manifest") / "manifest.json").write_text(json.dumps(manifest | {"source": "mnist"}))

@@ -4,7 +4,6 @@ The width of a batch depends on all pairs of its step, on all ranks. If each ran
 in the models, although padding is masked in them, would be rounded differently for each world size.
 """
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from widemix.data.mixup import Mixture
 from widemix.data.split import open_descriptor, open_split, split_checksums
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
-from widemix.files import read_regular
+from widemix.files import parse_json, read_regular
 from widemix.formats.checksums import MISMATCH, text_checksums
 from widemix.formats.sources import damaged_sample
 from widemix.formats.text import TOKEN, TOKENIZER, open_text
@@ -102,6 +101,6 @@ class Tokens:
 def _vocabulary_size(path: Path) -> int:
     """The number of token ids of the tokenizer next to the data."""
     try:
-        return 1 + max(json.loads(read_regular(path))["model"]["vocab"].values())
+        return 1 + max(parse_json(read_regular(path))["model"]["vocab"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: cannot be read as the folder's tokenizer ({error}); prepare it again") from None

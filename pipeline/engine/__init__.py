@@ -1,9 +1,9 @@
 """Engines: a train step on many ranks, from a network and an optimizer, with DDP, FSDP2 or DeepSpeed."""
 
-import getpass
 import os
 import tempfile
 import warnings
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from widemix.engine.contract import Engine, StepResult
 from widemix.engine.deepspeed_config import deepspeed_config
 from widemix.engine.state import State
 from widemix.errors import InputError
-from widemix.files import is_ours
+from widemix.files import check_ours, private_folder
 from widemix.models.drop_path import number_drop_paths
 from widemix.models.timm_methods import classifier, timm_method
 from widemix.native.build import cache_folder
@@ -87,9 +87,11 @@ def _inductor_cache() -> Path:
 
     torch runs what it finds in /tmp/torchinductor_USER, whoever has put it there.
     """
-    folder = Path(tempfile.gettempdir(), f"widemix-inductor-{getpass.getuser()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder if is_ours(folder) else cache_folder() / "inductor"
+    with suppress(OSError, InputError):
+        folder = private_folder(Path(tempfile.gettempdir()), code=True) / "widemix-inductor"
+        folder.mkdir(0o700, exist_ok=True)
+        return check_ours(folder)
+    return cache_folder() / "inductor"
 
 
 def set_head_bias(module: nn.Module, train: TrainSection) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
-from widemix.files import read_regular
+from widemix.files import parse_json, read_regular
 from widemix.optim.section import OptimSection
 from widemix.recipe.engine import EngineSection
 from widemix.recipe.train import TrainSection
@@ -94,7 +94,7 @@ def _zero(engine: EngineSection) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        theirs = json.loads(read_regular(path))
+        theirs = parse_json(read_regular(path))
     except OSError as error:
         raise InputError(f"engine.deepspeed_config {path}: cannot be read ({error.strerror})") from None
     except InputError:

@@ -1,6 +1,5 @@
 """ReaL labels of ImageNet's validation images (Beyer et al. 2020): every class that is in the image."""
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from widemix.errors import InputError
-from widemix.files import read_regular
+from widemix.files import parse_json, read_regular
 from widemix.formats.sources import read_sources
 
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
@@ -24,7 +23,7 @@ def read_real_labels(path: Path, beton: Path, classes: int) -> list[list[int]]:
     for a file in another form, and for a split of other images.
     """
     try:
-        entries = json.loads(read_regular(path))
+        entries = parse_json(read_regular(path))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except InputError:

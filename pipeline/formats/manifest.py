@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, model_validator
 
 from widemix.errors import InputError, command
-from widemix.files import read_regular
+from widemix.files import parse_json, read_regular
 from widemix.formats.blocks import BLOCK, hash_bytes
 from widemix.formats.tables import pieces
 
@@ -87,7 +87,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(f"{url}: is a URL; {command('stage', url, '--to', 'DIR')} copies it to this machine")
     try:
         # Not parsed by pydantic: names may hold bytes that are not UTF-8.
-        content = json.loads(read_regular(path, MOST))
+        content = parse_json(read_regular(path, MOST))
         own = content.pop("hash", None) if isinstance(content, dict) else None
         manifest = Manifest.model_validate(content)
         if own != _hash(content):

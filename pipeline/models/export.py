@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import save
 
 from widemix.errors import InputError
-from widemix.files import atomic_write, fsync_path, read_regular
+from widemix.files import atomic_write, fsync_path, parse_json, read_regular
 from widemix.formats.manifest import Prepared
 from widemix.formats.text import TOKENIZER
 from widemix.models.onnx import write_onnx
@@ -37,7 +37,7 @@ class Usage(BaseModel):
 def read_usage(config: Path) -> Usage:
     """The usage that a config.json has; that of timm's networks where it has none. Raises `InputError`."""
     try:
-        content = json.loads(read_regular(config))
+        content = parse_json(read_regular(config))
         return Usage.model_validate(content.get("widemix", {}) if isinstance(content, dict) else {})
     except (OSError, ValueError) as error:
         raise InputError(f"{config}: cannot be read ({str(error).splitlines()[0]})") from None

@@ -32,7 +32,9 @@ STYLE: Any = {
 }
 DPI = 150
 _HASH = re.compile(r"_[0-9a-f]{10}$")
-styled = mpl.rc_context(STYLE)  # decorator of functions that plot
+# Decorator of functions that plot. Nothing of a matplotlibrc, which matplotlib also takes from the current folder, a
+# stranger's perhaps: with text.usetex it would run LaTeX.
+styled = mpl.rc_context({name: mpl.rcParamsDefault[name] for name in {*mpl.rcParamsDefault} - {"backend"}} | STYLE)
 
 
 def new_figure(width: float, height: float, columns: int = 1, rows: int = 1, **options) -> tuple[Figure, Any]:
@@ -44,6 +46,7 @@ def new_figure(width: float, height: float, columns: int = 1, rows: int = 1, **o
     return figure, figure.subplots(rows, columns, **options)
 
 
+@styled
 def as_png(figure: Figure) -> bytes:
     """Return the figure as a PNG file."""
     return _as_file(figure, "png")

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError
 
 from widemix.errors import InputError
-from widemix.files import fsync_path, open_regular, read_regular
+from widemix.files import fsync_path, open_regular, parse_json, read_regular
 from widemix.formats.manifest import Prepared
 from widemix.metrics import METRICS
 from widemix.terminal import print
@@ -91,7 +91,7 @@ class Checkpoint:
     def verify(self) -> None:
         """Raise `InputError` unless every file has the hash that COMPLETE lists."""
         try:
-            hashes = json.loads(read_regular(self.path / COMPLETE))
+            hashes = parse_json(read_regular(self.path / COMPLETE))
             if not isinstance(hashes, dict):
                 raise InputError(f"{self.path / COMPLETE}: is damaged (it holds no hashes)")
             ema = [_EMA] if _EMA in hashes or (self.path / _EMA).exists() else []
@@ -327,7 +327,7 @@ def is_weights(path: Path) -> bool:
 def read(path: Path) -> Checkpoint:
     """Read a checkpoint folder's position, and none of its tensors; `InputError` if that fails."""
     try:
-        return Checkpoint(path, Position.model_validate(json.loads(read_regular(path / _STATE))))
+        return Checkpoint(path, Position.model_validate(parse_json(read_regular(path / _STATE))))
     except (OSError, ValueError) as error:
         raise InputError(f"{path / _STATE}: cannot be read ({str(error).splitlines()[0]})") from None
 

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from widemix.errors import RunError, cure_of
-from widemix.files import atomic_write, read_regular
+from widemix.files import atomic_write, parse_json, read_regular
 from widemix.processes import peak_resident_bytes
 from widemix.recipe import Recipe
 from widemix.run.trackers import Tracker
@@ -151,7 +151,7 @@ def peak_memory(device: torch.device) -> float:
 def _place_of(line: bytes) -> tuple[float, str | None]:
     """Step and split of a line; beyond all steps for one that is damaged, as the last of a run that was killed."""
     try:
-        content = json.loads(line)
+        content = parse_json(line)
         return content["step"], content.get("split")
     except (ValueError, KeyError, TypeError):
         return float("inf"), None

@@ -3,7 +3,6 @@
 All other fields may hold anything. Only pydantic is imported: listing runs and judging a job's end need no torch.
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Required
 
@@ -11,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from typing_extensions import TypedDict
 
 from widemix.errors import InputError
-from widemix.files import read_regular
+from widemix.files import parse_json, read_regular
 from widemix.metrics import METRICS
 
 LARGEST = 1e300  # of a number that can be plotted: the difference of two is finite too
@@ -102,14 +101,12 @@ def read_json(path: Path, kind: TypeAdapter[Any] = ANY) -> Record | None:
 def parse_record(text: bytes, kind: TypeAdapter[Any]) -> Record:
     """Return a record of this kind as JSON has it; raises `ValueError`, of which the message is one line."""
     try:
-        content: Record = json.loads(text)
+        content: Record = parse_json(text)
         kind.validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ValueError(f"{where}: {first['msg']}" if where else "no JSON object") from None
-    except RecursionError:
-        raise ValueError("not JSON (nested too deeply)") from None
     except ValueError as error:  # also of bytes that are no text
         raise ValueError(f"not JSON ({error})") from None
     return content

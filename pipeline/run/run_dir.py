@@ -13,7 +13,7 @@ from typing import Any
 from widemix.distributed.topology import Topology, on_main
 from widemix.engine.batch_norm import depends_on_batch
 from widemix.errors import InputError
-from widemix.files import atomic_write, read_regular
+from widemix.files import atomic_write, parse_json, read_regular
 from widemix.formats.manifest import Prepared, data_hashes, read_manifest
 from widemix.lock import hold
 from widemix.models.names import timm_name
@@ -210,7 +210,7 @@ def write_skipped_ranges(run_dir: Path, ranges: list[tuple[int, int]]) -> None:
 def _read_json(path: Path, kind: type) -> Any:
     """Return the content of a JSON file, of this type; None if it does not exist."""
     try:
-        content = json.loads(read_regular(path)) if path.exists() else None
+        content = parse_json(read_regular(path)) if path.exists() else None
         if content is not None and not isinstance(content, kind):
             raise ValueError("its JSON is of another file")
         return content

@@ -6,6 +6,7 @@ rolled back stay there, and those that a start repeats after a crash are at Weig
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,7 @@ from threading import Thread
 from typing import Any, Protocol
 
 from widemix.errors import InputError
-from widemix.files import atomic_write, read_regular
+from widemix.files import atomic_write, parse_json, read_regular
 from widemix.recipe import Recipe, flat_recipe
 from widemix.recipe.log import LogSection
 
@@ -25,6 +26,7 @@ NOT_METRICS = ("step", "epoch", "split", "time")
 _FILE = "trackers.json"
 _OPEN_S, _CLOSE_S = 30.0, 20.0  # how long a run waits for a server: Slurm kills a job 30 s after its time limit
 _RETRY_S = 5.0
+_OF_A_FOLDER = ("entity", "project", "mode", "disabled")  # settings of W&B that the current folder may have
 _AT_ONCE = 1000  # metrics that MLflow takes in a request
 
 
@@ -118,7 +120,7 @@ class _MLflow:
             self._has[split] = max(((metric.timestamp, metric.step) for metric in history), default=(0, -1))[1]
         for text in read_regular(path).splitlines() if path.exists() else ():
             with suppress(ValueError):  # the last line of a run that was killed while writing
-                self._add(json.loads(text))
+                self._add(parse_json(text))
 
     def add_line(self, line: dict[str, Any]) -> None:
         if line.get("event") == "rollback":
@@ -173,17 +175,30 @@ _TRACKERS: dict[str, type[Tracker]] = {"wandb": _WandB, "mlflow": _MLflow}
 
 
 def check_trackers(section: LogSection) -> None:
-    """`InputError` where log.tensorboard, log.wandb or log.mlflow is on and its package is not installed."""
+    """`InputError` where log.tensorboard, log.wandb or log.mlflow is on and its package is not installed; also
+    where the current folder has settings of Weights & Biases that are not for a folder to say."""
     for name in ("tensorboard", *_TRACKERS):
         if getattr(section, name) and find_spec(name) is None:
             package = f"'widemix[{name}]'" if name in _TRACKERS else name
             raise InputError(f"log.{name} true: {name} is not installed; pip install {package}, or set it to false")
+    if section.wandb:
+        _check_wandb_settings()
+
+
+def _check_wandb_settings() -> None:
+    """`InputError` where the current folder, a stranger's perhaps, says to which server the user's key is sent."""
+    for path in (Path("wandb/settings"), Path(".wandb/settings")):
+        for line in read_regular(path).decode(errors="replace").splitlines() if path.exists() else ():
+            key = re.split("[=:]", line)[0].strip()
+            if key and key[0] not in "[#;" and key not in _OF_A_FOLDER:
+                cure = "set WANDB_BASE_URL and the like, or ~/.config/wandb/settings, and remove the line"
+                raise InputError(f"{path}: sets {key}, and the current folder may be a stranger's; {cure}")
 
 
 def open_trackers(section: LogSection, run_dir: Path, recipe: Recipe, warn: Callable[[str], None]) -> list[Tracker]:
     """Open those that a recipe asks for. Where one cannot be opened, a run is trained without it, with a warning."""
     path = run_dir / _FILE
-    known = json.loads(read_regular(path)) if path.exists() else {}
+    known = parse_json(read_regular(path)) if path.exists() else {}
     opened = []
     for name, tracker in _TRACKERS.items():
         if getattr(section, name):

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from widemix.errors import InputError
-from widemix.files import open_to_write, read_regular
+from widemix.files import open_to_write, parse_json, read_regular
 from widemix.studies.results import Result
 from widemix.studies.study_run import StudyRun
 
@@ -55,7 +55,7 @@ class Baseline:
 def read_baselines(folder: Path) -> dict[tuple[str, str], Baseline]:
     """The rows of a folder of results, by data and split."""
     path = folder / FILE
-    rows = [Baseline(**json.loads(line)) for line in read_regular(path).splitlines()] if path.exists() else []
+    rows = [Baseline(**parse_json(line)) for line in read_regular(path).splitlines()] if path.exists() else []
     return {(row.data, row.split): row for row in rows}
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from widemix.errors import InputError
-from widemix.files import csv_text, read_regular
+from widemix.files import csv_text, parse_json, read_regular
 from widemix.recipe.files import SHIPPED
 from widemix.recipe.yaml_text import read_yaml
 from widemix.section import Section, key
@@ -66,7 +65,7 @@ def check_estimate(check: Check, folder: Path) -> Estimate | None:
     path = folder / check.file
     if not path.exists():
         return None
-    numbers = json.loads(read_regular(path))
+    numbers = parse_json(read_regular(path))
     left, right = (
         [side] if isinstance(side, float) else _samples(numbers, side, path) for side in (check.left, check.right)
     )

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from widemix.errors import InputError
-from widemix.files import open_to_write, read_regular, refuse_link, wait_for_lock
+from widemix.files import open_to_write, parse_json, read_regular, refuse_link, wait_for_lock
 from widemix.run.listing import metrics
 from widemix.studies.study_run import StudyRun
 from widemix.terminal import print
@@ -157,7 +157,7 @@ def finished_row(study_run: StudyRun, folder: Path) -> Row | None:
         return None
     try:
         lines = metrics(run)
-        environment = json.loads(read_regular(run / "environment.json"))
+        environment = parse_json(read_regular(run / "environment.json"))
         curve = _curve(lines)
         measured = {
             name: value

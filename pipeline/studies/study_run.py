@@ -1,6 +1,5 @@
 """A run of a study: a recipe with some keys changed, trained in a separate folder."""
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from widemix.errors import InputError
-from widemix.files import read_regular
+from widemix.files import parse_json, read_regular
 from widemix.recipe import Recipe, experiment_hash, load_recipe, load_stored_recipe, run_differences
 
 _LONGEST = 120  # characters of a folder's name before the hash
@@ -81,7 +80,7 @@ class StudyRun:
         if not (run / "done.json").exists():
             return None
         try:
-            done = json.loads(read_regular(run / "done.json"))
+            done = parse_json(read_regular(run / "done.json"))
             same = self._is_own(run)
         except (OSError, ValueError) as error:
             raise InputError(f"{run}: is not a finished run ({error})") from None
@@ -92,7 +91,7 @@ class StudyRun:
         run = folder / self.name
         try:
             *_, last = read_regular(run / "metrics.jsonl").splitlines()
-            return json.loads(last).get("event") == "diverged" and self._is_own(run)
+            return parse_json(last).get("event") == "diverged" and self._is_own(run)
         except (OSError, ValueError, AttributeError):  # no run, no line, or one that a kill has cut off
             return False
 

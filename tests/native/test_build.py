@@ -337,6 +337,19 @@ OTHERS = [
         marks=pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away"),
     ),
 ]
+ABOVE = [
+    pytest.param(lambda path: path.parent.chmod(0o777), id="in a folder writable by all"),
+    pytest.param(
+        lambda path: os.chown(path.parent, 12345, -1),
+        id="in a folder of another user",
+        marks=pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away"),
+    ),
+    pytest.param(
+        lambda path: os.chown(path.rename(path.with_name("kept")).parent, 12345, -1) or path.symlink_to("kept"),
+        id="reached by a link of another user",
+        marks=pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away"),
+    ),
+]
 
 
 @pytest.mark.parametrize("plant", OTHERS)
@@ -351,24 +364,32 @@ def test_no_library_runs_that_another_user_has_put_there(plant, home, tiny):
     assert cache_folder().name.startswith("widemix-")
 
 
-@pytest.mark.parametrize("plant", OTHERS)
+@pytest.mark.parametrize("plant", ABOVE)
+def test_the_home_is_left_where_others_can_replace_what_is_in_it(plant, home):
+    assert cache_folder() == home
+    plant(home)
+    assert build.home_cache() is None
+
+
+@pytest.mark.parametrize("plant", OTHERS + ABOVE)
 def test_nothing_runs_that_another_user_has_put_where_numba_keeps_code(plant, tmp_path):
     program = "import widemix.data.compiled, numba; print(numba.config.CACHE_DIR)"
-    own = {"XDG_CACHE_HOME": str(tmp_path / "home"), "NUMBA_CACHE_DIR": str(tmp_path), "WIDEMIX_NATIVE": "none"}
+    own = {"XDG_CACHE_HOME": f"{tmp_path}/home", "NUMBA_CACHE_DIR": f"{tmp_path}/disk", "WIDEMIX_NATIVE": "none"}
 
     def folder() -> Path:
         words = {"env": os.environ | own, "cwd": ROOT, "stdout": subprocess.PIPE, "text": True}
         return Path(subprocess.run([sys.executable, "-c", program], check=True, timeout=60, **words).stdout.strip())
 
     kept = folder()
-    assert kept.parent == tmp_path
+    assert kept.parent == tmp_path / "disk"
     plant(kept)
     assert folder().parent == tmp_path / "home/widemix"
 
 
-@pytest.mark.parametrize("plant", OTHERS)
+@pytest.mark.parametrize("plant", OTHERS + ABOVE)
 def test_nothing_runs_that_another_user_has_put_where_torch_compile_keeps_code(plant, home, monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "disk"))
     train = TrainSection(epochs=1, global_batch=1, compile=True)
     found = []
     for name in ("before", "after"):
@@ -377,7 +398,7 @@ def test_nothing_runs_that_another_user_has_put_where_torch_compile_keeps_code(p
         engine.prepare(torch.nn.Linear(1, 1), train, torch.device("cpu"))
         found.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
         if name == "before":
-            assert found[0].parent == tmp_path
+            assert found[0].parent == tmp_path / "disk"
             assert found[0].stat().st_mode & 0o777 == 0o700
             plant(found[0])
     assert found[1] == home / "inductor"

@@ -1,6 +1,9 @@
 """Figures with the names that users give to classes and runs."""
 
 import io
+import os
+import subprocess
+import sys
 import warnings
 
 import matplotlib as mpl
@@ -9,10 +12,12 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
+from tests.conftest import ROOT
 from widemix.analysis.evaluation import plot_confusion
 from widemix.evaluation.assessment import Assessment, Details
 from widemix.plots.style import as_png, heat_map, label, literal, log_axis, new_figure, save, short_names, styled
 
+ASSESSMENT = Assessment("runs/a", "data", "val", 2, 1, {"top1": 50.0}, ["one", "other"])
 DETAILS = Details([[1, 0], [1, 0]], [100.0, 0.0], [], 0.0)
 
 
@@ -28,6 +33,21 @@ def test_names_are_drawn_letter_by_letter(name):
     drawn, is_mathematics = tick._preprocess_math(tick.get_text())
     assert (drawn, is_mathematics) == (name, False)
     assert label(f"runs/{name}/checkpoints/00000100").endswith(" step 100")
+
+
+def test_no_settings_of_the_current_folder_reach_a_figure(tmp_path):
+    program = (
+        "import hashlib; from tests.plots.test_style import *;"
+        "print(hashlib.sha256(as_png(plot_confusion(ASSESSMENT, DETAILS))).hexdigest())"
+    )
+
+    def plotted() -> str:
+        words = {"env": os.environ | {"PYTHONPATH": str(ROOT)}, "cwd": tmp_path, "stdout": subprocess.PIPE}
+        return subprocess.run([sys.executable, "-Pc", program], check=True, **words).stdout
+
+    before = plotted()
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfigure.facecolor: red\nbackend: module://theirs\n")
+    assert plotted() == before
 
 
 def test_long_names_leave_room_for_the_matrix():

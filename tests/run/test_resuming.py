@@ -1,6 +1,7 @@
 """What a run folder accepts when a run is resumed: the same data, and changes that change no number."""
 
 import json
+import os
 import re
 import shutil
 from contextlib import ExitStack, nullcontext
@@ -182,6 +183,18 @@ def test_no_link_in_a_run_folder_is_followed(digits, tmp_path, name):
     with pytest.raises(InputError, match=rf"{re.escape(str(run / name))}: is a link to {theirs}.*; put that itself"):
         acquire(run, digits)
     assert sorted(path.lstat().st_mtime_ns for path in [*run.rglob("*"), *theirs.rglob("*")]) == before
+
+
+@pytest.mark.parametrize(
+    "name", [".lock", ".recipe.yaml", "metrics.jsonl", "leases/run.1", "images/.first_batch.png"]
+)
+def test_no_pipe_in_a_run_folder_is_waited_at(digits, tmp_path, name):
+    acquire(tmp_path / "run", digits)
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / "run" / name)
+    with pytest.raises(InputError, match=rf"run/{re.escape(name)}: is not a regular file; remove it"):
+        acquire(tmp_path / "run", digits)
 
 
 def test_links_that_weights_and_biases_makes_are_its_own(digits, tmp_path):

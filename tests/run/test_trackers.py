@@ -71,6 +71,18 @@ def test_a_package_that_is_not_installed(name, monkeypatch):
     check_trackers(load_recipe(ROOT / "recipes/digits/mixer.yaml").log)
 
 
+@pytest.mark.parametrize("folder", ["wandb", ".wandb"])
+def test_no_key_is_sent_to_a_server_that_the_current_folder_names(folder, tmp_path, monkeypatch):
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'widemix[wandb]'")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "settings").write_text("[default]\n# ours\nproject = own\nentity: us\n")
+    check_trackers(recipe_with("wandb").log)
+    (tmp_path / folder / "settings").write_text("[default]\nproject = own\n base_url = http://theirs\n")
+    with pytest.raises(InputError, match=rf"^{folder}/settings: sets base_url, and the current folder may be"):
+        check_trackers(recipe_with("wandb").log)
+
+
 def test_without_tensorboard_a_run_has_to_do_without_its_curves(monkeypatch):
     monkeypatch.setattr(trackers, "find_spec", lambda each: None if each == "tensorboard" else each)
     with pytest.raises(InputError, match=r"log\.tensorboard true: .*; pip install tensorboard, or set it to false"):
