@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ FP32, BF16, FP16, FP64 = torch.float32, torch.bfloat16, torch.float16, torch.flo
 SIZES = [(1, 1, 1), (3, 6, 1), (7, 12, 5), (3, 6, 130), (2, 48, 100), (2, 1030, 9)]
 # Of the features, and of what is computed from them.
 TYPES = [(FP32, FP32), (BF16, BF16), (FP16, FP16), (FP32, BF16), (BF16, FP32)]
+EVERYTHING = SimpleNamespace(**{**vars(by_triton), "takes": lambda *_: True})  # also what the interpreter runs
 TOLERANCE = {FP32: 5e-6, FP16: 2e-3, BF16: 1.6e-2}  # the interpreter rounds down
 
 
@@ -89,7 +91,7 @@ def test_operations_are_those_of_pytorch(size, types, placed):
 @RUNS
 @pytest.mark.parametrize("shape", ["each layer and skip", "rp s_mixer", "no norm"])
 def test_a_step_is_that_of_the_plain_blocks(shape, monkeypatch):
-    monkeypatch.setattr(operations, "_backend", lambda *_: by_triton)
+    monkeypatch.setitem(operations.BACKENDS, DEVICE, lambda: EVERYTHING)
     plain, other = both_ways(SHAPES[shape], FP64)
     x = torch.randn(5, 3, 8, 8).to(DEVICE)
     assert_near(step(other.to(DEVICE, FP32), x), step(plain.to(DEVICE), x.double()), 2e-5)
@@ -100,8 +102,8 @@ def test_a_step_under_autocast_is_as_near_to_fp64_as_by_pytorch(monkeypatch):
     plain, other = (each.to(DEVICE) for each in both_ways(SHAPES["rp"], FP64))
     x = torch.randn(16, 3, 8, 8).to(DEVICE)
     exact, other, apart = step(plain, x.double()), other.float(), []
-    for backend in (by_torch, by_triton):
-        monkeypatch.setattr(operations, "_backend", lambda *_, backend=backend: backend)
+    for backend in (None, EVERYTHING):
+        monkeypatch.setitem(operations.BACKENDS, DEVICE, lambda backend=backend: backend)
         with torch.autocast(DEVICE, BF16):
             found = step(other, x)
         apart.append(sum(float((a - b).norm() ** 2) for a, b in zip(found, exact, strict=True)) ** 0.5)
@@ -142,11 +144,11 @@ def test_what_computes_with_tensors_on_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     with FakeTensorMode():
         single, double = (torch.empty(2, 2, dtype=dtype, device="cuda") for dtype in (FP32, FP64))
-    assert operations._backend(single) is operations._backend(single, BF16) is by_triton
-    assert operations._backend(double) is operations._backend(single, FP64) is by_torch
-    assert operations._backend(single[:0]) is by_torch
+    assert operations.backend_of(single) is operations.backend_of(single, BF16) is by_triton
+    assert operations.backend_of(double) is operations.backend_of(single, FP64) is by_torch
+    assert operations.backend_of(single[:0]) is by_torch
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
-    assert operations._backend(single) is by_torch
+    assert operations.backend_of(single) is by_torch
 
 
 @pytest.mark.long
@@ -161,7 +163,7 @@ def test_pytorch_computes_where_triton_is_missing():
         assert operations.norm(torch.ones(2, 3), torch.ones(2), torch.ones(2), 1e-6)[0].shape == (2, 3)
         assert "widemix.models.batch_last.by_triton" not in sys.modules
         with FakeTensorMode():
-            assert operations._backend(torch.empty(2, 2, device="cuda")) is by_torch
+            assert operations.backend_of(torch.empty(2, 2, device="cuda")) is by_torch
     """
     subprocess.run([sys.executable, "-c", script], cwd=CLONE, check=True)
 

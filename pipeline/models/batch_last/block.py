@@ -70,7 +70,7 @@ def _mix(
     own_skip: nn.Module, own_norm: nn.Module, mixing: Mixing, drop_path: nn.Module, x: Tensor, channels: int
 ) -> Tensor:
     """skip(x) + drop_path(mixing(norm(x))): [S0*C, B] -> [S*C, B]."""
-    places = _places(mixing, x, channels)
+    places = places_of(mixing, x, channels)
     z, x = _normed(own_norm, x, places)
     skip = _skip(own_skip, x, channels)
     if isinstance(mixing, MixingLayer):
@@ -150,7 +150,7 @@ class Places:
 _kept: WeakKeyDictionary[nn.Module, Places] = WeakKeyDictionary()
 
 
-def _places(mixing: Mixing, x: Tensor, channels: int) -> Places:
+def places_of(mixing: Mixing, x: Tensor, channels: int) -> Places:
     """Those of a mixing of x [S0*C, B], kept until its permutations are others, or x is on another device."""
     modules = [mixing.permute_in, mixing.permute_out, getattr(mixing, "permute_hidden", None)]
     of = versions_of(*modules)

@@ -5,7 +5,9 @@ By Triton on GPUs, and PyTorch's operators where it can't; both compute in fp32,
 """
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,14 +15,19 @@ from torch.autograd.function import once_differentiable
 
 from widemix.models.batch_last import by_torch
 
-_ALIGNED = 8  # numbers of 2 bytes, at multiples of which rows must begin for the fast products of GPUs
+ALIGNED = 8  # numbers of 2 bytes, at multiples of which rows must begin for the fast products of GPUs
 
 
 def product(weight: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     """W [D, d] times x [d, N], in `dtype`."""
-    if x.is_cuda and dtype.itemsize == 2 and weight.shape[1] % _ALIGNED:
-        return _Product.apply(weight.to(dtype), x.to(dtype))
+    if x.is_cuda and dtype.itemsize == 2 and weight.shape[1] % ALIGNED:
+        return product_by_aligned_copies(weight.to(dtype), x.to(dtype))
     return weight @ x
+
+
+def product_by_aligned_copies(weight: Tensor, x: Tensor) -> Tensor:
+    """W x, by copies whose rows begin at multiples of `ALIGNED` numbers."""
+    return _Product.apply(weight, x)
 
 
 def norm(
@@ -54,7 +61,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, weight, x):
         """[D, d], [d, N] -> [D, N]."""
-        columns = _aligned(weight.t())
+        columns = aligned(weight.t())
         columns.copy_(weight.t())
         ctx.save_for_backward(columns, x)
         return columns.t() @ x
@@ -64,15 +71,15 @@ class _Product(torch.autograd.Function):
     def backward(ctx, g):
         """The gradients of W and x: [D, d], [d, N]."""
         columns, x = ctx.saved_tensors
-        by_columns = _aligned(columns)
+        by_columns = aligned(columns)
         torch.mm(x, g.t(), out=by_columns)
         return by_columns.t(), columns @ g
 
 
-def _aligned(like: Tensor) -> Tensor:
-    """An empty matrix of this shape, in which rows begin at multiples of `_ALIGNED`."""
+def aligned(like: Tensor) -> Tensor:
+    """An empty matrix of this shape, in which rows begin at multiples of `ALIGNED`."""
     rows, columns = like.shape
-    return like.new_empty(rows, -(-columns // _ALIGNED) * _ALIGNED)[:, :columns]
+    return like.new_empty(rows, -(-columns // ALIGNED) * ALIGNED)[:, :columns]
 
 
 class _Norm(torch.autograd.Function):
@@ -81,7 +88,7 @@ class _Norm(torch.autograd.Function):
         """[S*C, B] -> [S*C, B], by LayerNorm, and the input."""
         ctx.set_materialize_grads(False)
         rows, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
-        y, mean, scale = _backend(rows, dtype).norm(rows, weight, bias, eps, place, dtype)
+        y, mean, scale = backend_of(rows, dtype).norm(rows, weight, bias, eps, place, dtype)
         ctx.save_for_backward(rows, weight, bias, place, mean, scale)
         return y, x
 
@@ -93,7 +100,7 @@ class _Norm(torch.autograd.Function):
         if g is None:  # only x was used
             return more, None, None, None, None, None
         more = None if more is None else more.contiguous()
-        backend = _backend(x, g.dtype)
+        backend = backend_of(x, g.dtype)
         dx, dweight, dbias = backend.norm_backward(g.contiguous(), x, weight, place, mean, scale, more)
         return dx, dweight.to(weight.dtype), dbias.to(bias.dtype), None, None, None
 
@@ -104,14 +111,14 @@ class _Activate(torch.autograd.Function):
         """[D, N] -> [D, N]."""
         x, bias = x.contiguous(), bias.contiguous()
         ctx.save_for_backward(x, bias)
-        return _backend(x).activate(x, bias)
+        return backend_of(x).activate(x, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
         """The gradients of x and bias: [D, N], [D]."""
         x, bias = ctx.saved_tensors
-        dx, dbias = _backend(x, g.dtype).activate_backward(g.contiguous(), x, bias)
+        dx, dbias = backend_of(x, g.dtype).activate_backward(g.contiguous(), x, bias)
         return dx, dbias.to(bias.dtype)
 
 
@@ -122,7 +129,7 @@ class _Add(torch.autograd.Function):
         skip, x, bias = (None if each is None else each.contiguous() for each in (skip, x, bias))
         ctx.save_for_backward(index, bias)
         ctx.skips, ctx.dtype = skip is not None, x.dtype
-        return _backend(x, x.dtype if skip is None else skip.dtype).add(skip, x, bias, index)
+        return backend_of(x, x.dtype if skip is None else skip.dtype).add(skip, x, bias, index)
 
     @staticmethod
     @once_differentiable
@@ -130,7 +137,7 @@ class _Add(torch.autograd.Function):
         """The gradients of skip, x and bias: [m, B], [m, B], [D]."""
         index, bias = ctx.saved_tensors
         g = g.contiguous()
-        dx, dbias = _backend(g, ctx.dtype).add_backward(g, index, 0 if bias is None else len(bias), ctx.dtype)
+        dx, dbias = backend_of(g, ctx.dtype).add_backward(g, index, 0 if bias is None else len(bias), ctx.dtype)
         return g if ctx.skips else None, dx, None if bias is None else dbias.to(bias.dtype), None
 
 
@@ -149,11 +156,10 @@ class _ImagesOf(torch.autograd.Function):
         return g.permute(1, 2, 0).reshape(ctx.size), None
 
 
-def _backend(x: Tensor, other: torch.dtype | None = None) -> ModuleType:
+def backend_of(x: Tensor, other: torch.dtype | None = None) -> ModuleType:
     """What computes with such a tensor, and others of the type `other`."""
-    other = other or x.dtype
-    by_triton = _by_triton() if x.is_cuda else None
-    return by_triton if by_triton and by_triton.takes(x, other) else by_torch
+    backend = BACKENDS[x.device.type]() if x.device.type in BACKENDS else None
+    return backend if backend and backend.takes(x, other or x.dtype) else by_torch
 
 
 @functools.cache
@@ -164,3 +170,6 @@ def _by_triton() -> ModuleType | None:
     except ImportError:
         return None
     return by_triton
+
+
+BACKENDS: dict[str, Callable[[], Any]] = {"cuda": _by_triton}  # by the kind of device, where not PyTorch computes
