@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from widemix.data_prep.official import MOST, FileException, Unpacked, check_md5, warn_of
+from widemix.data_prep.official import MOST, FileException, Unpacked, check_md5, read_member, warn_of
 from widemix.data_prep.samples import Dataset, ImageSlices
 from widemix.data_prep.tar_listing import list_tar
 from widemix.errors import InputError
@@ -116,9 +116,9 @@ def validation_wnids(devkit: Path) -> list[str]:
     try:
         with open_regular(devkit) as file, tarfile.open(fileobj=Unpacked(file, MOST), mode="r|") as tar:
             for member in tar:
-                name, body = Path(member.name).name, tar.extractfile(member) if member.isfile() else None
-                if name in (GROUND_TRUTH, META) and body is not None:
-                    files[name] = body.read()
+                name = Path(member.name).name
+                if name in (GROUND_TRUTH, META) and member.isfile():
+                    files[name] = read_member(tar, member)
         lines = files[GROUND_TRUTH].split()
         synsets = read_mat(io.BytesIO(files[META]), MOST_OF_META, simplify_cells=True)["synsets"]
         wnid = {int(synset["ILSVRC2012_ID"]): str(synset["WNID"]) for synset in synsets}

@@ -126,6 +126,15 @@ def _read(path: Path) -> bytes:
         raise InputError(f"{path}: cannot be read ({error.strerror}); all files of the dataset are needed") from None
 
 
+def read_member(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    """The bytes of a regular file in a tar. Raises `tarfile.ReadError` if a few may stand for any number."""
+    if member.issparse():
+        raise tarfile.ReadError(f"{member.name} is sparse")
+    body = tar.extractfile(member)
+    assert body is not None
+    return body.read()
+
+
 def _untar(archive: Path, layout: Layout) -> dict[str, bytes] | None:
     """The layout's files from a tar, or None if it holds none of them."""
     files: dict[str, bytes] = {}
@@ -134,9 +143,7 @@ def _untar(archive: Path, layout: Layout) -> dict[str, bytes] | None:
             for member in tar:
                 path = Path(member.name)
                 if path.name in layout.files and path.parent.name == layout.folder and member.isfile():
-                    body = tar.extractfile(member)
-                    assert body is not None
-                    files[path.name] = body.read()
+                    files[path.name] = read_member(tar, member)
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"{archive}: cannot be read as a tar ({error}); download it again") from None
     missing = [name for name in layout.files if name not in files]

@@ -200,6 +200,22 @@ def test_what_is_compressed_unpacks_to_what_the_format_needs_at_most(tmp_path, m
         refused(source, tmp_path / source, "unpacks to more than 1,048,576 bytes, the most that such a file can need")
 
 
+@pytest.mark.parametrize(
+    ("source", "archive", "name"),
+    [
+        ("cifar10", "cifar-10-python.tar.gz", "cifar-10-batches-py/data_batch_1"),
+        ("imagenet", "ILSVRC2012_devkit_t12.tar.gz", "data/meta.mat"),
+    ],
+)
+def test_a_sparse_file_in_a_tar_takes_no_memory(tmp_path, source, archive, name):
+    with tarfile.open(tmp_path / archive, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo(name)
+        member.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 40)}
+        tar.addfile(member)
+    write_tar(tmp_path / "ILSVRC2012_img_val.tar", ["ILSVRC2012_val_00000001.JPEG"])
+    refused(source, tmp_path, f"{name} is sparse")
+
+
 def pair(first, gold="neutral"):
     return json.dumps({"gold_label": gold, "sentence1": first, "sentence2": "c"}).encode()
 
