@@ -1,14 +1,16 @@
 """Weights & Biases and MLflow, fed with the lines of metrics.jsonl. Their own variables say where the lines go.
 
-A run that continues goes on under the id in RUN/trackers.json. Neither takes lines back: those of steps that were
-rolled back stay there, and those that a start repeats after a crash are at Weights & Biases twice.
+A run that continues goes on under the id in RUN/trackers.json, and sends first what a start before it could not send
+before it was killed; what is there is not sent again. Neither takes lines back: those of steps that were rolled back
+stay there.
 """
 
 import json
 import os
 import re
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -55,7 +57,32 @@ def metrics_of(line: dict[str, Any]) -> dict[str, float]:
     }
 
 
-class _WandB:
+class _Once:
+    """Sends each step of a split once, and again after a rollback."""
+
+    _has: dict[str, float]  # the last step that is there or on its way, by split
+
+    def _send(self, line: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _send_missing(self, path: Path) -> None:
+        """Send the lines that a start before this one wrote, and could not send before it was killed."""
+        for text in read_regular(path).splitlines() if path.exists() else ():
+            with suppress(ValueError):  # the last line of a run that was killed while writing
+                self._send_new(parse_json(text))
+
+    def add_line(self, line: dict[str, Any]) -> None:
+        if line.get("event") == "rollback":
+            self._has.clear()  # the steps after it have other values
+        self._send_new(line)
+
+    def _send_new(self, line: dict[str, Any]) -> None:
+        if line["step"] > self._has.get(line["split"], -1):
+            self._has[line["split"]] = line["step"]
+            self._send(line)
+
+
+class _WandB(_Once):
     def __init__(self, run_dir: Path, name: str, recipe: Recipe, known: str | None):
         import wandb
 
@@ -73,8 +100,11 @@ class _WandB:
         )
         self._run.define_metric("*", step_metric="step")
         self.id = self._run.id
+        self._has = _steps_at_wandb(run_dir / "wandb", known, self._run.starting_step) if known else {}
+        if self._has:
+            self._send_missing(run_dir / "metrics.jsonl")
 
-    def add_line(self, line: dict[str, Any]) -> None:
+    def _send(self, line: dict[str, Any]) -> None:
         if metrics := metrics_of(line):
             self._run.log({**metrics, "step": line["step"], "epoch": line.get("epoch")})
 
@@ -82,7 +112,46 @@ class _WandB:
         self._run.finish(exit_code=int(failed))  # prints itself what it could not send
 
 
-class _MLflow:
+def _steps_at_wandb(folder: Path, number: str, online: int) -> dict[str, float]:
+    """Return each split's last step in W&B's files of a run, of which the server has the first `online` rows.
+
+    Returns nothing where there are no files.
+    """
+    files = [path for path in folder.glob(f"*run-*/run-{number}.wandb") if path.parent.name != "latest-run"]
+    files.sort(key=lambda path: path.parent.name.removeprefix("offline-"))  # run-DATE_TIME-ID
+    rows = [
+        row
+        for path in files
+        for row in _wandb_rows(path.read_bytes())
+        if row["_step"] < online or path.parent.name.startswith("offline-")
+    ]
+    # What came before the first row is in files that were sent and deleted since.
+    before = (rows[0]["step"] if rows else 0) - 1
+    return dict.fromkeys(("train", "eval") if files else (), before) | {
+        name.partition("/")[0]: row["step"] for row in rows for name in row if "/" in name
+    }
+
+
+def _wandb_rows(data: bytes) -> Iterator[dict[str, Any]]:
+    """The rows of a .wandb file: a header of 7 bytes, then LevelDB's log format, in blocks of 32 KiB."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    place, record = 7, b""
+    while place + 7 <= len(data):
+        if (left := -place % 32768) < 7:
+            place += left
+            continue
+        size, kind = struct.unpack_from("<HB", data, place + 4)  # after the checksum
+        place += 7 + size
+        record += data[place - size : place]
+        if kind in (1, 4) and place <= len(data):  # whole, or the last part
+            items = Record.FromString(record).history.item
+            if row := {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}:
+                yield row
+            record = b""
+
+
+class _MLflow(_Once):
     """Sends lines in a thread of its own, again and again until the server takes them: training does not wait for it.
 
     MLflow's own queue gives each line up after four minutes, and the end of a run waits for all of them.
@@ -96,7 +165,7 @@ class _MLflow:
 
         os.environ.setdefault("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
         self._client = mlflow.MlflowClient()
-        self._has: dict[str, int] = {}  # the last step that is there or on its way, by split
+        self._has = {}
         self._lines: SimpleQueue[Any] = SimpleQueue()  # lines, then the run's status
         self._reason = "the server is slow"
         if known is None:
@@ -109,28 +178,15 @@ class _MLflow:
         else:
             self.id = known
             self._client.update_run(known, "RUNNING")
-            self._add_missing(run_dir / "metrics.jsonl")
+            for split in ("train", "eval"):
+                history = self._client.get_metric_history(self.id, f"{split}/loss")
+                self._has[split] = max(((metric.timestamp, metric.step) for metric in history), default=(0, -1))[1]
+            self._send_missing(run_dir / "metrics.jsonl")
         self._thread = Thread(target=self._send_lines, name="MLflow", daemon=True)
         self._thread.start()
 
-    def _add_missing(self, path: Path) -> None:
-        """Add the lines that a start before this one wrote, and could not send before it was killed."""
-        for split in ("train", "eval"):
-            history = self._client.get_metric_history(self.id, f"{split}/loss")
-            self._has[split] = max(((metric.timestamp, metric.step) for metric in history), default=(0, -1))[1]
-        for text in read_regular(path).splitlines() if path.exists() else ():
-            with suppress(ValueError):  # the last line of a run that was killed while writing
-                self._add(parse_json(text))
-
-    def add_line(self, line: dict[str, Any]) -> None:
-        if line.get("event") == "rollback":
-            self._has.clear()  # the steps after it have other values
-        self._add(line)
-
-    def _add(self, line: dict[str, Any]) -> None:
-        if line["step"] > self._has.get(line["split"], -1):
-            self._has[line["split"]] = line["step"]
-            self._lines.put(line)
+    def _send(self, line: dict[str, Any]) -> None:
+        self._lines.put(line)
 
     def _send_lines(self) -> None:
         status = None

@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import struct
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +54,7 @@ def records(data: bytes) -> Iterator[bytes]:
         size, kind = struct.unpack_from("<HB", data, place + 4)  # after the checksum
         whole += data[place + 7 : place + 7 + size]
         place += 7 + size
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4) and place <= len(data):  # whole, or the last part
             yield whole
             whole = b""
 
@@ -213,29 +215,74 @@ def test_the_end_of_a_run_does_not_wait_for_a_server_that_is_gone(tmp_path, monk
     assert tracker._client.get_run(tracker.id).info.status == "FINISHED"
 
 
+def wandb_has(folder: Path, number: str) -> tuple[list[dict], dict[str, object]]:
+    """The rows of all starts of a run, and its config, by W&B's own format of records."""
+    import wandb
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    wandb.teardown()  # a run's end does not wait for its file
+    rows, config = [], {}
+    for path in sorted(folder.glob(f"wandb/offline-run-*/run-{number}.wandb")):
+        for record in map(Record.FromString, records(path.read_bytes())):
+            if record.HasField("history"):
+                row = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+                rows.append({name: value for name, value in row.items() if name[0] != "_"})
+            for item in [*record.run.config.update, *record.config.update]:
+                config[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
+    return rows, config
+
+
+def wandb_rows(lines: list[dict]) -> list[dict]:
+    wanted = [line for line in lines if line["split"] != "event"]
+    return [{**metrics_of(line), "step": line["step"], "epoch": line["epoch"]} for line in wanted]
+
+
 @pytest.mark.long
 def test_wandb_has_every_figure_and_the_recipe(tmp_path, monkeypatch, capfd):
     pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'widemix[wandb]'")
-    from wandb.proto.wandb_internal_pb2 import Record
-
     monkeypatch.setenv("WANDB_MODE", "offline")
     number = write(tmp_path, "wandb", LINES)
     assert write(tmp_path, "wandb", []) == number
     printed = "".join(capfd.readouterr())
     assert "history" not in printed
     assert "summary" not in printed
-    paths = tmp_path.glob(f"wandb/offline-run-*-{number}/run-{number}.wandb")
-    path = max(paths, key=lambda path: path.stat().st_size)  # of the start that wrote lines
-    known, config = [], {}
-    for record in map(Record.FromString, records(path.read_bytes())):
-        if record.HasField("history"):
-            row = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
-            known.append({name: value for name, value in row.items() if name[0] != "_"})
-        for item in [*record.run.config.update, *record.config.update]:
-            config[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
-    wanted = [line for line in LINES if line["split"] != "event"]
-    assert known == [{**metrics_of(line), "step": line["step"], "epoch": line["epoch"]} for line in wanted]
+    rows, config = wandb_has(tmp_path, number)
+    assert rows == wandb_rows(LINES)
     assert config["optim.lr"] == 0.004
+
+
+KILLED = """
+import os, signal, sys, time, pytest
+from pathlib import Path
+from tests.run.test_trackers import LINES, MetricsWriter, open_trackers, recipe_with
+
+folder, sent, lost, step = Path(sys.argv[1]), *map(int, sys.argv[2:])
+recipe = recipe_with("wandb")
+writer = MetricsWriter(folder, step, False, open_trackers(recipe.log, folder, recipe, pytest.fail))
+for number, line in enumerate(LINES[:lost]):
+    if number == sent:
+        time.sleep(1.5)
+    if line["step"] > step:
+        writer.write(line)
+os.killpg(0, signal.SIGKILL)  # and W&B's own process, which may write for some time after
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("sent", "lost"), [(0, 1), (1, 3)])
+def test_wandb_has_each_line_of_a_killed_run_once(tmp_path, monkeypatch, sent, lost):
+    """Killed right after a line, whose checkpoint is complete; and again before it has sent anything."""
+    pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'widemix[wandb]'")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    reached = LINES[lost - 1]["step"]
+    for numbers in ((sent, lost, 0), (0, 0, reached)):
+        arguments = [str(tmp_path), *map(str, numbers)]
+        environment = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}
+        command = [sys.executable, "-c", KILLED, *arguments]
+        process = subprocess.run(command, cwd=ROOT, env=environment, check=False, start_new_session=True)
+        assert process.returncode == -signal.SIGKILL
+    number = write(tmp_path, "wandb", LINES[lost:], reached)
+    assert wandb_has(tmp_path, number)[0] == wandb_rows(LINES)
 
 
 class Server:
@@ -333,6 +380,7 @@ def test_wandb_gets_the_figures_of_both_splits_and_how_the_run_ended(tmp_path, m
     logged, made = [], []
     run = SimpleNamespace(
         id="run 1",
+        starting_step=0,
         define_metric=lambda *_, **__: None,
         log=logged.append,
         finish=lambda exit_code: logged.append(exit_code),
