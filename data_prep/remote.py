@@ -6,8 +6,10 @@ import hashlib
 import logging
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any, NamedTuple
@@ -67,13 +69,10 @@ class Remote(NamedTuple):
 
     def _read(self, begin: int = 0, end: int | None = None) -> bytes:
         def read() -> bytes:
-            data: bytes = (
-                self.files.cat_file(self.root, start=begin, end=end) if end else self.files.cat_file(self.root)
-            )
+            data: bytes = self.files.cat_file(self.root, **({"start": begin, "end": end} if end else {}))
             if end is not None and len(data) != end - begin:
-                raise _Said(
-                    f"{len(data)} of {end - begin} bytes came: the line was cut, or the server gives no ranges"
-                )
+                came = f"{len(data)} of {end - begin} bytes came"
+                raise _Said(f"{came}: the line was cut, or the server gives no ranges")
             return data
 
         return bytes(_try(self.url, "read", read))
@@ -126,6 +125,12 @@ def _bounded_answers() -> dict[str, Any]:
     import aiohttp
 
     class Bounded(aiohttp.ClientResponse):
+        async def start(self, connection: Any) -> aiohttp.ClientResponse:
+            await super().start(connection)
+            if self.status == 206 and "Range" not in self.request_info.headers:
+                raise _NotKnown("its server answers with a part that was not asked for; download it yourself")
+            return self
+
         async def read(self) -> bytes:
             coding = self.headers.get("Transfer-Encoding", "").lower()
             if "Content-Length" not in self.headers and "chunked" not in coding:
@@ -139,12 +144,21 @@ def _bounded_answers() -> dict[str, Any]:
                         f"its server answers with more than {WHOLE >> 20} MiB at once; download it yourself"
                     )
                 pieces.append(piece)
-            return b"".join(pieces)
+            coding, data = self.headers.get("Content-Encoding", "identity"), b"".join(pieces)
+            self._body = data if coding == "identity" else _unpacked(data, coding)  # where `text` looks for it
+            return self._body
 
-        async def text(self, encoding: str | None = None, errors: str = "strict") -> str:
-            return (await self.read()).decode(encoding or self.charset or "utf-8", errors)
+    plain = {"Accept-Encoding": "identity"}  # aiohttp takes half of what is compressed for a whole
+    return {"client_kwargs": {"response_class": Bounded, "headers": plain, "auto_decompress": False}}
 
-    return {"client_kwargs": {"response_class": Bounded}}
+
+def _unpacked(data: bytes, coding: str) -> bytes:
+    stream = zlib.decompressobj(31)
+    with suppress(zlib.error):  # of another coding
+        data = stream.decompress(data, WHOLE)
+    if not stream.eof:
+        raise _NotKnown(f"its server sends no whole {coding}, or more than {WHOLE >> 20} MiB; download it yourself")
+    return data
 
 
 def open_remote(url: str) -> Remote:

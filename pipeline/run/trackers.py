@@ -134,7 +134,7 @@ def _steps_at_wandb(folder: Path, number: str, online: int) -> dict[str, float]:
 
 def _wandb_rows(data: bytes) -> Iterator[dict[str, Any]]:
     """The rows of a .wandb file: a header of 7 bytes, then LevelDB's log format, in blocks of 32 KiB."""
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined,unused-ignore]
 
     place, record = 7, b""
     while place + 7 <= len(data):

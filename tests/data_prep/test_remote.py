@@ -1,5 +1,6 @@
 """Prepared folders and sources at URLs: fsspec's file system in memory, and a server here that cuts lines."""
 
+import gzip
 import hashlib
 import os
 import shutil
@@ -99,6 +100,18 @@ class Server(SimpleHTTPRequestHandler):
 
     def send_without_length(self, path):
         data, self.close_connection = path.read_bytes(), True
+        if self.coding.startswith(("gzip", "br", "part")):
+            data = gzip.compress(bytes(1 << 21)) if "bomb" in self.coding else data
+            if self.coding.startswith("gzip") and "bomb" not in self.coding:
+                data = gzip.compress(data)
+            data = data[: len(data) // 2] if self.coding in ("gzip cut", "part") else data
+            self.send_response(206 if self.coding == "part" else 200)
+            self.send_header("Content-Length", str(len(data)))
+            if self.coding != "part":
+                self.send_header("Content-Encoding", self.coding.partition(" ")[0])
+            self.end_headers()
+            self.wfile.write(data)
+            return
         chunk = b"" if self.coding == "close" else b"%x\r\n" % len(data)
         self.send_response(200)
         if chunk:
@@ -261,6 +274,11 @@ def table(tmp_path, folder):
         ("chunked", 50, "cannot be read (ClientPayloadError: "),
         ("close", 0, "cannot be read (its server states no size, so that a cut would not be noticed"),
         ("close", 1, "cannot be read (its server states no size, so that a cut would not be noticed"),
+        ("gzip", 0, ""),
+        ("gzip cut", 0, "cannot be read (its server sends no whole gzip, or more than 1 MiB; download it yourself)"),
+        ("gzip bomb", 0, "cannot be read (its server sends no whole gzip, or more than 1 MiB; download it yourself)"),
+        ("br", 0, "cannot be read (its server sends no whole br, or more than 1 MiB; download it yourself)"),
+        ("part", 0, "cannot be read (its server answers with a part that was not asked for; download it yourself)"),
         ("endless", 0, "cannot be read (its server answers with more than 1 MiB at once; download it yourself)"),
     ],
 )
