@@ -1,5 +1,9 @@
 import functools
 import io
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,7 +71,41 @@ def write_beton():
     return write
 
 
-@pytest.fixture
-def small_pages(monkeypatch):
+@pytest.fixture(scope="module")
+def small_pages():
     """Pages of 64 KiB: with FFCV's 8 MiB a file of a few small images is read and hashed as one of 8 MiB."""
-    monkeypatch.setattr(write, "PAGE", 1 << 16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write, "PAGE", 1 << 16)
+        yield
+
+
+@pytest.fixture(scope="module")
+def small_shards(small_pages):
+    """And a journal entry after every 2 kB of data."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write, "SHARD", 2_000)
+        yield
+
+
+@contextmanager
+def disk_of(most: int) -> Iterator[None]:
+    """In this block no file takes a byte beyond the first `most`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def decoded(system):
+    """The images that Pillow has opened: one for each that is encoded again, unless it is a JPEG that stays one."""
+    opened = []
+    open_image = Image.open
+    system({"PIL.Image.open": lambda *words: opened.append(words) or open_image(*words)})
+    return opened
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import layouts
-from widemix.data_prep import encode, write
+from tests.data_prep.conftest import contents
 from widemix.data_prep.changes import name_some
 from widemix.data_prep.dry_run import dry_run
 from widemix.data_prep.encoding import encoding_for
@@ -18,10 +18,6 @@ from widemix.errors import InputError
 from widemix.formats.manifest import manifest_json
 
 pytestmark = pytest.mark.usefixtures("small_pages")
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def grow(folder, image):
@@ -41,7 +37,7 @@ def grow(folder, image):
     ],
     ids=str,
 )
-def test_what_is_new_is_told_and_added(tmp_path, folder, image, settings, monkeypatch):
+def test_what_is_new_is_told_and_added(tmp_path, folder, image, settings, decoded):
     image(0, mode="L").save(folder / "train/ant/grey.png")
     out, fresh = tmp_path / "out", tmp_path / "fresh"
     prepare("image-folder", folder, out, settings, processes=1)
@@ -52,30 +48,25 @@ def test_what_is_new_is_told_and_added(tmp_path, folder, image, settings, monkey
         with pytest.raises(InputError, match=rf"out: was prepared from .*images before {new}; add --extend"):
             function("image-folder", folder, out, settings, processes=1)
     assert contents(out) == before
-    encoded = []
-    original = encode.encode
-    monkeypatch.setattr(encode, "encode", lambda *words: encoded.append(words[0].name) or original(*words))
     assert dry_run("image-folder", folder, out, settings, processes=1, extend=True)[0]
-    encoded.clear()
+    decoded.clear()
     prepare("image-folder", folder, out, settings, processes=1, extend=True)
-    assert len(encoded) == 4
+    assert len(decoded) == (4 if settings.raw else 1)  # the others are JPEGs, which stay as they are
     prepare("image-folder", folder, fresh, settings, processes=1)
     assert contents(out) == contents(fresh)
     assert prepare("image-folder", folder, out, settings, processes=1, extend=True).classes[0] == "aardvark"
 
 
-def test_images_that_other_versions_encoded_are_encoded_again(tmp_path, folder, image, monkeypatch):
+def test_images_that_other_versions_encoded_are_encoded_again(tmp_path, folder, image, decoded):
     """Else the bytes of one file would be those of two versions, and its manifest would state one."""
-    out, encoded, encode_image = tmp_path / "out", [], encode.encode
-    manifest = prepare("image-folder", folder, out, PrepSettings(), processes=1)
+    out, settings = tmp_path / "out", PrepSettings(raw=True)
+    manifest = prepare("image-folder", folder, out, settings, processes=1)
     older = manifest.model_copy(update={"versions": manifest.versions | {"pillow": "1.0"}})
     (out / "manifest.json").write_text(manifest_json(older))
     grow(folder, image)
-    monkeypatch.setattr(encode, "encode", lambda *words: encoded.append(words[0].name) or encode_image(*words))
-    assert (
-        prepare("image-folder", folder, out, PrepSettings(), processes=1, extend=True).versions == manifest.versions
-    )
-    assert len(encoded) == 21 + 6 + 4
+    decoded.clear()
+    assert prepare("image-folder", folder, out, settings, processes=1, extend=True).versions == manifest.versions
+    assert len(decoded) == 21 + 6 + 4
 
 
 def test_an_extension_that_was_killed_goes_on(tmp_path, folder, image):
@@ -95,21 +86,6 @@ def test_an_extension_that_was_killed_goes_on(tmp_path, folder, image):
     prepare("image-folder", folder, tmp_path / "killed", PrepSettings(), processes=1, extend=True)
     prepare("image-folder", folder, tmp_path / "fresh", PrepSettings(), processes=1)
     assert contents(tmp_path / "killed") == contents(tmp_path / "fresh")
-
-
-def test_an_extension_that_was_interrupted_goes_on_from_its_journal(tmp_path, folder, image, monkeypatch):
-    monkeypatch.setattr(write, "SHARD", 1_000)
-    out, fresh = tmp_path / "out", tmp_path / "fresh"
-    prepare("image-folder", folder, out, PrepSettings(), processes=1)
-    grow(folder, image)
-    with monkeypatch.context() as patch:
-        patch.setattr(write.BetonWriter, "finish", lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare("image-folder", folder, out, PrepSettings(), processes=1, extend=True)
-    assert list(out.glob("*.journal.unfinished"))
-    prepare("image-folder", folder, out, PrepSettings(), processes=1, extend=True)
-    prepare("image-folder", folder, fresh, PrepSettings(), processes=1)
-    assert contents(out) == contents(fresh)
 
 
 def test_an_image_that_was_left_out_is_not_new(tmp_path, folder):
@@ -205,10 +181,10 @@ TWICE = "path,label\na.jpg,ant\nb.jpg,ant\nb.jpg,bee\nc.jpg,bee\n"
     ],
 )
 def test_other_classes_and_targets_are_told_and_taken_over(
-    tmp_path, image, monkeypatch, table, settings, old, new, words
+    tmp_path, image, decoded, table, settings, old, new, words
 ):
     for seed, name in enumerate("abcd"):
-        image(seed).save(tmp_path / f"{name}.jpg")
+        image(seed).save(tmp_path / f"{name}.jpg", "PNG")
     origin, out, fresh = tmp_path / "table.csv", tmp_path / "out", tmp_path / "fresh"
     origin.write_text(table)
     prepare("csv", origin, out, PrepSettings(**settings), processes=1)
@@ -221,8 +197,9 @@ def test_other_classes_and_targets_are_told_and_taken_over(
             function("csv", origin, out, PrepSettings(**settings), processes=1)
     assert contents(out) == before
     prepare("csv", origin, fresh, PrepSettings(**settings), processes=1)
-    monkeypatch.setattr(encode, "encode", None)  # no image is encoded again
+    decoded.clear()
     prepare("csv", origin, out, PrepSettings(**settings), processes=1, extend=True)
+    assert decoded == []
     assert contents(out) == contents(fresh) != before
 
 

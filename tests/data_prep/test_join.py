@@ -1,14 +1,13 @@
 """Parts that several machines prepare, joined: the bytes of one preparation."""
 
-import functools
 import shutil
 
 import numpy as np
 import pytest
 
 from tests import layouts
+from tests.data_prep.conftest import contents
 from tests.data_prep.test_adopt import main
-from widemix.data_prep import digits, write
 from widemix.data_prep.join import join
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
@@ -19,10 +18,6 @@ from widemix.formats.manifest import manifest_json, read_manifest
 pytestmark = pytest.mark.usefixtures("small_pages")
 
 PARTS = 3
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def prepare_parts(source, origin, root, options, max_bad=0.01):
@@ -59,21 +54,6 @@ def test_the_joined_parts_have_the_bytes_of_one_preparation(tmp_path, folder, im
     assert contents(tmp_path / "joined") == contents(tmp_path / "one")
 
 
-def test_a_join_that_was_interrupted_goes_on(tmp_path, folder, monkeypatch):
-    """Of parts without an image that was left out."""
-    monkeypatch.setattr(write, "SHARD", 1_000)
-    (folder / "train/bee/bad.JPEG").write_bytes(b"no image")
-    parts = prepare_parts("image-folder", folder, tmp_path, {}, max_bad=0.5)
-    join(parts, tmp_path / "whole", max_bad=0.5)
-    with monkeypatch.context() as patch:
-        patch.setattr(write.BetonWriter, "finish", lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            join(parts, tmp_path / "joined", max_bad=0.5)
-    assert list((tmp_path / "joined").glob("*.journal.unfinished"))
-    join(parts, tmp_path / "joined", max_bad=0.5)
-    assert contents(tmp_path / "joined") == contents(tmp_path / "whole")
-
-
 def test_arrays_are_joined_too(tmp_path):
     source, make = layouts.LAYOUTS["cifar10"]
     (tmp_path / "cifar").mkdir()
@@ -84,9 +64,8 @@ def test_arrays_are_joined_too(tmp_path):
     assert contents(tmp_path / "joined") == contents(tmp_path / "one")
 
 
-def test_parts_of_a_source_without_a_folder_are_joined(tmp_path, monkeypatch):
+def test_parts_of_a_source_without_a_folder_are_joined(tmp_path):
     """And what was joined before is replaced only by force."""
-    monkeypatch.setattr(digits, "load_digits", functools.cache(digits.load_digits))
     for part in ("1/2", "2/2", "13/13"):
         prepare("digits", None, tmp_path / part.replace("/", "of"), PrepSettings(splits="test", part=part))
     prepare("digits", None, tmp_path / "one", PrepSettings(splits="test"))
@@ -144,7 +123,7 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path, folder):
     assert not (out / "manifest.json").exists()
 
 
-def test_parts_of_another_origin_or_of_classes_that_have_other_names_now_are_refused(tmp_path, jpeg):
+def test_parts_of_another_origin_or_classes_are_refused(tmp_path, jpeg):
     """And what may be anybody's is replaced by force alone."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -169,7 +148,7 @@ def test_parts_of_another_origin_or_of_classes_that_have_other_names_now_are_ref
         join(own, out, force=True)
 
 
-def test_a_class_that_loses_all_is_found_when_the_parts_are_joined(tmp_path, folder):
+def test_a_class_that_loses_all_is_found_at_the_join(tmp_path, folder):
     for path in (folder / "train/ant").iterdir():
         path.write_bytes(b"")
     parts = prepare_parts("image-folder", folder, tmp_path, {"shuffle": True}, max_bad=0.9)

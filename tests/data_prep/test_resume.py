@@ -1,310 +1,310 @@
-"""An interrupted preparation resumes, and ends in the bytes of an uninterrupted one."""
+"""Whatever ends a preparation, the same call ends in the bytes of an undisturbed one, or says why it can't."""
 
-import errno
 import gzip
+import itertools
 import os
 import shutil
 import subprocess
-import sys
-import textwrap
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from tests import layouts
-from tests.data_prep import kills
-from widemix.data_prep import disk, encode, write
+from tests.data_prep.conftest import contents, disk_of
+from tests.data_prep.interruptions import DONE, FAILED, PREPARED, RAW, bmps, change, make_job, run_in_child
+from widemix.data_prep import write
 from widemix.data_prep.changes import check_unchanged
-from widemix.data_prep.image import Encoded
+from widemix.data_prep.disk import DiskFile
+from widemix.data_prep.image import Encoded, encode
 from widemix.data_prep.journal import Journal
+from widemix.data_prep.prep_dir import lock_folder
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.samples import ImageFiles, ImageSlices
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.written import ORIGIN
-from widemix.errors import InputError
+from widemix.errors import InputError, RunError
 from widemix.formats.beton import JPEG
 from widemix.formats.checksums import crc32c
 
-pytestmark = pytest.mark.usefixtures("small_pages")
+pytestmark = pytest.mark.usefixtures("small_shards")
 
-ROOT = Path(__file__).parents[2]
-RAW = PrepSettings(raw=True, on_corrupt="error")
-
-# A process that prepares in child processes, kills each before a random line of data_prep that it executes, and lets
-# the next one resume: as random as kills by a clock, but the same on every machine.
-KILLS = """
-    import os, random, signal, sys
-    from pathlib import Path
-    from widemix.data_prep import write
-    from widemix.data_prep.prepare import prepare
-    from widemix.data_prep.settings import PrepSettings
-
-    write.SHARD = 60_000
-
-    def child(out, last=0):
-        pid = os.fork()
-        if pid == 0:
-            sys.settrace(counter(last))
-            prepare("image-folder", Path(sys.argv[1]), out, PrepSettings(raw=True), processes=1)
-            sys.settrace(None)
-            out.with_suffix(".lines").write_text(str(lines))
-            os._exit(0)
-        return os.waitpid(pid, 0)[1]
-
-    lines = 0
-
-    def counter(last):
-        def trace(frame, event, argument):
-            global lines
-            if "data_prep" not in frame.f_code.co_filename:
-                return None
-            lines += 1
-            if lines == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-        return trace
-
-    def contents(folder):
-        return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-    whole = Path(sys.argv[2])
-    assert child(whole) == 0
-    executed = int(whole.with_suffix(".lines").read_text())
-
-    random, went_on = random.Random(0), 0
-    for kill in range(20):
-        out = whole.with_name(f"out{kill}")
-        assert child(out, random.randint(1, executed)) == signal.SIGKILL
-        went_on += any(out.glob("*.journal.unfinished"))
-        assert child(out) == 0
-        assert contents(out) == contents(whole)
-    assert went_on >= 5, went_on
-"""
+STRICT = PrepSettings(raw=True, on_corrupt="error")
+JOBS = [*PREPARED, "join", "extend"]
+HOW = ["cut", "zeros", "bit", "line", "other"]
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory, small_shards):
+    """The jobs by name, made when one is asked for."""
+    made = {}
+
+    def find(name):
+        if name not in made:
+            made[name] = make_job(name, tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return find
+
+
+class Interruptions(RuleBasedStateMachine):
+    """A folder to which a job writes again and again: it is killed, its disk is full, its files are damaged."""
+
+    jobs = root = None  # of the test
+    numbers = itertools.count()
+    fractions = st.floats(0, 1, exclude_max=True)
+
+    @initialize(name=st.sampled_from(JOBS))
+    def begin(self, name):
+        self.job, self.to = self.jobs(name), self.root / f"{name}.{next(self.numbers)}"
+        self.plan_is_damaged = False
+        if self.job.before:
+            shutil.copytree(self.job.before, self.to)
+
+    @rule(at=fractions)
+    def kill(self, at):
+        run_in_child(self.job.act, self.to, last=1 + int(at * self.job.lines))
+
+    @rule(at=fractions)
+    def fill_the_disk(self, at):
+        largest = max(map(len, self.job.whole.values()))
+        assert run_in_child(self.job.act, self.to, most=int(at * largest))[0] in (DONE, FAILED)
+
+    def unfinished(self):
+        return sorted(path for path in self.to.glob("*.unfinished") if path.is_file() and path.stat().st_size)
+
+    @precondition(unfinished)
+    @rule(
+        which=fractions, how=st.sampled_from(["cut", "zeros", "bit", "line", "other"]), at=fractions, other=fractions
+    )
+    def damage(self, which, how, at, other):
+        files = self.unfinished()
+        path, source = (files[int(number * len(files))] for number in (which, other))
+        data = path.read_bytes()
+        path.write_bytes(change(data, how, int(at * len(data)), source.read_bytes()))
+        self.plan_is_damaged |= path.name == "plan.unfinished"
+
+    @rule()
+    def go_on(self):
+        try:
+            self.job.act(to=self.to)
+        except InputError:
+            assert self.plan_is_damaged
+            self.job.act(to=self.to, force=True)
+        self.plan_is_damaged = False
+        assert contents(self.to) == self.job.whole
+
+    def teardown(self):
+        if hasattr(self, "job"):
+            self.go_on()
+            shutil.rmtree(self.to)
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.long)])
+def test_whatever_interrupts_it_the_bytes_are_the_same(tmp_path, jobs, count):
+    machine = type("Machine", (Interruptions,), {"jobs": staticmethod(jobs), "root": tmp_path})
+    run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=4))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_disk_that_is_full_at_the_end_costs_no_data(tmp_path, jobs, name):
+    """All is recorded when the tables do not fit any more."""
+    job, out = jobs(name), tmp_path / "out"
+    if job.before:
+        shutil.copytree(job.before, out)
+    most = max(len(data) for file, data in job.whole.items() if file.endswith(".beton")) - 1
+    with disk_of(most), pytest.raises(OSError, match="File too large"):
+        job.act(to=out)
+    assert list(out.glob("*.journal.unfinished"))
+    job.act(to=out)
+    assert contents(out) == job.whole
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory, small_shards):
+    """An image folder, the bytes of its preparation, and one that a damaged image has stopped, which is repaired."""
+    root = tmp_path_factory.mktemp("cut")
+    bmps(root / "in", 24)
+    prepare("image-folder", root / "in", root / "whole", STRICT, processes=1)
+    with (
+        changed(root / "in/train/b/19.bmp", lambda data: data[:100]),
+        pytest.raises(InputError, match=r"train/b/19\.bmp"),
+    ):
+        prepare("image-folder", root / "in", root / "out", STRICT, processes=1)
+    return root
 
 
 @pytest.fixture
-def images(tmp_path, image):
-    """150 training images of 3.6 kB each when raw, and 20 to validate."""
-    for split, count in (("train", 150), ("val", 20)):
-        for i in range(count):
-            path = tmp_path / f"images/{split}/{'ab'[i % 2]}/{i}.bmp"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image(i).save(path)
-    return tmp_path / "images"
+def out(tmp_path, cut):
+    """The folder of the stopped one."""
+    return shutil.copytree(cut / "out", tmp_path / "out")
 
 
-@pytest.fixture
-def uninterrupted(tmp_path, images):
-    prepare("image-folder", images, tmp_path / "uninterrupted", RAW, processes=1)
-    return contents(tmp_path / "uninterrupted")
+def go_on(cut, out, settings=STRICT, **words):
+    prepare("image-folder", cut / "in", out, settings, processes=1, **words)
+    return contents(out)
 
 
-@pytest.fixture
-def small_shards(monkeypatch):
-    monkeypatch.setattr(write, "SHARD", 20_000)
+@contextmanager
+def changed(path, change):
+    """In this block a file holds what `change` makes of its bytes; with None it is gone."""
+    before = path.read_bytes()
+    after = change(before)
+    path.unlink() if after is None else path.write_bytes(after)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
 
 
-@pytest.fixture
-def encoded(monkeypatch):
-    """The names of the images that were encoded, as they are."""
-    names = []
-
-    def watched(sample, settings):
-        names.append(sample.name)
-        return original(sample, settings)
-
-    original = encode.encode
-    monkeypatch.setattr(encode, "encode", watched)
-    return names
+def test_what_is_recorded_is_not_encoded_again(cut, out, decoded, capsys):
+    assert go_on(cut, out) == contents(cut / "whole")
+    assert f"{out}: resuming an interrupted preparation" in capsys.readouterr().err
+    assert len(decoded) == 3 + 3  # the last of train, and val
 
 
-def damage(path):
-    """Truncate an image; returns a function that repairs it."""
-    data = path.read_bytes()
-    path.write_bytes(data[:100])
-    return lambda: path.write_bytes(data)
-
-
-@pytest.mark.long
-def test_killed_at_random_moments(tmp_path, images):
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(KILLS))
-    command = [sys.executable, script, images, tmp_path / "whole"]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_repaired_source_resumes_without_redoing_shards(
-    tmp_path, images, uninterrupted, small_shards, encoded, capsys
-):
-    out = tmp_path / "out"
-    repair = damage(images / "train/b/101.bmp")
-    with pytest.raises(InputError, match=r"train/b/101\.bmp"):
-        prepare("image-folder", images, out, RAW, processes=1)
+def test_a_stopped_preparation_says_how_it_goes_on(cut, out, capsys):
+    with changed(cut / "in/val/a/02.bmp", lambda _: b""), pytest.raises(InputError, match=r"val/a/02\.bmp"):
+        go_on(cut, out)
     assert f"{out}: finished parts are kept; the same command resumes" in capsys.readouterr().err
-    before = list(encoded)
-    repair()
-    encoded.clear()
-    prepare("image-folder", images, out, RAW, processes=1)
-    assert f"{out}: resuming" in capsys.readouterr().err
-    assert contents(out) == uninterrupted
-    again = set(before) & set(encoded)
-    assert len(before) > 70
-    assert len(again) <= 20_000 // 3_600 + 1
+    assert go_on(cut, out) == contents(cut / "whole")
 
 
-def test_a_source_file_that_went_and_came_back(tmp_path, images, uninterrupted, small_shards):
-    out = tmp_path / "out"
-    repair = damage(images / "val/b/7.bmp")
-    with pytest.raises(InputError, match=r"val/b/7\.bmp"):
-        prepare("image-folder", images, out, RAW, processes=1)
-    (images / "val/b/7.bmp").unlink()
-    with pytest.raises(InputError, match="an interrupted preparation of other samples"):
-        prepare("image-folder", images, out, RAW, processes=1)
-    repair()
-    with pytest.raises(InputError, match="an interrupted preparation with quality 90, not 50"):
-        prepare("image-folder", images, out, PrepSettings(raw=True, on_corrupt="error", quality=50), processes=1)
-    prepare("image-folder", images, out, RAW, processes=1)
-    assert contents(out) == uninterrupted
+def other_line(data, number, what):
+    lines = data.splitlines(keepends=True)
+    assert len(lines) > 10
+    lines[number] = {
+        "character": lines[number].replace(b'"taken": ', b'"taken": 1', 1),
+        "empty": b"{}\n",
+        "other": lines[2],
+        "twice": lines[number] * 2,
+    }[what]
+    return b"".join(lines)
 
 
-def test_force_starts_again(tmp_path, images, small_shards, encoded):
-    out = tmp_path / "out"
-    repair = damage(images / "val/b/7.bmp")
-    with pytest.raises(InputError):
-        prepare("image-folder", images, out, RAW, processes=1)
-    repair()
-    encoded.clear()
-    manifest = prepare("image-folder", images, out, PrepSettings(max_size=8), processes=1, force=True)
-    assert manifest.settings["max_size"] == 8
-    assert len(encoded) == 170
-    assert {path.suffix for path in out.iterdir()} == {".json", ".beton", ".crc32c", ".sources"}
+@pytest.mark.parametrize("number", [0, 1, -1])
+@pytest.mark.parametrize("what", ["character", "empty", "other", "twice"])
+def test_a_changed_journal_is_not_believed(cut, out, number, what, capsys):
+    path = out / "train.journal.unfinished"
+    path.write_bytes(other_line(path.read_bytes(), number, what))
+    assert go_on(cut, out) == contents(cut / "whole")
+    assert "is damaged; what follows it is prepared again" in capsys.readouterr().err
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("what", ["journal", "beton"])
-def test_files_torn_by_a_crash(tmp_path, images, uninterrupted, small_shards, what):
-    out = tmp_path / "out"
-    path = out / f"train.{what}.unfinished"
-    for fraction in (0.0, 0.3, 0.7, 0.999):
-        repair = damage(images / "train/b/99.bmp")
-        with pytest.raises(InputError):
-            prepare("image-folder", images, out, RAW, processes=1)
-        os.truncate(path, int(path.stat().st_size * fraction))
-        repair()
-        prepare("image-folder", images, out, RAW, processes=1)
-        assert contents(out) == uninterrupted
-        for file in out.iterdir():
-            file.unlink()
+@pytest.mark.parametrize("file", ["journal", "beton"])
+@pytest.mark.parametrize("how", ["cut", "zeros", "bit"])
+@pytest.mark.parametrize("at", [0.0, 0.8, 0.999])
+def test_files_torn_by_a_crash_are_not_believed(cut, out, file, how, at):
+    path = out / f"train.{file}.unfinished"
+    data = path.read_bytes()
+    path.write_bytes(change(data, how, int(at * len(data))))
+    assert go_on(cut, out) == contents(cut / "whole")
 
 
-def test_a_disk_that_was_full(tmp_path, images, uninterrupted, small_shards, encoded):
+@pytest.mark.parametrize(
+    ("file", "change", "settings", "words"),
+    [
+        ("in/train/a/04.bmp", lambda data: data + b"\0", STRICT, r"^train/a/04\.bmp: changed since .* --force"),
+        ("in/train/a/04.bmp", lambda data: data[:-1] + b"?", STRICT, r"^train/a/04\.bmp: changed since .* --force"),
+        ("in/val/a/02.bmp", lambda data: None, STRICT, "holds an interrupted preparation of other samples"),
+        ("in/val/a/02.bmp", lambda data: data, replace(STRICT, quality=50), "preparation with quality 90, not 50"),
+        ("out/plan.unfinished", lambda data: b"[]", STRICT, r"plan\.unfinished: is damaged; add --force to start"),
+        ("out/plan.unfinished", lambda data: data[:9], STRICT, r"plan\.unfinished: is damaged; add --force to start"),
+    ],
+)
+def test_what_changed_meanwhile_is_refused_until_it_is_undone(cut, out, file, change, settings, words):
+    """Or replaced by force: then all is prepared again, as it is now."""
+    where = (out if file.startswith("out") else cut / "in") / file.partition("/")[2]
+    journal = (out / "train.journal.unfinished").read_bytes()
+    with changed(where, change):
+        with pytest.raises(InputError, match=words):
+            go_on(cut, out, settings)
+        assert (out / "train.journal.unfinished").read_bytes() == journal
+        forced = shutil.copytree(out, out.with_name("forced"))
+        fresh = out.with_name("fresh")
+        assert go_on(cut, forced, settings, force=True) == go_on(cut, fresh, settings)
+    assert go_on(cut, out) == contents(cut / "whole")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "change", "words"),
+    [
+        ("targets", "table.csv", lambda data: data.replace(b",0.0,", b",7.0,"), "of other samples; .* --force"),
+        ("arrays", "train-images-idx3-ubyte.gz", lambda data: brighter(data), r"^train\[0\]: changed since"),
+    ],
+)
+def test_numbers_and_pixels_that_changed_meanwhile_are_refused(tmp_path, jobs, name, file, change, words):
+    """Of sources that are read whole, with their listing."""
+    job = jobs(name)
+    with disk_of(len(job.whole["train.beton"]) - 1), pytest.raises(OSError, match="File too large"):
+        job.act(to=tmp_path / "out")
+    with changed(job.act.args[1] / file, change), pytest.raises(InputError, match=words):
+        job.act(to=tmp_path / "out")
+
+
+def brighter(data):
+    """MNIST's images with another first pixel."""
+    body = bytearray(gzip.decompress(data))
+    body[16] ^= 1
+    return gzip.compress(body)
+
+
+def test_a_disk_that_was_full(tmp_path, cut, decoded):
     small = tmp_path / "small"
     small.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", small]).returncode:
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "none", small]).returncode:
         pytest.skip("needs root and the right to mount a small tmpfs")
     try:
-        with pytest.raises(InputError, match="the disk is full; free some space"):
-            prepare("image-folder", images, small / "out", RAW, processes=1)
+        with pytest.raises(InputError, match="the disk is full; free some space and run the same command again"):
+            go_on(cut, small / "out")
         assert "manifest.json" not in contents(small / "out")
         subprocess.run(["mount", "-o", "remount,size=3m", small], check=True)
-        before = len(encoded)
-        prepare("image-folder", images, small / "out", RAW, processes=1)
-        assert contents(small / "out") == uninterrupted
-        assert 0 < len(encoded) - before < 170
+        decoded.clear()
+        assert go_on(cut, small / "out") == contents(cut / "whole")
+        assert 0 < len(decoded) < 27
     finally:
         subprocess.run(["umount", small], check=True)
 
 
-def test_the_journal_has_no_entry_after_a_page_that_failed(
-    tmp_path, images, uninterrupted, small_shards, encoded, monkeypatch
-):
-    """A disk that is full for one page and has space for the next: all that the journal lists must be on disk."""
-    write_page, calls = disk.DiskFile._write, []
-
-    def fail_once(self, position, parts):
-        calls.append(position)
-        if len(calls) == 5:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_page(self, position, parts)
-
-    monkeypatch.setattr(disk.DiskFile, "_write", fail_once)
-    out = tmp_path / "out"
-    with pytest.raises(InputError, match="the disk is full; free some space"):
-        prepare("image-folder", images, out, RAW, processes=1)
-    assert len(calls) == 5
-    before = len(encoded)
-    prepare("image-folder", images, out, RAW, processes=1)
-    assert contents(out) == uninterrupted
-    assert 0 < len(encoded) - before < 170
+@pytest.mark.parametrize("fails", [True, False])
+def test_nothing_is_recorded_after_a_write_that_failed(tmp_path, fails):
+    """Of a disk that is full for one page and has space for the next: all that is recorded must be on disk."""
+    disk, recorded = DiskFile(tmp_path / "file", 0), []
+    with disk_of(10):
+        disk.write(0, [bytes(20 if fails else 10)])
+        with pytest.raises(OSError, match="File too large") if fails else nullcontext():
+            disk.wait()
+    disk.write(0, [b"more"])
+    disk.flush(then=recorded.append)
+    disk.close()
+    assert bool(recorded) is not fails
 
 
-def test_two_at_once_are_refused(tmp_path, images, uninterrupted, monkeypatch):
-    out = tmp_path / "out"
-    refused = []
-
-    def meanwhile(sample, settings):
-        if not refused:
-            with pytest.raises(InputError, match="another process is writing to it"):
-                prepare("image-folder", images, out, RAW, processes=1)
-            refused.append(True)
-        return original(sample, settings)
-
-    original = encode.encode
-    monkeypatch.setattr(encode, "encode", meanwhile)
-    monkeypatch.setattr("widemix.lock.KILLED_S", 0.1)
-    prepare("image-folder", images, out, RAW, processes=1)
-    assert refused
-    assert contents(out) == uninterrupted
-
-
-def interrupted(images, out, at="val/b/7.bmp"):
-    """A preparation that a damaged image stopped; its source is repaired."""
-    repair = damage(images / at)
-    with pytest.raises(InputError):
-        prepare("image-folder", images, out, RAW, processes=1)
-    repair()
-    assert any(out.glob("*.journal.unfinished"))
-    assert not (out / "lock.unfinished").exists()
+def test_two_at_once_are_refused(cut, out, system):
+    system({"time.monotonic": itertools.count().__next__, "time.sleep": lambda seconds: None})
+    with lock_folder(out), pytest.raises(InputError, match="another process is writing to it"):
+        go_on(cut, out)
+    assert go_on(cut, out) == contents(cut / "whole")
 
 
 @pytest.mark.parametrize("name", ["lock", "leases", "plan", ".plan", "train.beton", "train.journal"])
-def test_no_link_in_an_output_folder_is_followed(tmp_path, images, small_shards, name):
+def test_no_link_in_an_output_folder_is_followed(tmp_path, cut, out, name):
     """Of an interrupted preparation that someone has sent."""
-    out, theirs = tmp_path / "out", tmp_path / "theirs"
-    interrupted(images, out)
-    link = out / f"{name}.unfinished"
+    theirs, link = tmp_path / "theirs", out / f"{name}.unfinished"
     theirs.write_bytes(link.read_bytes() if link.exists() else b"")
     before = theirs.stat()
     link.unlink(missing_ok=True)
     link.symlink_to(theirs)
     with pytest.raises(InputError, match=f"{link}: is a link to {theirs}"):
-        prepare("image-folder", images, out, RAW, processes=1)
+        go_on(cut, out)
     assert (theirs.stat().st_mtime_ns, theirs.stat().st_size) == (before.st_mtime_ns, before.st_size)
 
 
-@pytest.mark.parametrize("what", ["size", "content"])
-def test_a_source_that_changed_meanwhile_is_refused(tmp_path, images, uninterrupted, small_shards, what):
-    """An image that was taken before: of another size, or of the same one with other bytes; but not its time."""
-    out, path = tmp_path / "out", images / "train/a/4.bmp"
-    interrupted(images, out)
-    data = path.read_bytes()
-    path.write_bytes(data + b"\0" if what == "size" else data[:-1] + bytes([data[-1] ^ 1]))
-    journal = (out / "train.journal.unfinished").read_bytes()
-    with pytest.raises(InputError, match=r"^train/a/4\.bmp: changed since the interrupted preparation .* --force"):
-        prepare("image-folder", images, out, RAW, processes=1)
-    assert (out / "train.journal.unfinished").read_bytes() == journal
-    path.write_bytes(data)
-    prepare("image-folder", images, out, RAW, processes=1)
-    assert contents(out) == uninterrupted
-
-
-def test_a_change_is_noticed_by_size_by_either_time_and_by_content(tmp_path):
+def test_a_change_is_noticed_by_size_times_and_content(tmp_path):
     """A file that was only touched is the same."""
     samples = ImageFiles(tmp_path, ["a", "b"], [0, 0])
     for sample in samples:
@@ -331,7 +331,7 @@ def test_a_link_has_the_status_of_its_file(tmp_path):
     assert (data, status.size, sample.status()) == (b"12345", 5, status)
 
 
-def test_a_file_of_several_images_that_has_another_size_has_changed(tmp_path):
+def test_a_tar_of_another_size_has_changed(tmp_path):
     """As a tar to which more was added: where the first images lie the bytes are the same."""
     path = tmp_path / "a.tar"
     path.write_bytes(b"1234567890")
@@ -343,47 +343,33 @@ def test_a_file_of_several_images_that_has_another_size_has_changed(tmp_path):
         check_unchanged(samples, origins, tmp_path)
 
 
-def test_what_was_left_out_or_changed_before_a_kill_is_not_encoded_again(tmp_path, image, encoded, monkeypatch):
+def test_what_was_left_out_or_changed_is_not_encoded_again(tmp_path, image, decoded):
     """And is in the list of unusual files, as if nothing had happened."""
-    monkeypatch.setattr(write, "SHARD", 1_000)
-    for i in range(6):
-        path = tmp_path / f"images/train/a/{i}.bmp"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        image(i, mode="L" if i == 2 else "RGB").save(path)
-    (tmp_path / "images/train/a/1.bmp").write_bytes(b"no image")
-    words = {"settings": PrepSettings(raw=True), "processes": 1, "max_bad": 0.2}
-    prepare("image-folder", tmp_path / "images", tmp_path / "uninterrupted", **words)
-    with monkeypatch.context() as patch:
-        patch.setattr(write.BetonWriter, "finish", lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare("image-folder", tmp_path / "images", tmp_path / "out", **words)
-    encoded.clear()
-    path = tmp_path / "images/train/a/5.bmp"
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))  # the sixth that was taken, and the fifth that was stored
-    with pytest.raises(InputError, match=r"^train/a/5\.bmp: changed since the interrupted preparation"):
-        prepare("image-folder", tmp_path / "images", tmp_path / "out", **words)
-    path.write_bytes(data)
-    prepare("image-folder", tmp_path / "images", tmp_path / "out", **words)
-    assert encoded == []
-    assert contents(tmp_path / "out") == contents(tmp_path / "uninterrupted")
+    train, val = tmp_path / "images/train/a", tmp_path / "images/val/a"
+    for place, count in ((train, 6), (val, 1)):
+        place.mkdir(parents=True)
+        for i in range(count):
+            image(i, mode="L" if i == 2 else "RGB").save(place / f"{i}.bmp")
+    (train / "1.bmp").write_bytes(b"no image")
+    act = partial(prepare, "image-folder", tmp_path / "images", settings=RAW, processes=1, max_bad=0.2)
+    act(to=tmp_path / "whole")
+    with changed(val / "0.bmp", lambda _: b"no image"), pytest.raises(RunError, match="val: 1 images cannot be"):
+        act(to=tmp_path / "out")
+    words = r"^train/a/5\.bmp: changed since the interrupted preparation"  # the sixth taken, and the fifth stored
+    with changed(train / "5.bmp", lambda data: data[:-1] + b"?"), pytest.raises(InputError, match=words):
+        act(to=tmp_path / "out")
+    decoded.clear()
+    act(to=tmp_path / "out")
+    assert len(decoded) == 1  # of val
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_a_journal_of_another_plan_is_not_believed(tmp_path, image, encoded, monkeypatch):
+def test_a_journal_of_another_plan_is_not_believed(cut, out, decoded):
     """Whatever the file of the plan says."""
-    monkeypatch.setattr(write, "SHARD", 1)
-    (tmp_path / "images/train/a").mkdir(parents=True)
-    for i in range(3):
-        image(i).save(tmp_path / f"images/train/a/{i}.png")
-    out, plan = tmp_path / "out", tmp_path / "out/plan.unfinished"
-    with monkeypatch.context() as patch:
-        patch.setattr(write.BetonWriter, "finish", lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare("image-folder", tmp_path / "images", out, PrepSettings(), processes=1)
+    plan = out / "plan.unfinished"
     plan.write_text(plan.read_text().replace('"quality": 90', '"quality": 50'))
-    encoded.clear()
-    prepare("image-folder", tmp_path / "images", out, PrepSettings(quality=50), processes=1)
-    assert len(encoded) == 3
+    go_on(cut, out, replace(STRICT, quality=50))
+    assert len(decoded) == 27
 
 
 def test_a_journal_of_another_seed_has_no_entries(tmp_path):
@@ -394,7 +380,7 @@ def test_a_journal_of_another_seed_has_no_entries(tmp_path):
             journal.append({"x": 1})
 
 
-def test_the_entry_that_is_taken_last_goes_if_no_more_is_asked_for(tmp_path):
+def test_the_last_entry_taken_goes_if_no_more_is_asked_for(tmp_path):
     """And what is appended then follows those before it."""
     journal = Journal(tmp_path / "journal")
     for number in range(4):
@@ -407,16 +393,15 @@ def test_the_entry_that_is_taken_last_goes_if_no_more_is_asked_for(tmp_path):
     assert list(Journal(tmp_path / "journal").entries()) == [{"x": 0}, {"x": 1}, {"x": 7}]
 
 
-def test_an_entry_is_in_the_file_when_that_is_flushed_to_disk(tmp_path, monkeypatch):
+def test_an_entry_is_in_the_file_when_that_is_flushed(tmp_path, system):
     flushed = []
-    monkeypatch.setattr(os, "fsync", lambda _: flushed.append((tmp_path / "journal").read_bytes()))
+    system({"os.fsync": lambda _: flushed.append((tmp_path / "journal").read_bytes())})
     Journal(tmp_path / "journal").append({"x": 1})
     assert flushed == [(tmp_path / "journal").read_bytes()] != [b""]
 
 
-def test_data_that_were_lost_after_the_journal_are_written_again_each_time(tmp_path, monkeypatch):
+def test_data_that_were_lost_are_written_again_each_time(tmp_path):
     """All of them, or those of the last image; and what was taken over once more is taken over once."""
-    monkeypatch.setattr(write, "SHARD", 1)
     path = tmp_path / "beton"
 
     def taken(stop):
@@ -424,7 +409,7 @@ def test_data_that_were_lost_after_the_journal_are_written_again_each_time(tmp_p
         with write.BetonWriter(path, tmp_path / "journal", 4) as writer:
             found = writer.written.taken
             for number in range(found, stop):
-                writer.add(Encoded(str(number), number, JPEG, 2, 3, bytes([number] * 9), ""))
+                writer.add(Encoded(str(number), number, JPEG, 2, 3, bytes([number] * 2_001), ""))
             writer.disk.wait()
         return found
 
@@ -436,125 +421,12 @@ def test_data_that_were_lost_after_the_journal_are_written_again_each_time(tmp_p
         assert [taken(4), taken(4)] == [3, 4]
 
 
-@pytest.mark.parametrize("plan", ["[]", '{"source":'])
-def test_a_damaged_plan_is_replaced_only_by_force(tmp_path, folder, plan):
-    for force in (False, True):
-        (tmp_path / "out").mkdir(exist_ok=True)
-        for name, text in (("plan", plan), ("train.journal", ""), ("train.beton", "")):
-            (tmp_path / f"out/{name}.unfinished").write_text(text)
-        words = {"settings": PrepSettings(splits="val"), "processes": 1, "force": force}
-        if force:
-            assert prepare("image-folder", folder, tmp_path / "out", **words).splits["val"].samples == 6
-            assert not list((tmp_path / "out").glob("*.unfinished"))
-            continue
-        with pytest.raises(InputError, match=r"plan\.unfinished: is damaged; add --force to start again"):
-            prepare("image-folder", folder, tmp_path / "out", **words)
-        assert (tmp_path / "out/plan.unfinished").read_text() == plan
-
-
-def test_an_image_that_changes_between_its_encoding_and_its_writing_is_refused(tmp_path, folder, monkeypatch):
+def test_an_image_that_changes_until_it_is_written_is_refused(tmp_path, folder, write_beton):
     """JPEGs that are kept as they are, are read again when they are written."""
-    path, encode_image = folder / "val/bee/1.JPEG", encode.encode
-
-    def encode_and_change(sample, settings):
-        record = encode_image(sample, settings).for_transfer()
-        if sample.name == "val/bee/1.JPEG":
-            data = path.read_bytes()
-            path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
-        return record
-
-    monkeypatch.setattr(encode, "encode", encode_and_change)
-    settings = PrepSettings(restart_markers=False)
-    with pytest.raises(InputError, match=r"val/bee/1\.JPEG: was changed while it was prepared; run the same command"):
-        prepare("image-folder", folder, tmp_path / "out", settings, processes=1)
-
-
-def test_numbers_of_a_table_that_changed_meanwhile_are_refused(tmp_path, image, monkeypatch):
-    """Those of an image that was taken before: the file would mix both tables."""
-    monkeypatch.setattr(write, "SHARD", 1_000)
-    out, table = tmp_path / "out", tmp_path / "table.csv"
-    for i in range(3):
-        image(i).save(tmp_path / f"{i}.bmp")
-    settings = PrepSettings(raw=True, targets="age", on_corrupt="error")
-    table.write_text("path,age\n0.bmp,1\n1.bmp,2\n2.bmp,3\n")
-    repair = damage(tmp_path / "2.bmp")
-    with pytest.raises(InputError):
-        prepare("csv", table, out, settings, processes=1)
-    repair()
-    assert any(out.glob("*.journal.unfinished"))
-    table.write_text("path,age\n0.bmp,7\n1.bmp,2\n2.bmp,3\n")
-    with pytest.raises(InputError, match=r"an interrupted preparation of other samples; .* --force"):
-        prepare("csv", table, out, settings, processes=1)
-
-
-def test_force_starts_a_changed_source_again(tmp_path, images, small_shards):
-    out, path = tmp_path / "out", images / "train/a/4.bmp"
-    interrupted(images, out)
-    path.write_bytes((images / "train/a/6.bmp").read_bytes())
-    prepare("image-folder", images, out, RAW, processes=1, force=True)
-    prepare("image-folder", images, tmp_path / "fresh", RAW, processes=1)
-    assert contents(out) == contents(tmp_path / "fresh")
-
-
-def test_pixels_that_changed_meanwhile_are_refused(tmp_path, monkeypatch):
-    """Of a source that is read whole, with its listing."""
-    monkeypatch.setattr(write, "SHARD", 1_000)
-    layouts.mnist(tmp_path)
-    out = tmp_path.with_name("mnist-out")
-    shutil.copy(tmp_path / "t10k-labels-idx1-ubyte.gz", tmp_path / "kept")
-    with monkeypatch.context() as patch:
-        patch.setattr(write.BetonWriter, "finish", lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare("mnist", tmp_path, out, PrepSettings())
-    path = tmp_path / "train-images-idx3-ubyte.gz"
-    body = bytearray(gzip.decompress(path.read_bytes()))
-    body[20] ^= 1
-    path.write_bytes(gzip.compress(body))
-    with pytest.raises(InputError, match=r"^train\[0\]: changed since the interrupted preparation"):
-        prepare("mnist", tmp_path, out, PrepSettings())
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("line", [0, 1, -1])
-@pytest.mark.parametrize("change", ["character", "{}", "other", "twice"])
-def test_a_changed_journal_is_not_believed(tmp_path, images, uninterrupted, small_shards, line, change, capsys):
-    out = tmp_path / "out"
-    interrupted(images, out)
-    path = out / "train.journal.unfinished"
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert len(lines) > 10
-    lines[line] = {
-        "character": lines[line].replace(b'"taken": ', b'"taken": 1', 1),
-        "{}": b"{}\n",
-        "other": lines[2],
-        "twice": lines[line] * 2,
-    }[change]
-    path.write_bytes(b"".join(lines))
-    prepare("image-folder", images, out, RAW, processes=1)
-    assert contents(out) == uninterrupted
-    if (change, line) != ("twice", -1):
-        assert "is damaged; what follows it is prepared again" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("change", ["cut", "zeros", "bit"])
-def test_changed_data_are_not_believed(tmp_path, images, uninterrupted, small_shards, change):
-    out = tmp_path / "out"
-    interrupted(images, out)
-    path = out / "train.beton.unfinished"
-    data = bytearray(path.read_bytes())
-    at = write.PAGE + 100_003
-    if change == "bit":
-        data[at] ^= 4
-    else:
-        data[at:] = bytes(len(data) - at if change == "zeros" else 0)
-    path.write_bytes(data)
-    prepare("image-folder", images, out, RAW, processes=1)
-    assert contents(out) == uninterrupted
-
-
-@pytest.mark.long
-def test_some_random_kills_and_damages(tmp_path):
-    """A few of those of `python -m tests.data_prep.kills`, which does hundreds."""
-    found = list(kills.run(["digits", "mnist"], count=2, seed=0, root=tmp_path))
-    assert len(found) == 2
-    assert not [line for line in found if line[1] in kills.BAD]
+    (sample,) = ImageFiles(folder, ["val/bee/1.JPEG"], [0])
+    record = encode(sample, PrepSettings(restart_markers=False)).for_transfer()
+    with (
+        changed(folder / sample.name, lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]),
+        pytest.raises(InputError, match=r"val/bee/1\.JPEG: was changed while it was prepared; run the same command"),
+    ):
+        write_beton(tmp_path / "a.beton", [record])
