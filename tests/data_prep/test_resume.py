@@ -92,8 +92,8 @@ class Interruptions(RuleBasedStateMachine):
     def go_on(self):
         try:
             self.job.act(to=self.to)
-        except InputError:
-            assert self.plan_is_damaged
+        except InputError as error:  # of a join that had ended, too
+            assert self.plan_is_damaged or f"{self.to}: is already prepared" in str(error)
             self.job.act(to=self.to, force=True)
         self.plan_is_damaged = False
         assert contents(self.to) == self.job.whole
@@ -104,7 +104,7 @@ class Interruptions(RuleBasedStateMachine):
             shutil.rmtree(self.to)
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.long)])
 def test_whatever_interrupts_it_the_bytes_are_the_same(tmp_path, jobs, count):
     machine = type("Machine", (Interruptions,), {"jobs": staticmethod(jobs), "root": tmp_path})
     run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=4))
