@@ -1,0 +1,518 @@
+"""MNIST, SVHN, STL-10 and CIFAR from files in their official layouts, the real ones if at hand; and the digits."""
+
+import gzip
+import io
+import pickle
+import struct
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+from sklearn.datasets import load_digits
+from torchvision import datasets
+from torchvision.datasets.imagenet import ARCHIVE_META
+
+from tests.layouts import LAYOUTS, TEST, TRAIN
+from widemix.data_prep import cifar, digits, imagenet_tars, mnist, stl10, svhn
+from widemix.data_prep.official import check_labels, check_md5, warn_of
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.sources import read_source
+from widemix.data_prep.svhn import read_arrays
+from widemix.errors import InputError
+from widemix.formats.beton import RAW, open_beton
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+RNG = np.random.RandomState(0)
+
+
+def listed(split):
+    """Pixels [n, height, width, 3] and labels of a split, sample by sample."""
+    samples = [split[i] for i in range(len(split))]
+    return np.stack([sample.image for sample in samples]), [sample.label for sample in samples]
+
+
+def random_images(count, height, width):
+    return RNG.randint(0, 256, (count, height, width, 3), np.uint8)
+
+
+# MNIST
+
+
+def write_mnist(folder, train, test, suffix=".gz"):
+    folder.mkdir(parents=True)
+    for prefix, (grey, labels) in (("train", train), ("t10k", test)):
+        for name, array in ((f"{prefix}-images-idx3-ubyte", grey), (f"{prefix}-labels-idx1-ubyte", labels)):
+            head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+            body = head + array.tobytes()
+            (folder / (name + suffix)).write_bytes(gzip.compress(body) if suffix else body)
+
+
+@pytest.fixture
+def mnist_data():
+    return [(RNG.randint(0, 256, (n, 28, 28), np.uint8), RNG.randint(0, 10, n, np.uint8)) for n in (6, 4)]
+
+
+@pytest.mark.parametrize(("place", "suffix"), [(".", ".gz"), ("MNIST/raw", ""), ("MNIST/raw", ".gz")])
+def test_mnist_in_every_form(tmp_path, mnist_data, place, suffix):
+    write_mnist(tmp_path / "m" / place, *mnist_data, suffix) if place != "." else write_mnist(
+        tmp_path / "m", *mnist_data
+    )
+    dataset = mnist.read(tmp_path / "m")
+    for split, (grey, labels) in zip(("train", "test"), mnist_data, strict=True):
+        found, found_labels = listed(dataset.splits[split])
+        assert all(np.array_equal(found[..., c], grey) for c in range(3))
+        assert found_labels == labels.tolist()
+    assert len(dataset.exceptions) == (4 if suffix else 0)
+
+
+def test_mnist_files_are_compressed_or_not_whatever_their_names(tmp_path, mnist_data):
+    """Browsers unpack what they download, and leave its name."""
+    write_mnist(tmp_path / "m", *mnist_data)
+    path = tmp_path / "m/t10k-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.decompress(path.read_bytes()))
+    assert np.array_equal(listed(mnist.read(tmp_path / "m").splits["test"])[0][..., 0], mnist_data[1][0])
+    write_mnist(tmp_path / "n", *mnist_data, "")
+    path = tmp_path / "n/train-labels-idx1-ubyte"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert listed(mnist.read(tmp_path / "n").splits["train"])[1] == mnist_data[0][1].tolist()
+
+
+def test_the_folder_itself_comes_before_the_official_one(tmp_path, mnist_data):
+    write_mnist(tmp_path / "m", *mnist_data)
+    write_mnist(tmp_path / "m/MNIST/raw", *mnist_data[::-1])
+    assert listed(mnist.read(tmp_path / "m").splits["train"])[1] == mnist_data[0][1].tolist()
+
+
+@pytest.mark.parametrize(
+    "values", [[[1, 2]], [[1], [2, 3]], [], 5, ["1"], [True], [1.5], [np.nan], [2**70], [0], [4]]
+)
+def test_labels_that_are_none_of_a_dataset_are_refused(values):
+    with pytest.raises(InputError, match="x: has labels that are not whole numbers of 1 to 3; download it again"):
+        check_labels("x", values, 1, 3)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.float64, list])
+def test_labels_of_any_type_become_integers_of_64_bits(kind):
+    labels = check_labels("x", [1, 3] if kind is list else np.array([1, 3], kind), 1, 3)
+    assert (labels.dtype, labels.tolist()) == (np.int64, [1, 3])
+
+
+def test_the_first_of_several_unofficial_files_is_named(capsys):
+    found = tuple({"file": name, "rule": f"not {name}"} for name in "abc")
+    assert warn_of(found) == found
+    assert warn_of(found[:1]) == found[:1]
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: a: not a, and 2 other files are not either; read all the same",
+        "warning: a: not a; read all the same",
+    ]
+
+
+def test_a_file_with_the_official_sum_is_no_exception(tmp_path):
+    (tmp_path / "abc").write_bytes(b"abc")
+    assert check_md5(tmp_path / "abc", "900150983cd24fb0d6963f7d28e17f72") == ()
+    rule = f"not the official file: MD5 900150983cd24fb0d6963f7d28e17f72 instead of {'0' * 32}"
+    assert check_md5(tmp_path / "abc", "0" * 32) == ({"file": "abc", "rule": rule},)
+
+
+def test_digits_are_scikit_learns_each_fifth_for_the_test():
+    scans, splits = load_digits(), digits.read(None).splits
+    grey = (scans.images * 255 / 16).round().astype(np.uint8)
+    order = [number for digit in range(10) for number in np.flatnonzero(scans.target == digit).tolist()]
+    for split, numbers in (("test", set(order[::5])), ("train", set(order) - set(order[::5]))):
+        found, labels = listed(splits[split])
+        chosen = sorted(numbers)
+        assert np.array_equal(found, np.stack([grey[chosen]] * 3, 3))
+        assert labels == scans.target[chosen].tolist()
+        assert splits[split][3].name == f"{split}[3]"
+
+
+def test_mnist_is_the_official_one(tmp_path):
+    if not (REAL / "mnist").is_dir():
+        pytest.skip("needs the real MNIST files in ../shared/data/mnist")
+    dataset = mnist.read(REAL / "mnist")
+    assert dataset.exceptions == ()
+    # Counts of each digit as published (LeCun's page, and every tutorial since).
+    assert np.bincount(dataset.splits["train"].labels).tolist() == [
+        5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949,
+    ]  # fmt: skip
+    assert len(dataset.splits["test"]) == 10_000
+
+
+# SVHN
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize("label_type", [np.uint8, np.float64])
+def test_svhn_is_what_scipy_writes(tmp_path, compress, label_type):
+    data = {}
+    for split, count in (("train", 400), ("test", 1)):  # 1.2 MB is more than a piece
+        images = random_images(count, 32, 32)
+        labels = RNG.randint(1, 11, count)
+        matrix = {"X": images.transpose(1, 2, 3, 0), "y": labels.astype(label_type)[:, None]}
+        savemat(tmp_path / f"{split}_32x32.mat", matrix, do_compression=compress)
+        data[split] = images, labels
+    dataset = svhn.read(tmp_path)
+    assert list(dataset.splits) == ["train", "test"]
+    assert [found["file"] for found in dataset.exceptions] == ["train_32x32.mat", "test_32x32.mat"]
+    for exception, md5 in zip(
+        dataset.exceptions, ("e26dedcc434d2e4c54c9b2d4a06d8373", "eb5a983be6a315427106f1b164d9cef3"), strict=True
+    ):
+        assert exception["rule"].endswith(f"instead of {md5}")
+    for split, (images, labels) in data.items():
+        found, found_labels = listed(dataset.splits[split])
+        assert np.array_equal(found, images)
+        assert found_labels == [0 if label == 10 else label for label in labels]
+
+
+def test_svhn_and_stl10_in_their_own_folders(tmp_path, stl_data):
+    """Any of SVHN's splits alone; a file above the folder comes first."""
+    for name in ("svhn", "stl10_binary"):
+        (tmp_path / name).mkdir()
+    pixels = random_images(3, 32, 32)
+    savemat(tmp_path / "svhn/extra_32x32.mat", {"X": pixels.transpose(1, 2, 3, 0), "y": [[1], [10], [9]]})
+    (found,) = svhn.read(tmp_path).splits.items()
+    assert found[0] == "extra"
+    assert np.array_equal(listed(found[1])[0], pixels)
+    assert listed(found[1])[1] == [1, 0, 9]
+    savemat(tmp_path / "extra_32x32.mat", {"X": pixels.transpose(1, 2, 3, 0)[..., :1], "y": [[5]]})
+    assert listed(svhn.read(tmp_path).splits["extra"])[1] == [5]
+    before = {split: listed(found)[1] for split, found in stl10.read(tmp_path).splits.items()}
+    for path in tmp_path.glob("t*_?.bin"):
+        path.rename(tmp_path / "stl10_binary" / path.name)
+    assert {split: listed(found)[1] for split, found in stl10.read(tmp_path).splits.items()} == before
+    with pytest.raises(InputError, match=r"holds none of train_32x32\.mat, test_32x32\.mat, extra_32x32\.mat"):
+        svhn.read(tmp_path / "stl10_binary")
+
+
+def test_matlab_arrays_are_what_scipy_writes(tmp_path):
+    types = ["i1", "u1", "i2", "u2", "i4", "u4", "f4", "f8", "i8", "u8"]
+    arrays = {f"a{kind}": RNG.randint(0, 100, (2, 3, 5)).astype(kind) for kind in types}
+    arrays |= {"tiny": np.array([[3]], np.uint8), "four": np.array([[1, 2, 3, 4]], np.uint8)}
+    for compress in (True, False):
+        savemat(tmp_path / "a.mat", arrays, do_compression=compress)
+        found = read_arrays(tmp_path / "a.mat")
+        assert set(found) == set(arrays)
+        for name, array in arrays.items():
+            assert np.array_equal(found[name], array)
+            assert found[name].dtype == array.dtype
+
+
+def test_real_svhn_labels_match_its_images(tmp_path):
+    if not (REAL / "svhn").is_dir():
+        pytest.skip("needs the real SVHN file in ../shared/data/svhn")
+    from scipy.io import loadmat
+
+    dataset = svhn.read(REAL / "svhn")
+    theirs = loadmat(REAL / "svhn" / "train_32x32.mat")
+    found, labels = listed(dataset.splits["train"])
+    assert np.array_equal(found, theirs["X"].transpose(3, 0, 1, 2))
+    assert labels == [int(label) % 10 for label in theirs["y"][:, 0]]
+
+
+# STL-10: each channel by columns.
+
+
+@pytest.fixture
+def stl_data(tmp_path):
+    data = {split: (random_images(n, 96, 96), RNG.randint(0, 10, n)) for split, n in (("train", 6), ("test", 2))}
+    for split, (images, labels) in data.items():
+        columns = [image[..., c].T.tobytes() for image in images for c in range(3)]
+        (tmp_path / f"{split}_X.bin").write_bytes(b"".join(columns))
+        (tmp_path / f"{split}_y.bin").write_bytes(bytes((labels + 1).tolist()))
+    return data
+
+
+def test_stl10(tmp_path, stl_data):
+    dataset = stl10.read(tmp_path)
+    assert list(dataset.splits) == ["train", "test"]
+    names = ["train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin"]
+    assert [found["file"] for found in dataset.exceptions] == names
+    assert " ".join(dataset.classes) == "airplane bird car cat deer dog horse monkey ship truck"
+    for split, (images, labels) in stl_data.items():
+        found, found_labels = listed(dataset.splits[split])
+        assert np.array_equal(found, images)
+        assert found_labels == labels.tolist()
+
+
+def test_stl10_folds_and_unlabelled(tmp_path, stl_data):
+    (tmp_path / "unlabeled_X.bin").write_bytes((tmp_path / "test_X.bin").read_bytes())
+    (tmp_path / "fold_indices.txt").write_text("5 0 \n1 2 3\n")
+    dataset = stl10.read(tmp_path)
+    splits = dataset.splits
+    assert list(splits) == ["train", "test", "fold0", "fold1", "unlabeled"]
+    assert dataset.exceptions[-1]["file"] == "unlabeled_X.bin"
+    images, labels = listed(splits["fold0"])
+    assert np.array_equal(images, stl_data["train"][0][[5, 0]])
+    assert labels == stl_data["train"][1][[5, 0]].tolist()
+    assert listed(splits["unlabeled"])[1] == [-1, -1]
+
+
+# CIFAR: an image is its red, then green, then blue values, row by row.
+
+
+@pytest.fixture
+def cifar_data():
+    parts = {f"data_batch_{i}": (random_images(3, 32, 32), [i, 0, 9]) for i in range(1, 6)}
+    return parts | {"test_batch": (random_images(2, 32, 32), [7, 8])}
+
+
+def rows(images):
+    return np.stack([np.concatenate([image[..., c].reshape(-1) for c in range(3)]) for image in images])
+
+
+def write_cifar10_python(folder, data, protocol=2):
+    folder.mkdir(parents=True)
+    for name, (images, labels) in data.items():
+        batch = {"batch_label": b"x", "labels": labels, "data": rows(images)}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=protocol))
+    names = [f"class{i}" for i in range(10)]
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": names}, protocol=protocol))
+
+
+def write_cifar10_binary(folder, data):
+    folder.mkdir(parents=True)
+    for name, (images, labels) in data.items():
+        records = [bytes([label]) + row.tobytes() for label, row in zip(labels, rows(images), strict=True)]
+        (folder / f"{name}.bin").write_bytes(b"".join(records))
+    (folder / "batches.meta.txt").write_text("".join(f"class{i}\n" for i in range(10)) + "\n")
+
+
+def assert_is_cifar10(dataset, data):
+    *train, (test_images, test_labels) = data.values()
+    images, labels = listed(dataset.splits["train"])
+    assert np.array_equal(images, np.concatenate([part for part, _ in train]))
+    assert labels == [label for _, part in train for label in part]
+    images, labels = listed(dataset.splits["test"])
+    assert np.array_equal(images, test_images)
+    assert labels == test_labels
+    assert dataset.classes == tuple(f"class{i}" for i in range(10))
+
+
+@pytest.mark.parametrize("form", ["python", "binary"])
+@pytest.mark.parametrize("where", ["folder", "above", "tar", "above tar"])
+def test_cifar10_in_every_form(tmp_path, cifar_data, form, where, capsys):
+    inner, tar = {
+        "python": ("cifar-10-batches-py", "cifar-10-python.tar.gz"),
+        "binary": ("cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
+    }[form]
+    write = write_cifar10_python if form == "python" else write_cifar10_binary
+    write(tmp_path / "a" / inner, cifar_data)
+    with tarfile.open(tmp_path / tar, "w:gz") as archive:
+        archive.add(tmp_path / "a" / inner, inner)
+    origin = {"folder": f"a/{inner}", "above": "a", "tar": tar, "above tar": "."}[where]
+    dataset = cifar.cifar10(tmp_path / origin)
+    assert_is_cifar10(dataset, cifar_data)
+    # There is an exception for every file whose official sum is known.
+    known = 7 if form == "python" else int("tar" in where)
+    assert len(dataset.exceptions) == known
+    said = capsys.readouterr().err
+    assert said.count("instead of") == min(known, 1)
+    assert known < 2 or f", and {known - 1} other files are not either; read all the same" in said
+
+
+@pytest.mark.parametrize("form", ["python", "binary"])
+def test_cifar100_reads_fine_labels(tmp_path, form):
+    data = {name: (random_images(4, 32, 32), [0, 99, 42, 7], [3, 1, 2, 0]) for name in ("train", "test")}
+    names = [f"class{i}" for i in range(100)]
+    for name, (images, fine, coarse) in data.items():
+        if form == "python":
+            batch = {"data": rows(images), "fine_labels": fine, "coarse_labels": coarse}
+            (tmp_path / name).write_bytes(pickle.dumps(batch, protocol=2))
+        else:
+            records = [bytes(labels) + row.tobytes() for *labels, row in zip(coarse, fine, rows(images), strict=True)]
+            (tmp_path / f"{name}.bin").write_bytes(b"".join(records))
+    if form == "python":
+        (tmp_path / "meta").write_bytes(pickle.dumps({"fine_label_names": names}, protocol=2))
+    else:
+        (tmp_path / "fine_label_names.txt").write_text("\n".join(names))
+    dataset = cifar.cifar100(tmp_path)
+    for name, (images, fine, _) in data.items():
+        found, labels = listed(dataset.splits[name])
+        assert np.array_equal(found, images)
+        assert labels == fine
+    assert dataset.classes == tuple(names)
+
+
+def by_python_2(images, labels):
+    """A batch as Python 2 and NumPy 1 wrote the official ones: texts and pixels are strings of bytes."""
+    kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+    shape, data = struct.pack("<cHcH", b"M", len(images), b"M", 3072) + b"\x86", rows(images).tobytes()
+    array += b"(K\x01" + shape + kind + b"\x89T" + struct.pack("<i", len(data)) + data + b"tb"
+    numbers = b"](" + b"".join(b"K%c" % label for label in labels) + b"e"
+    return b"\x80\x02}(U\x04data" + array + b"U\x06labels" + numbers + b"u."
+
+
+def test_the_official_pickles_are_of_python_2(tmp_path, cifar_data):
+    for name, (images, labels) in cifar_data.items():
+        (tmp_path / name).write_bytes(by_python_2(images, labels))
+    names = b"".join(b"U\x06class%d" % number for number in range(10))
+    (tmp_path / "batches.meta").write_bytes(b"\x80\x02}U\x0blabel_names](" + names + b"es.")
+    assert_is_cifar10(cifar.cifar10(tmp_path), cifar_data)
+
+
+def test_the_python_version_and_unpacked_files_come_first(tmp_path, cifar_data):
+    """Of a tar only what is in its own folder is read."""
+    others = {name: (images, [1] * len(labels)) for name, (images, labels) in cifar_data.items()}
+    write_cifar10_binary(tmp_path / "cifar-10-batches-bin", others)
+    assert listed(cifar.cifar10(tmp_path).splits["test"])[1] == [1, 1]
+    write_cifar10_python(tmp_path / "new", cifar_data)
+    write_cifar10_python(tmp_path / "old", others)
+    with tarfile.open(tmp_path / "cifar-10-python.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "new", "cifar-10-batches-py")
+        archive.add(tmp_path / "old", "copy")
+    assert_is_cifar10(cifar.cifar10(tmp_path), cifar_data)
+    (tmp_path / "old").rename(tmp_path / "cifar-10-batches-py")
+    assert listed(cifar.cifar10(tmp_path).splits["test"])[1] == [1, 1]
+    for path in (tmp_path / "new").iterdir():
+        path.rename(tmp_path / path.name)
+    assert_is_cifar10(cifar.cifar10(tmp_path), cifar_data)
+
+
+def test_official_names_and_sums_are_those_that_torchvision_has():
+    for ours, theirs in ((cifar.CIFAR10_PYTHON, datasets.CIFAR10), (cifar.CIFAR100_PYTHON, datasets.CIFAR100)):
+        assert (ours.folder, ours.archive) == (theirs.base_folder, theirs.filename)
+        meta = (theirs.meta["filename"], theirs.meta["md5"])
+        assert [*ours.files.items()] == [*map(tuple, theirs.train_list + theirs.test_list), meta]
+    assert [*mnist.GZ.items()] == datasets.MNIST.resources
+    assert {split: [*found] for split, found in svhn.FILES.items()} == {
+        split: found[1:] for split, found in datasets.SVHN.split_list.items()
+    }
+    assert datasets.STL10.base_folder == stl10.FOLDER
+    assert dict(datasets.STL10.train_list + datasets.STL10.test_list) == stl10.MD5
+    assert dict(ARCHIVE_META.values()) == imagenet_tars.MD5
+    names = {"train": imagenet_tars.TRAIN, "val": imagenet_tars.VAL, "devkit": imagenet_tars.DEVKIT}
+    assert names == {split: name for split, (name, _) in ARCHIVE_META.items()}
+
+
+def test_a_cut_tar_is_refused(tmp_path, cifar_data):
+    write_cifar10_python(tmp_path / "cifar-10-batches-py", cifar_data)
+    with tarfile.open(tmp_path / "c.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "cifar-10-batches-py", "cifar-10-batches-py")
+    whole = (tmp_path / "c.tar.gz").read_bytes()
+    for cut in (0, 10, len(whole) // 2, len(whole) * 9 // 10):
+        (tmp_path / "c.tar.gz").write_bytes(whole[:cut])
+        with pytest.raises(InputError, match=r"c\.tar\.gz: (cannot be read as a tar|lacks)"):
+            cifar.cifar10(tmp_path / "c.tar.gz")
+    (tmp_path / "cifar-10-batches-py/data_batch_4").unlink()
+    with tarfile.open(tmp_path / "c.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "cifar-10-batches-py", "cifar-10-batches-py")
+    with pytest.raises(InputError, match=r"c\.tar\.gz: lacks cifar-10-batches-py/data_batch_4; download it again"):
+        cifar.cifar10(tmp_path / "c.tar.gz")
+
+
+def test_arrays_are_prepared_raw(tmp_path, cifar_data):
+    write_cifar10_python(tmp_path / "c", cifar_data)
+    manifest = prepare("cifar10", tmp_path / "c", tmp_path / "out", PrepSettings())
+    assert len(manifest.exceptions) == 7
+    beton = open_beton(tmp_path / "out" / "test.beton")
+    images, labels = cifar_data["test_batch"]
+    assert beton.mode.tolist() == [RAW, RAW]
+    assert beton.label.tolist() == labels
+    for offset, image in zip(beton.offset, images, strict=True):
+        assert beton.bytes[offset:][:3072].tobytes() == image.tobytes()
+
+
+# What is refused, in the layouts of `tests.layouts`.
+
+
+class Attack:
+    def __reduce__(self):
+        return (print, ("ran",))
+
+
+def idx(*shape, kind=8, value=0):
+    """A file of MNIST's format."""
+    return struct.pack(f">HBB{len(shape)}I", 0, kind, len(shape), *shape) + bytes([value]) * int(np.prod(shape))
+
+
+def mat(compressed=False, **arrays):
+    """A file of SVHN's format, whole or with one array alone."""
+    file = io.BytesIO()
+    savemat(file, arrays, do_compression=compressed)
+    return file.getvalue()
+
+
+PIXELS, ONES = np.zeros((32, 32, 3, 2), np.uint8), np.ones((2, 1))
+SVHN = mat(True, X=random_images(3, 32, 32).transpose(1, 2, 3, 0), y=np.ones((3, 1)))
+IMAGES, LABELS = "t10k-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
+IDX, GZIPPED = idx(TEST, 28, 28), gzip.compress(idx(TRAIN))
+
+
+@pytest.mark.parametrize(
+    ("layout", "file", "data", "words"),
+    [
+        *(
+            ("mnist", IMAGES, idx(TEST, 28, 28)[:cut], f"{IMAGES}: is not an idx file")
+            for cut in (0, 3, 4, 10, 16, -1)
+        ),
+        ("mnist", IMAGES, IDX + b"\0", f"{IMAGES}: is not an idx file"),
+        ("mnist", IMAGES, idx(TEST, 28, 28, kind=9), f"{IMAGES}: is not an idx file"),  # bytes with a sign
+        ("mnist", LABELS, GZIPPED[:-9], f"{LABELS}: cannot be decompressed"),
+        ("mnist", LABELS, GZIPPED[:10] + b"\xff" + GZIPPED[11:], f"{LABELS}: cannot be decompressed"),
+        ("mnist", LABELS, idx(TRAIN - 1), "the train files have shapes"),
+        ("mnist", IMAGES, idx(TEST, 28, 27), "the test files have shapes"),
+        ("mnist", "train-images-idx3-ubyte.gz", idx(TRAIN, 27, 28), "the train files have shapes"),
+        (
+            "mnist",
+            "t10k-labels-idx1-ubyte.gz",
+            idx(TEST, value=10),
+            "test file: has labels that are not .* 0 to 9",
+        ),
+        *(("svhn", "train_32x32.mat", SVHN[:cut], "train_32x32") for cut in (0, 100, 128, 130, 300, len(SVHN) // 2)),
+        ("svhn", "train_32x32.mat", mat(X=PIXELS, y=11 * ONES), "not whole numbers of 1 to 10"),
+        ("svhn", "train_32x32.mat", mat(X=PIXELS.astype(np.int16), y=ONES), r"train_32x32\.mat: has no uint8 X"),
+        ("svhn", "train_32x32.mat", mat(X=PIXELS), r"train_32x32\.mat: has no uint8 X"),
+        ("svhn", "train_32x32.mat", mat(y=ONES), r"train_32x32\.mat: has no uint8 X"),
+        ("stl10", "train_X.bin", b"x", "not a multiple of 27648"),
+        ("stl10", "train_X.bin", b"", "has 0 bytes, not a multiple of 27648"),
+        (
+            "stl10",
+            "test_y.bin",
+            b"\1" * (TEST + 1),
+            rf"y\.bin: must hold a label of 1 to 10 for each of the {TEST} ",
+        ),
+        ("stl10", "test_y.bin", b"\1", r"test_y\.bin: must hold a label"),
+        ("stl10", "test_y.bin", bytes(TEST), r"test_y\.bin: has labels that are not whole numbers of 1 to 10"),
+        ("stl10", "fold_indices.txt", b"%d\n" % TRAIN, f"line 1 must hold indices of 0 to {TRAIN - 1}"),
+        ("stl10", "fold_indices.txt", b"0\n\n1\n", "line 2 must hold indices of 0 to"),
+        ("stl10", "fold_indices.txt", b"0 1\n0 \xff\n", "line 2 must hold indices of 0 to"),
+        ("stl10", "train_y.bin", None, r"lacks train_y\.bin; unpack stl10_binary\.tar\.gz first"),
+        *(
+            (
+                "cifar10",
+                "data_batch_2.bin",
+                bytes(size),
+                rf"data_batch_2\.bin: has {size} bytes, not a multiple of",
+            )
+            for size in (0, 3072, 3 * 3073 - 1, 3 * 3073 + 1)
+        ),
+        ("pickles", "data_batch_3", None, "data_batch_3: cannot be read"),
+        ("pickles", "data_batch_3", b"", "data_batch_3: is not one of CIFAR's pickles"),
+        ("pickles", "data_batch_3", pickle.dumps(Attack()), r"it needs (__builtin__|builtins)\.print"),
+        ("pickles", "data_batch_3", pickle.dumps([1]), "it holds a list"),
+        ("pickles", "data_batch_3", pickle.dumps({"labels": [1]}), "data_batch_3: is not a batch"),
+        (
+            "pickles",
+            "test_batch",
+            pickle.dumps({"labels": [10], "data": np.zeros((1, 3072), np.uint8)}),
+            "not whole numbers of 0 to 9",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_damage_is_refused_with_its_file(tmp_path, cifar_data, layout, file, data, words, capsys):
+    source, make = LAYOUTS.get(layout, ("cifar10", lambda folder: write_cifar10_python(folder, cifar_data)))
+    folder = tmp_path / "in"
+    if layout != "pickles":
+        folder.mkdir()
+    make(folder)
+    if layout == "stl10":
+        (folder / "stl10_binary.tar.gz").touch()
+    (folder / file).unlink() if data is None else (folder / file).write_bytes(data)
+    with pytest.raises(InputError, match=words):
+        read_source(source, folder, PrepSettings())
+    assert "ran" not in capsys.readouterr().out
