@@ -10,7 +10,7 @@ import pytest
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.data_prep import dry_run as dry_run_module
-from widemix.data_prep.dry_run import Estimate, dry_run
+from widemix.data_prep.dry_run import dry_run
 from widemix.data_prep.image import Encoded
 from widemix.data_prep.layout import IMAGES, SEGMENTED_IMAGES
 from widemix.data_prep.prepare import prepare
@@ -39,13 +39,12 @@ def test_estimated_sizes_are_right(tmp_path, folder, image, settings):
     assert dry_run("image-folder", folder, out, settings)[0] == []
 
 
-def test_seconds_are_those_of_the_sampled_images_for_all_by_all_processes_and_of_the_disk(
-    tmp_path, folder, image, monkeypatch
-):
+def test_seconds_are_those_of_all_images_and_the_disk(tmp_path, folder, image, system):
+    """As the sampled images take, by all processes."""
     for i in range(200):
         image(i).save(folder / f"train/bee/more{i}.jpg")
     clock = count(10.0, 3.0)  # each look is three seconds after the last
-    monkeypatch.setattr(dry_run_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    system({"time.perf_counter": clock.__next__})
     estimates, _ = dry_run("image-folder", folder, tmp_path / "out", PrepSettings(raw=True), processes=4)
     for estimate in estimates:
         scale = estimate.samples / min(64, estimate.samples)
@@ -57,14 +56,14 @@ def test_seconds_are_those_of_the_sampled_images_for_all_by_all_processes_and_of
         assert estimate.seconds == pytest.approx(3 * scale + estimate.bytes / 500e6)
 
 
-def test_the_room_is_that_which_is_free_on_the_disk_of_the_folder(tmp_path, folder, monkeypatch):
+def test_the_room_is_free_on_the_disk_of_the_folder(tmp_path, folder, system, monkeypatch):
     asked = []
 
     def usage(path):
         asked.append(path)
         return SimpleNamespace(total=1000, used=600, free=300)
 
-    monkeypatch.setattr(dry_run_module, "shutil", SimpleNamespace(disk_usage=usage))
+    system({"shutil.disk_usage": usage})
     assert dry_run("image-folder", folder, tmp_path / "a/b", PrepSettings())[1] == 300
     (tmp_path / "disk").mkdir()
     dry_run("image-folder", folder, tmp_path / "disk", PrepSettings())
@@ -92,18 +91,30 @@ def test_tables_are_estimated_to_the_byte(tmp_path, write_beton, segments):
     assert expected_bytes(7, 7 * (100 + len(segments)), layout) == (tmp_path / "a.beton").stat().st_size
 
 
-def test_the_command_prints_the_estimates_and_the_room(tmp_path, folder, monkeypatch, capsys):
-    found = [Estimate("train", 1200, 5 << 20, 9.6), Estimate("val", 30, 1536 << 10, 0.2)]
-    words = ["prep", "image-folder", "--from", str(folder), "--to", str(tmp_path / "out"), "--dry-run"]
-    monkeypatch.setattr(dry_run_module, "dry_run", lambda *_, **__: (found, 3 << 29))
-    assert run_command(make_parser(), argv=words) == 0
+def test_the_command_prints_the_estimates_and_the_room(tmp_path, folder, system, capsys):
+    words = [
+        "prep",
+        "image-folder",
+        "--from",
+        str(folder),
+        "--to",
+        str(tmp_path / "out"),
+        "--processes",
+        "1",
+        "--raw",
+    ]
+    system(
+        {"time.perf_counter": count(10.0, 9.6).__next__, "shutil.disk_usage": lambda _: SimpleNamespace(free=3 << 29)}
+    )
+    assert run_command(make_parser(), argv=[*words, "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "train: 1200 samples, about 5.0 MiB, about 10 s",
-        "val: 30 samples, about 1.5 MiB, about 0 s",
+        "train: 21 samples, about 8.1 MiB, about 10 s",
+        "val: 6 samples, about 8.0 MiB, about 10 s",
         "1.5 GiB are free on that disk",
     ]
-    monkeypatch.setattr(dry_run_module, "dry_run", lambda *_, **__: ([], 1))
     assert run_command(make_parser(), argv=words) == 0
+    capsys.readouterr()
+    assert run_command(make_parser(), argv=[*words, "--dry-run"]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'out'}: is already prepared with these settings\n"
 
 
