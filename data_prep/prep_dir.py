@@ -171,7 +171,7 @@ def _resume(to: Path, plan: dict[str, Any], force: bool) -> None:
     path = to / f"plan{UNFINISHED}"
     if path.exists() and any(to.glob(f"*.journal{UNFINISHED}")):
         try:
-            earlier = dict(parse_json(path.read_text(encoding="utf-8")))
+            earlier = {**parse_json(path.read_text(encoding="utf-8"))}  # a list raises TypeError
         except (ValueError, TypeError):
             if not force:
                 raise InputError(f"{path}: is damaged; add --force to start again") from None

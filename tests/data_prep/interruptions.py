@@ -140,12 +140,13 @@ def trace_lines(last: int) -> list[int]:
 
 
 def change(data: bytes, how: str, at: int, other: bytes = b"") -> bytes:
-    """A file's bytes, cut or zero from byte `at` on, with another bit there or a line less, or another file's."""
+    """A file's bytes, cut or zero from byte `at` on, another bit there, a line less, more at the end, or another file's."""
     lines = data.splitlines(keepends=True)
     return {
         "cut": data[:at],
         "zeros": data[:at] + bytes(len(data) - at),
         "bit": data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :],
         "line": b"".join(lines[: at % len(lines)] + lines[at % len(lines) + 1 :]),
+        "longer": data + b"x" * 300_000,
         "other": other,
     }[how]

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("small_shards")
 
 STRICT = PrepSettings(raw=True, on_corrupt="error")
 JOBS = [*PREPARED, "join", "extend"]
-HOW = ["cut", "zeros", "bit", "line", "other"]
+HOW = ["cut", "zeros", "bit", "line", "longer", "other"]
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def test_a_changed_journal_is_not_believed(cut, out, number, what, capsys):
 
 
 @pytest.mark.parametrize("file", ["journal", "beton"])
-@pytest.mark.parametrize("how", ["cut", "zeros", "bit"])
+@pytest.mark.parametrize("how", ["cut", "zeros", "bit", "longer"])
 @pytest.mark.parametrize("at", [0.0, 0.8, 0.999])
 def test_files_torn_by_a_crash_are_not_believed(cut, out, file, how, at):
     path = out / f"train.{file}.unfinished"
