@@ -140,7 +140,7 @@ def trace_lines(last: int) -> list[int]:
 
 
 def change(data: bytes, how: str, at: int, other: bytes = b"") -> bytes:
-    """A file's bytes, cut or zero from byte `at` on, another bit there, a line less, more at the end, or another file's."""
+    """A file's bytes: cut or zero from `at` on, another bit there, a line less, more at the end, another file's."""
     lines = data.splitlines(keepends=True)
     return {
         "cut": data[:at],
