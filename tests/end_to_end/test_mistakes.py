@@ -219,4 +219,4 @@ def test_a_closed_pipe_and_a_full_disk_as_the_output(words, tmp_path):
     closed, refused = json.loads(said)
     assert closed[0] == ""
     assert closed[1] in (128 + signal.SIGPIPE, 1)  # 1: of rich, which prints the table of cost
-    assert refused == ["error: the output could not be written: No space left on device\n", 1]
+    assert refused == ["error: the output could not be written: No space left on device; free some space\n", 1]

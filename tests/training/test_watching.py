@@ -99,7 +99,7 @@ REGRESSION = [("data.targets", "regression"), ("train.loss", "mse"), ("augment.s
     ("overrides", "error_message"),
     [
         ([("train.profile", "30:20")], "should be FIRST:STOP, two step numbers such as 20:30"),
-        ([("train.profile", "20")], "train.profile 20: "),
+        ([("train.profile", "20")], "train.profile '20': "),
         ([("log.mistakes", "8"), ("data.num_classes", "2001")], "too many for a confusion matrix"),
         ([("log.mistakes", "8"), *REGRESSION], "log.mistakes is for data.targets class, not regression; set it to 0"),
         ([("log.block_norms", "true"), ("engine.kind", "deepspeed")], "take engine.kind ddp or fsdp"),
