@@ -337,6 +337,8 @@ def test_the_checkpoint_is_readable_without_us_and_eval_agrees_with_the_run(digi
 def export_slowly(*words: str) -> None:
     """Its disk takes a minute for each file."""
     os.fsync = lambda _: time.sleep(60)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # both are ignored below nohup and in a shell's background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     be_widemix("export", *words)
 
 
