@@ -20,7 +20,7 @@ from PIL import Image
 
 from tests.clone import ROOT
 from widemix.analysis.similarity import Samples
-from widemix.bench.gpu import Where
+from widemix.bench.gpu import PARTS, Where
 from widemix.cli.options import check_networks
 from widemix.cli.parser import make_parser
 from widemix.cli.reference import commands_page
@@ -235,7 +235,7 @@ CALLS = [
      network="net.yaml", batches=[1, 8, 64, 256], rounds=20, precision="fp32", device=ANY),
     row("bench inference net.yaml --ema", "evaluation.networks.load_network", name="net.yaml", ema=True),
     row("bench gpu --to run --from run --only b16 wait --minutes 5 --small", "bench.gpu.run_parts",
-     names=["b16", "wait"], where=Where(P("run"), P("run"), True), minutes=5),
+     names=["b16", "wait"], where=Where(P("run"), P("run"), True), minutes=5, parts=PARTS),
     *(row(f"bench {name} --rounds 3{options}", f"bench.{name}.run", arguments={"rounds": 3, "overrides": []} | own)
       for name, options, own in (
           ("augment", " --from run", FROM), ("start", " --from run", FROM), ("views", " --from run", FROM),

@@ -62,7 +62,12 @@ def answer(tmp_path, programs):
         words += shlex.split(given.pop("train", WORDS["train"]))
         show = given.pop("show", "")
         environ = os.environ | JOB | ANSWERS | {"NOTED": str(noted)} | given
-        done = subprocess.run(["bash", str(SCRIPT), *words], env=environ, capture_output=True, text=True)
+        done = subprocess.run(
+            ["env", "--default-signal=HUP,INT", "bash", str(SCRIPT), *words],
+            env=environ,
+            capture_output=True,
+            text=True,
+        )
         called = [line.rstrip() for line in (noted / "words").read_text().splitlines() if show in line]
         text = "\n".join([*called, done.stdout + f"exit code {done.returncode}"]).replace(str(tmp_path), "{tmp}")
         text = re.sub(r"TOKEN=[0-9a-f]{32}\b", "TOKEN=...", text)
