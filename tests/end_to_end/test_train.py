@@ -427,7 +427,9 @@ def test_a_disk_that_is_full_at_the_end_is_named_and_the_same_command_goes_on(di
     [
         (errno.EIO, "see what is wrong with its disk (`dmesg` may say)"),
         pytest.param(errno.ESTALE, "mount its disk again", marks=pytest.mark.long),
-        pytest.param(errno.EPERM, "let this user write there", marks=pytest.mark.long),
+        pytest.param(
+            errno.EPERM, "let this user write there (`ls -ld` and `lsattr -d` say why not)", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_disk_that_fails_at_the_end_is_named_and_the_same_command_goes_on(digits, tmp_path, number, cure):
