@@ -178,9 +178,8 @@ def _unpickle(name: str, data: bytes, *keys: str) -> list[Any]:
     """The values at these keys of a pickled dict, None for one that it lacks."""
     try:
         for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(
-                data
-            ):  # memory is taken for so many values
+            # Memory would be taken for so many values.
+            if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(data):
                 raise pickle.UnpicklingError(f"it numbers a value {argument}")
         content = _ArraysOnly(io.BytesIO(data), encoding="latin1").load()
         if not isinstance(content, dict):

@@ -1,7 +1,6 @@
 """`make demo`: train a Mixer and a random-permuted Mixer on digits, with two ranks, by DDP and by DeepSpeed."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from widemix.plots.style import COLORS, new_figure, save, styled
-from widemix.processes import end_with_parent
+from widemix.processes import end_with_parent, keep_current_folder_off_path
 from widemix.tally import Console
 from widemix.terminal import print
 
@@ -24,6 +23,7 @@ EXPECTED = 95.0  # top-1 in percent; all reach more than 97
 
 def main() -> int:
     """Prepare the data, train four runs, and print their table; returns 1 if an accuracy is too low."""
+    keep_current_folder_off_path()
     folder = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
     _widemix("prep", "digits", "--to", str(DATA))
     table = Table(title="Handwritten digits, two ranks on this machine, 360 test images")
@@ -57,8 +57,7 @@ def main() -> int:
 def _widemix(*words: str) -> None:
     print(f"\n$ widemix {shlex.join(words)}", flush=True)
     command = [sys.executable, "-m", "widemix", *words]
-    environ = os.environ | {"PYTHONSAFEPATH": "1"}
-    code = subprocess.run(command, env=environ, check=False, preexec_fn=end_with_parent()).returncode
+    code = subprocess.run(command, check=False, preexec_fn=end_with_parent()).returncode
     if code:
         sys.exit(code)
 

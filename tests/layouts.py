@@ -31,15 +31,15 @@ def two_classes(folder: Path) -> None:
         Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(path, quality=95)
 
 
-def imagenet(folder: Path) -> None:
+def imagenet(folder: Path, real: Path = REAL) -> None:
     """Class folders of train and val."""
     for split, count in (("train", TRAIN), ("val", TEST)):
-        _class_folders(folder / split, REAL / "imagenet-sample" / split, count)
+        _class_folders(folder / split, real / "imagenet-sample" / split, count)
 
 
-def imagenet21k(folder: Path) -> None:
+def imagenet21k(folder: Path, real: Path = REAL) -> None:
     """Class folders without splits."""
-    _class_folders(folder, REAL / "imagenet-sample" / "train", TRAIN + TEST)
+    _class_folders(folder, real / "imagenet-sample" / "train", TRAIN + TEST)
 
 
 def _class_folders(folder: Path, real: Path, count: int) -> None:

@@ -1,8 +1,11 @@
-"""Disks that tests can't mount: libraries for LD_PRELOAD, which answer a few system calls in the kernel's place."""
+"""Disks that tests can't mount: a limit of the sizes of files, and libraries for LD_PRELOAD."""
 
 import functools
+import resource
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 SOURCES = {
@@ -45,6 +48,17 @@ SOURCES = {
         }
     """,
 }
+
+
+@contextmanager
+def disk_of(most: int) -> Iterator[None]:
+    """In this block no file takes a byte beyond the first `most`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @functools.cache

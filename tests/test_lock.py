@@ -36,16 +36,19 @@ class Clock:
         self.now += seconds
 
 
-def test_a_run_folder_without_locks_has_one_writer(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("holding", "left"), [(hold, [".lock"]), (hold_lease, [])])
+def test_a_run_folder_has_one_writer(holding, left, tmp_path, monkeypatch, capsys):
+    """The other is on this machine, and lives: it is waited for a moment, with locks and without."""
     clock = Clock(monkeypatch)
     with (
-        hold_lease(tmp_path),
+        holding(tmp_path),
         pytest.raises(InputError, match=rf"process {os.getpid()} on .* is writing there; name another folder"),
-        hold_lease(tmp_path),
+        holding(tmp_path),
     ):
         pass
-    assert lock.KILLED_S < clock.now < 10  # as with locks: the other is on this machine, and lives
-    assert list(tmp_path.iterdir()) == []
+    assert lock.KILLED_S < clock.now < 10
+    assert [path.name for path in tmp_path.iterdir()] == left
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_whose_machine_died_is_waited_for_and_taken_over(tmp_path, capsys, monkeypatch):
@@ -67,18 +70,6 @@ def test_a_run_that_was_suspended_ends_when_another_has_its_folder(tmp_path, mon
         (tmp_path / "leases/run.2").write_text("{}")
         assert ended.wait(300)
     assert "another run has taken it" in capsys.readouterr().err
-
-
-def test_on_its_own_machine_a_locked_run_folder_is_soon_refused(tmp_path, monkeypatch, capsys):
-    clock = Clock(monkeypatch)
-    with (
-        hold(tmp_path),
-        pytest.raises(InputError, match=rf"process {os.getpid()} on .* is writing there; name another folder"),
-        hold(tmp_path),
-    ):
-        pass
-    assert lock.KILLED_S < clock.now < 10
-    assert capsys.readouterr().err == ""
 
 
 def test_who_does_not_wait_is_refused_at_once(tmp_path, monkeypatch):

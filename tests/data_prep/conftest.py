@@ -1,8 +1,5 @@
 import functools
 import io
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -85,17 +82,6 @@ def small_shards(small_pages):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write, "SHARD", 2_000)
         yield
-
-
-@contextmanager
-def disk_of(most: int) -> Iterator[None]:
-    """In this block no file takes a byte beyond the first `most`."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture

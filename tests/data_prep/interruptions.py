@@ -15,19 +15,25 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from tests import layouts
-from tests.data_prep.conftest import contents, disk_of
+from tests.data_prep.conftest import contents
+from tests.shims import disk_of
 from widemix.data_prep.join import join
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
 
+NONE = Path("none")  # small images, also where real ones are at hand
 RAW = PrepSettings(raw=True)
 DONE, FAILED = 0, 1
 # Source, layout, settings: of each kind of samples, since what is the same for all of a kind is in one place.
 PREPARED = {
-    "markers": ("imagenet", layouts.imagenet, PrepSettings()),
-    "own bytes": ("imagenet", layouts.imagenet21k, PrepSettings(restart_markers=False)),
-    "coefficients": ("imagenet", layouts.imagenet, PrepSettings(encoding="coefficients", max_size=0)),
+    "markers": ("imagenet", partial(layouts.imagenet, real=NONE), PrepSettings()),
+    "own bytes": ("imagenet", partial(layouts.imagenet21k, real=NONE), PrepSettings(restart_markers=False)),
+    "coefficients": (
+        "imagenet",
+        partial(layouts.imagenet, real=NONE),
+        PrepSettings(encoding="coefficients", max_size=0),
+    ),
     "pixels": ("image-folder", lambda folder: bmps(folder, 30), RAW),
     "arrays": ("mnist", layouts.mnist, PrepSettings()),
     "text": ("mnli", layouts.mnli, PrepSettings(length=128)),

@@ -15,8 +15,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from tests.data_prep.conftest import contents, disk_of
+from tests.data_prep.conftest import contents
 from tests.data_prep.interruptions import DONE, FAILED, PREPARED, RAW, bmps, change, make_job, run_in_child
+from tests.shims import disk_of
 from widemix.data_prep import write
 from widemix.data_prep.changes import check_unchanged
 from widemix.data_prep.disk import DiskFile

@@ -2,8 +2,6 @@
 
 import json
 import os
-import resource
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import metadata
 
+from tests.shims import disk_of
 from widemix.recipe import flat_recipe, load_recipe
 from widemix.run import metrics
 from widemix.run.metrics import SUPERSEDED, MetricsWriter, peak_memory
@@ -20,17 +19,6 @@ from widemix.run.metrics import SUPERSEDED, MetricsWriter, peak_memory
 
 def line(step: int) -> dict:
     return {"step": step, "split": "train", "loss": 1 / step}
-
-
-@contextmanager
-def full(size: int):
-    """No file may grow beyond so many bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_lines_that_do_not_fit_on_a_full_disk_are_written_later(tmp_path):
@@ -41,7 +29,7 @@ def test_lines_that_do_not_fit_on_a_full_disk_are_written_later(tmp_path):
     )
     assert writer.write(line(next(number))) is None
     for _ in range(2):
-        with full(path.stat().st_size + 10):
+        with disk_of(path.stat().st_size + 10):
             said = [writer.write(line(next(number))) for _ in range(300)]
             assert "metrics.jsonl: cannot be written to" in said[0]
             assert said[1:] == [None] * 299  # reported once
@@ -53,7 +41,7 @@ def test_lines_that_do_not_fit_on_a_full_disk_are_written_later(tmp_path):
 def test_curves_that_do_not_fit_on_a_full_disk_are_written_later(tmp_path):
     writer = MetricsWriter(tmp_path, 0, tensorboard=True)
     writer.write(line(1))
-    with full(max(path.stat().st_size for path in tmp_path.iterdir()) + 10):
+    with disk_of(max(path.stat().st_size for path in tmp_path.iterdir()) + 10):
         for step in range(2, 400):
             writer.write(line(step))
     writer.write(line(400))
@@ -156,7 +144,7 @@ def test_images_and_confusions_are_files_and_a_full_disk_stops_no_run(tmp_path):
     for name in ("first_batch", "mistakes"):
         writer.add_image(name, image, 1)
     writer.write_confusion({"counts": [[1]]})
-    with full(3):
+    with disk_of(3):
         writer.add_image("another", image, 1)
         writer.write_confusion({"counts": [[2]]})
     writer.close()
