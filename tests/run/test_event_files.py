@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginEventAccumulator
 from tensorboard.compat.proto.event_pb2 import Event
 
-from tests.run.test_metrics import full
+from tests.shims import disk_of
 from widemix.lock import hold
 from widemix.plots import tensorboard as of_analyses
 from widemix.plots.style import as_png, new_figure
@@ -337,7 +337,7 @@ def test_records_are_taken_over_up_to_the_first_that_is_damaged(tmp_path, damage
 
 def test_a_file_is_closed_also_on_a_full_disk(tmp_path):
     events = EventFile(tmp_path, None)
-    with full(10):
+    with disk_of(10):
         events.add_event(Event(step=1, file_version=100 * "x"))
         events.close()
     assert events._file.closed
