@@ -22,8 +22,9 @@ def run(digits, tmp_path_factory) -> Path:
     values = {"data.path": digits, "data.workers": 1, "model.depth": 1, "train.epochs": 2}
     values |= {"log.tensorboard": False, "schedule.warmup_epochs": 0}
     recipe = widemix.load_recipe("digits/mixer", [(name, str(value)) for name, value in values.items()])
-    widemix.train(recipe, tmp_path_factory.mktemp("runs") / "run")
-    return tmp_path_factory.getbasetemp() / "runs0/run"
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    widemix.train(recipe, folder)
+    return folder
 
 
 def analyse(words: str, capsys) -> tuple[list[str], Path]:
