@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.clone import CLONE
 from tests.gpu_kernels import COMPILED, DEVICE, RUNS, check_accesses, compile_instead, run_interpreted
-from tests.models.test_batch_last import SHAPES, assert_near, both_ways, step
+from tests.models.blocks import assert_near, distance, make_networks, step
 from widemix.models import permutation
 from widemix.models.batch_last import by_torch, operations
 
@@ -92,21 +92,20 @@ def test_operations_are_those_of_pytorch(size, types, placed):
 @pytest.mark.parametrize("shape", ["each layer and skip", "rp s_mixer", "no norm"])
 def test_a_step_is_that_of_the_plain_blocks(shape, monkeypatch):
     monkeypatch.setitem(operations.BACKENDS, DEVICE, lambda: EVERYTHING)
-    plain, other = both_ways(SHAPES[shape], FP64)
+    plain, other = make_networks(shape)
     x = torch.randn(5, 3, 8, 8).to(DEVICE)
     assert_near(step(other.to(DEVICE, FP32), x), step(plain.to(DEVICE), x.double()), 2e-5)
 
 
 @RUNS
-def test_a_step_under_autocast_is_as_near_to_fp64_as_by_pytorch(monkeypatch):
-    plain, other = (each.to(DEVICE) for each in both_ways(SHAPES["rp"], FP64))
+def test_a_step_under_autocast_is_as_near_as_pytorchs(monkeypatch):
+    plain, other = (each.to(DEVICE) for each in make_networks("each layer and skip"))
     x = torch.randn(16, 3, 8, 8).to(DEVICE)
     exact, other, apart = step(plain, x.double()), other.float(), []
     for backend in (None, EVERYTHING):
         monkeypatch.setitem(operations.BACKENDS, DEVICE, lambda backend=backend: backend)
         with torch.autocast(DEVICE, BF16):
-            found = step(other, x)
-        apart.append(sum(float((a - b).norm() ** 2) for a, b in zip(found, exact, strict=True)) ** 0.5)
+            apart.append(distance(step(other, x), exact))
     assert apart[1] < 1.2 * apart[0]
 
 
@@ -140,14 +139,14 @@ def test_a_gpu_that_is_not_the_current_one():
 
 
 @COMPILED
-def test_what_computes_with_tensors_on_gpus(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+def test_what_computes_with_tensors_on_gpus(system):
+    system({"torch.cuda.get_device_capability": lambda _: (9, 0)})
     with FakeTensorMode():
         single, double = (torch.empty(2, 2, dtype=dtype, device="cuda") for dtype in (FP32, FP64))
     assert operations.backend_of(single) is operations.backend_of(single, BF16) is by_triton
     assert operations.backend_of(double) is operations.backend_of(single, FP64) is by_torch
     assert operations.backend_of(single[:0]) is by_torch
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
+    system({"torch.cuda.get_device_capability": lambda _: (6, 1)})
     assert operations.backend_of(single) is by_torch
 
 
@@ -184,7 +183,7 @@ def test_pytorch_computes_where_triton_is_missing():
         (100, (BF16, BF16), (2, 768, 128)),
     ],
 )
-def test_kernels_compile_for_gpus_without_spills_and_second_reads(gpu, types, size, tmp_path, monkeypatch):
+def test_kernels_compile_without_spills_and_second_reads(gpu, types, size, tmp_path, monkeypatch):
     kernels = set()
 
     def check(kernel, arguments, compiled):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.data.test_decode import KINDS, by_pillow, progressive, scene, written, written_as_coefficients
-from tests.models.test_batch_last import SHAPES
+from tests.models.blocks import make_networks
 from widemix.data.augment.operations import apply
 from widemix.data.augment.registry import ROTATE
 from widemix.data.augment.scratch import scratch_for
@@ -21,7 +21,6 @@ from widemix.data.decode import random_boxes
 from widemix.data_prep.coefficients import pack, unpack
 from widemix.data_prep.restart import FAILED, TOO_LARGE, library, run_codec
 from widemix.models.batch_last import by_c
-from widemix.models.mixer.network import Mixer
 from widemix.models.reorder import reorder_columns
 
 CALLS = 30
@@ -157,9 +156,9 @@ def test_of_what_is_decoded(decoder, on_a_thread):
     assert_frees(read_on_a_thread if on_a_thread else read)
 
 
-@pytest.mark.parametrize("shape", ["normal", "rp s_mixer"])
+@pytest.mark.parametrize("shape", ["mixer", "rp s_mixer"])
 def test_of_a_block_of_a_mixer(shape):
-    network = Mixer(img_size=8, patch_size=2, num_classes=3, **SHAPES[shape]).train()
+    _, network = make_networks(shape, torch.float32)
     images = torch.randn(16, 16, 6, requires_grad=True)
     block = network.blocks[0]
     if not by_c.takes(block, images):

@@ -64,7 +64,7 @@ _plans: WeakKeyDictionary[Block, _Plan] = WeakKeyDictionary()
 def takes(block: Block, x: Tensor) -> bool:
     """Whether the compiled code computes this block, one of those that fit, of such features."""
     known = x.device.type == "cpu" and x.dtype in _DTYPES and None not in map(_activation, _mixings(block))
-    return known and _library() is not None
+    return known and load_library() is not None
 
 
 def forward(block: Block, x: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def _compute_plan(
 
 
 def _kept_bytes(plan: _Plan, parameters: Sequence[Tensor | None], batch: int) -> int:
-    library = _library()
+    library = load_library()
     assert library is not None
     return library.mixer_block_kept(plan.shapes, _addresses(parameters), batch)
 
@@ -192,7 +192,7 @@ def _call(
     gradients: Sequence[Tensor | None] | None,
 ) -> None:
     """The block's output, or with `gradients` its gradients, from the tensor `source` to others."""
-    library = _library()
+    library = load_library()
     assert library is not None
     numbers = [None if each is None else each.detach().float().contiguous() for each in (*parameters, *scales)]
     threads = torch.get_num_threads() if source.numel() >= _WORTH else 1
@@ -222,7 +222,8 @@ def _address(tensor: Tensor | None) -> int | None:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
+def load_library() -> ctypes.CDLL | None:
+    """The library that computes blocks; None where it cannot be built."""
     try:
         library = open_library()
     except BuildError:  # whoever reads images says so

@@ -11,7 +11,7 @@ from tests.stress.mutants.coverage import Coverage
 from tests.stress.mutants.sites import Site, sites
 
 # Tests of these names, those first that notice most.
-BLOCKS = ("batch_last_by_c", "reorder", "fuzz", "sanitized", "build", "registers")
+BLOCKS = ("batch_last", "reorder", "fuzz", "sanitized", "build", "registers")
 IMAGES = ("decode", "coefficients", "shrink", "restart", "data/augment", "checksum", "native/", "golden")
 _MORE = 3  # times the budget for the test files that name the module
 _OF_BLOCKS = ("mix", "products", "block", "reorder", "move", "lanes")  # files of C that begin so
