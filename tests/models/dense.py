@@ -1,14 +1,21 @@
 """The same networks as explicit matrices and sums: slow, plain, and sharing no code with what they check."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, gelu, layer_norm, pad, softmax
 
-from widemix.models.pk import MixingLayer, MixingMlp, Square
+from widemix.models.pk import MixingLayer, MixingMlp
 from widemix.models.structured import StructuredLinear
 from widemix.models.sw_mlp.sparse import SparseLinear
+
+PHI: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "square": torch.square,
+}
 
 
 class Times(nn.Module):
@@ -63,9 +70,11 @@ def structured(layer: StructuredLinear) -> Tensor:
     return torch.stack([torch.cat(row) for row in rows]).view(a * b, g * d)
 
 
-def apply_mixing(module: MixingLayer | MixingMlp, x: Tensor, rows: int, channels: int, tokens: bool) -> Tensor:
+def apply_mixing(
+    section, module: MixingLayer | MixingMlp, x: Tensor, rows: int, channels: int, tokens: bool
+) -> Tensor:
     """J_out (I (x) W2) phi(J_hidden (I (x) W1) J_in x) on vectors [B, m], by dense matrices."""
-    phi = torch.square if isinstance(module.act, Square) else gelu
+    phi = PHI[section.activation]
     layers = [module.fc] if isinstance(module, MixingLayer) else [module.fc1, module.fc2]
     out = rows * layers[-1].out_features
     into = transposition(x.shape[1] // channels, channels) if tokens else None
@@ -88,7 +97,7 @@ def apply_mixer(section, model, images: Tensor) -> Tensor:
     x, channels = patches(model, images).flatten(1), model.stem.proj.out_channels
 
     def norm(module, x):
-        return normed(module, x.unflatten(1, (-1, channels))).flatten(1)
+        return normed(module, x.unflatten(1, (-1, channels)), section.norm_eps).flatten(1)
 
     for block in model.blocks:
         skip = x
@@ -96,10 +105,12 @@ def apply_mixer(section, model, images: Tensor) -> Tensor:
             skip = x @ matrix(block.skip, x.shape[1], None).T
         elif not isinstance(block.skip, nn.Identity):
             skip = norm(block.skip.norm, x @ torch.kron(block.skip.fc.weight, torch.eye(channels, dtype=x.dtype)).T)
-        mixed = apply_mixing(block.mlp_tokens, norm(block.norm1, x), channels, channels, tokens=True)
+        mixed = apply_mixing(section, block.mlp_tokens, norm(block.norm1, x), channels, channels, tokens=True)
         x = skip + block.drop_path1.factor * mixed
         skip = x @ matrix(block.channel_skip, x.shape[1], None).T
-        mixed = apply_mixing(block.mlp_channels, norm(block.norm2, x), x.shape[1] // channels, channels, tokens=False)
+        mixed = apply_mixing(
+            section, block.mlp_channels, norm(block.norm2, x), x.shape[1] // channels, channels, tokens=False
+        )
         x = skip + block.drop_path2.factor * mixed
     return norm(model.norm, x).unflatten(1, (-1, channels)).mean(1)
 
@@ -215,17 +226,17 @@ def masked(layer: SparseLinear) -> Tensor:
 
 def apply_sw_mlp(section, model, images: Tensor) -> Tensor:
     """Patch layer (S.1), vectorisation, blocks of equations S.16, S.17 or, as C.1 has them, a Mixer's, then LN."""
-    z = patches(model, images).flatten(1)
+    z, eps = patches(model, images).flatten(1), section.norm_eps
     for number, block in enumerate(model.blocks):
-        mixed = gelu(normed(block.norm, z) @ masked(block.fc1).T + block.fc1.bias)
+        mixed = gelu(normed(block.norm, z, eps) @ masked(block.fc1).T + block.fc1.bias)
         if section.expansion:
             mixed = mixed @ masked(block.fc2).T + block.fc2.bias
             mixed = gelu(mixed) if section.outer_activation else mixed
         projects = section.project_tokens and number == 0
-        z = mixed + (normed(block.skip.norm, z @ masked(block.skip.fc).T) if projects else z)
+        z = mixed + (normed(block.skip.norm, z @ masked(block.skip.fc).T, eps) if projects else z)
     if section.pool:
-        return normed(model.norm.norm, z.unflatten(1, (-1, section.channels))).mean(1)
-    return normed(model.norm, z)
+        return normed(model.norm.norm, z.unflatten(1, (-1, section.channels)), eps).mean(1)
+    return normed(model.norm, z, eps)
 
 
 def monarch(layer, inputs: tuple[int, int], outputs: tuple[int, int], kronecker: bool) -> Tensor:
@@ -282,10 +293,10 @@ def apply_text_mixer(section, model, texts: Tensor) -> Tensor:
     x = model.embedding.weight[texts] * real
     for block in model.blocks:
         z = (normed(block.norm1, x) * real).flatten(1)
-        z = apply_mixing(block.mlp_tokens, z, section.width, section.width, tokens=True)
+        z = apply_mixing(section, block.mlp_tokens, z, section.width, section.width, tokens=True)
         x = x + block.drop_path1.factor * z.unflatten(1, sizes)
         z = (normed(block.norm2, x) * real).flatten(1)
-        z = apply_mixing(block.mlp_channels, z, section.tokens, section.width, tokens=False)
+        z = apply_mixing(section, block.mlp_channels, z, section.tokens, section.width, tokens=False)
         x = x + block.drop_path2.factor * z.unflatten(1, sizes)
     return (normed(model.norm, x) * real).sum(1) / real.sum(1)
 

@@ -37,7 +37,7 @@ STRUCTURED: dict[str, dict[str, Any]] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "mixer": MLP,
     "s_mixer": SINGLE,
-    "unequal hidden widths": {"kind": "mixer", "token_hidden": 3, "channel_hidden": 11},
+    "unequal hidden widths": {"kind": "mixer", "token_hidden": 3, "channel_hidden": 11, "activation": "gelu_tanh"},
     "rp_mixer": {**MLP, **RP},
     "rp_s_mixer": {**SINGLE, **RP},
     "rp around each layer": {**MLP, **RP, "permuted_layers": "each"},
@@ -48,14 +48,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "token mixing untied, projected": {**SINGLE, "token_groups": 6, "project_tokens": True, "tokens": 3},
     "rp token groups": {**MLP, **RP, "token_groups": 2, "permuted_skips": True},
     "square activation without norms": {**MLP, "activation": "square", "norm": "none"},
-    "projected": {**MLP, "project_tokens": True, "tokens": 7},
-    "projected to as many": {**SINGLE, "project_tokens": True},
+    "projected": {**MLP, "project_tokens": True, "tokens": 7, "norm_eps": 0.125},
+    "projected to as many": {**SINGLE, "project_tokens": True, "activation": "gelu_tanh", "norm_eps": 0.25},
     "projected rp": {**MLP, **RP, "project_tokens": True, "tokens": 3, "permuted_layers": "each"},
     "projected without norms": {**SINGLE, "project_tokens": True, "norm": "none"},
     "projected rp without norms": {**MLP, **RP, "project_tokens": True, "norm": "none"},
 }
 # One layer a block (equation S.16), two (S.17), and two as a Mixer has them (C.1).
-FORMS = {"S.16": {}, "S.17": {"expansion": 1.5}, "C.1": {"expansion": 1.5, "outer_activation": False}}
+FORMS = {
+    "S.16": {},
+    "S.17": {"expansion": 1.5, "norm_eps": 0.125},
+    "C.1": {"expansion": 1.5, "outer_activation": False},
+}
 MASKED = {
     f"sw_mlp {form}, p {density}{', pooled' if pool else ''}{', projected' if width == 24 else ''}": {
         **SW_MLP,

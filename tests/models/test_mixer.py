@@ -7,7 +7,6 @@ import timm
 import torch
 
 from tests.models.networks import MLP, RP, SHAPE, SINGLE
-from widemix.models.factors import Structure
 from widemix.models.mixer.section import MixerSection
 from widemix.models.permutation import commutation
 from widemix.models.registry import build_model
@@ -44,80 +43,58 @@ def test_rp_with_commutation_permutations_is_the_normal_mixer_exactly(kind):
     assert torch.equal(permuted.float()(x.float()), normal.float()(x.float()))
 
 
-@pytest.mark.parametrize("kind", [MLP, SINGLE], ids=["mixer", "s_mixer"])
-def test_every_norm_has_the_epsilon_of_the_recipe(kind):
-    model = build(**kind, project_tokens=True, norm_eps=0.3)
-    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
-    assert [norm.eps for norm in norms] == [0.3] * (2 * SHAPE["depth"] + 2)
-
-
-@pytest.mark.parametrize("kind", [MLP, SINGLE, {**MLP, **RP}], ids=["mixer", "s_mixer", "rp_mixer"])
-def test_every_mixing_has_the_activation_of_the_recipe(kind):
-    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
-    gelu = torch.nn.functional.gelu
-    for name, phi in (("gelu", gelu), ("gelu_tanh", lambda x: gelu(x, approximate="tanh")), ("square", torch.square)):
-        for block in build(**kind, activation=name).blocks:
-            assert torch.equal(block.mlp_tokens.act(x), phi(x))
-            assert torch.equal(block.mlp_channels.act(x), phi(x))
-
-
-def test_each_mixing_has_the_structure_of_its_own_key():
-    sizes = {"rank": 2, "blocks": 2}
-    for token, channel in (("low_rank", "block_diagonal"), ("block_diagonal", "btt")):
-        block = build(**SINGLE, token_weights=token, channel_weights=channel, **sizes).blocks[2]
-        assert block.mlp_tokens.fc.structure == Structure(token, **sizes)
-        assert block.mlp_channels.fc.structure == Structure(channel, **sizes)
-
-
 def test_depth_counts_layers_of_equation_3():
     """Navon & Bronstein 2023, definition 3.2: odd layers mix tokens, even ones channels; p counts both."""
     section = MixerSection(**{**SHAPE, **SINGLE, "channels": 8})
     assert section.depth_to_width() == 2 * SHAPE["depth"] / 3
 
 
+def indices(model) -> dict[str, torch.Tensor]:
+    return {name: buffer for name, buffer in model.named_buffers() if name.endswith("index")}
+
+
 def test_random_permutations_are_independent_and_travel_with_the_weights():
-    model, other = build(**MLP, **RP), build(seed=1, kind="mixer", expansion=1.5, permutation="random")
+    model, other, skips = (
+        build(**MLP, **RP | {"permutation_seed": seed}, permuted_skips=skips)
+        for seed, skips in ((5, False), (0, False), (5, True))
+    )
     each = build(kind="mixer", token_hidden=4, channel_hidden=6, permuted_layers="each", **RP)  # all of 24 entries
-    skips = build(**MLP, **RP, permuted_skips=True)
     for network, number in ((model, 3 * 4), (each, 3 * 6), (skips, 3 * 6)):
-        indices = [buffer for name, buffer in network.named_buffers() if name.endswith("index")]
-        assert len(indices) == number
-        assert len({tuple(index.tolist()) for index in indices}) == number
-    other_skips = build(**MLP, permutation="random", permutation_seed=0, permuted_skips=True)
-    for one, two in ((model, other), (skips, other_skips)):
-        for (name, index), (_, another) in zip(one.named_buffers(), two.named_buffers(), strict=True):
-            assert not torch.equal(index, another), name  # of another permutation_seed
-    for name, index in model.named_buffers():
-        assert torch.equal(index, skips.get_buffer(name)), name
+        assert len({tuple(index.tolist()) for index in indices(network).values()}) == len(indices(network)) == number
+    of_another_seed = indices(build(**MLP, permutation="random", permutation_seed=0, permuted_skips=True))
+    for name, index in indices(skips).items():
+        assert not torch.equal(index, of_another_seed[name]), name
+        assert name not in indices(model) or torch.equal(index, model.get_buffer(name)), name
     x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
     assert not torch.allclose(model(x), other(x))
     other.load_state_dict(model.state_dict())
     assert torch.equal(model(x), other(x))
 
 
-def test_replacing_one_block_samples_what_replacing_all_would_have_there():
-    one, all_of_them = build(**MLP, **RP, permuted_blocks=[1]), build(**MLP, **RP)
-    names = {name for name, _ in one.named_buffers()}
-    assert names == {name for name, _ in all_of_them.named_buffers() if name.startswith("blocks.1.")}
-    for name in names:
-        assert torch.equal(one.get_buffer(name), all_of_them.get_buffer(name))
+SKIPS = {"permuted_skips": True}
 
 
-def test_skips_are_permuted_where_their_mixings_are():
-    def permuted(**keys):
-        model = build(**MLP, **RP, permuted_skips=True, **keys)
-        return [name for name, _ in model.named_buffers() if "skip" in name]
-
-    assert permuted(permuted_mixings="token", permuted_blocks=[0, 2]) == [
-        "blocks.0.skip.index",
-        "blocks.2.skip.index",
-    ]
-    assert permuted(permuted_mixings="channel", permuted_blocks=[1]) == ["blocks.1.channel_skip.index"]
-    assert permuted(permuted_blocks=[]) == []
-    assert not [*build(**MLP, **RP, permuted_blocks=[]).buffers()]
-    projected = permuted(project_tokens=True, tokens=7)
-    assert "blocks.0.skip.index" not in projected
-    assert len(projected) == 2 * SHAPE["depth"] - 1
+@pytest.mark.parametrize(
+    ("keys", "names"),
+    [
+        (SKIPS | {"permuted_mixings": "token", "permuted_blocks": [0, 2]}, ["0.skip", "2.skip"]),
+        (SKIPS | {"permuted_mixings": "channel", "permuted_blocks": [1]}, ["1.channel_skip"]),
+        (SKIPS | {"permuted_blocks": []}, []),
+        ({"permuted_blocks": []}, []),
+        ({"permuted_blocks": [1]}, []),
+        (SKIPS | {"project_tokens": True, "tokens": 7},
+         ["0.channel_skip", "1.skip", "1.channel_skip", "2.skip", "2.channel_skip"]),
+    ],
+)  # fmt: skip
+def test_permutations_are_where_the_keys_say(keys, names):
+    """With the numbers that replacing all would have there."""
+    found = indices(build(**MLP, **RP, **keys))
+    assert {name for name in found if "skip" in name} == {f"blocks.{name}.index" for name in names}
+    blocks = keys.get("permuted_blocks", range(3))
+    assert {int(name.split(".")[1]) for name in found} == {*blocks}
+    if "project_tokens" not in keys:
+        everywhere = build(**MLP, **RP, permuted_skips=True)
+        assert all(torch.equal(index, everywhere.get_buffer(name)) for name, index in found.items())
 
 
 def test_weights_are_a_function_of_torchs_seed_with_unit_gain():
@@ -164,14 +141,6 @@ def test_equal_to_timm_with_timms_weights(name):
         assert torch.allclose(ours(x), theirs(x), rtol=0, atol=1e-5)
 
 
-def test_stochastic_depth_leaves_evaluation_alone():
-    plain, dropped = build(**MLP), build(**MLP, drop_path=0.5)
-    dropped.load_state_dict(plain.state_dict())
-    x = torch.randn(4, 3, 4, 4, dtype=torch.float64)
-    assert torch.equal(dropped.eval()(x), plain.eval()(x))
-    assert not torch.equal(dropped.train()(x), plain.train()(x))
-
-
 def test_timm_has_a_twin_of_plain_mixers_alone():
     keys = {"patch_size": 4, "tokens": 4, "channels": 11, "depth": 2, "token_hidden": 15, "channel_hidden": 30}
     plain = MixerSection(kind="mixer", **keys)
@@ -192,7 +161,7 @@ def test_timm_has_a_twin_of_plain_mixers_alone():
     assert plain.timm_twin(16, 5) is None  # of images with more tokens
 
 
-def test_what_the_paper_prints_otherwise_is_said_of_these_networks_alone():
+def test_what_the_paper_prints_otherwise_is_said():
     named = MixerSection.named()
     said = {name: network.published_note() for name, (network, _) in named.items()}
     starts = {

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import timm
@@ -16,6 +15,7 @@ from widemix.models.bottleneck_mlp.network import BottleneckMlp
 from widemix.models.families import KINDS, named_networks
 from widemix.models.registry import build_model
 from widemix.models.repmlp.network import RepMlp
+from widemix.models.section import hidden_width
 from widemix.models.text.network import PAD
 from widemix.training.finetune import load_init_weights
 
@@ -271,84 +271,11 @@ def test_timms_networks_take_its_arguments(name, keys, made):
     assert next(shapes) == next(shapes)
     if name == "ghostnet_050":
         assert section.timm_spec(32, ()) == ("ghostnet_050", {})
+        with pytest.raises(InputError, match=r"ghostnet_050: .* is not made with drop_path_rate 0\.1 "):
+            build_model(section_of({"kind": "timm", "name": name, "drop_path": 0.1}), 32, 7)
 
 
-def timms(**keys: Any) -> dict[str, Any]:
-    return {"kind": "timm", "name": "vit_tiny_patch16_224", **keys}
-
-
-SW_MLP = MASKED["sw_mlp S.17, p 0.2"]
-# What no section has, no image size fits, or no network is made of: keys, the side of images, the message.
-REFUSED: list[tuple[dict[str, Any], int, str]] = [
-    ({"kind": "permutator", **PATCHED}, 6, "channels 8 do not divide by the grid's side 6"),
-    ({"kind": "repmlp", **PATCHED, "share_sets": 3}, 4, "share_sets 3 does not divide channels 8"),
-    ({"kind": "repmlp", **PATCHED, "share_sets": 2, "kernels": [1, 4]}, 4, r"kernels \[1, 4\] must be odd"),
-    ({"kind": "repmlp", **PATCHED, "share_sets": 2, "kernels": [0]}, 4, "kernels"),
-    ({"kind": "repmlp", **PATCHED, "share_sets": 2, "kernels": [-1]}, 4, "kernels"),
-    ({"kind": "repmlp", **PATCHED, "share_sets": 0}, 4, "share_sets"),
-    *(
-        ({"kind": kind, **PATCHED, "patch_size": 2, **({"share_sets": 2} if kind == "repmlp" else {})}, 9, message)
-        for kind, message in dict.fromkeys(
-            BASELINES, r"patch_size 2 does not divide data\.image_size 9; 3, 9"
-        ).items()
-    ),
-    (
-        {"kind": "gmlp", **PATCHED, "expansion": 1.24},
-        4,
-        "gives 9 hidden features of 8 channels, which have no halves",
-    ),
-    ({"kind": "resmlp", **PATCHED, "layer_scale": 0}, 4, "layer_scale"),
-    ({"kind": "resmlp", **PATCHED, "layer_scale": -1.0}, 4, "layer_scale"),
-    ({"kind": "s_fc", "base_channels": 0}, 4, "base_channels"),
-    ({"kind": "shallow", "width": 6, "matrices": "sparse"}, 4, "matrices"),
-    ({"kind": "shallow", "width": 1619, "matrices": "monarch"}, 4, "width 1619 is prime: monarch"),
-    ({"kind": "shallow", "width": 1619, "matrices": "kronecker"}, 4, "width 1619 is prime: kronecker"),
-    (SW_MLP | {"width": 30}, 4, "model.width 30: 4 patches of 8 channels have 32 features"),
-    (SW_MLP | {"channels": None, "width": 33}, 4, "model.width 33: 4 patches of 8 channels have 32 features"),
-    (SW_MLP | {"pool": True, "width": 30}, 4, "width 30 must be a multiple of channels 8"),
-    (SW_MLP | {"pool": True, "channels": None}, 4, "width 32 must be a multiple of channels None"),
-    (SW_MLP | {"expansion": None, "outer_activation": False}, 4, "single layers have one activation"),
-    *((SW_MLP | {"mask_seed": value}, 4, "mask_seed") for value in (-1, 2**63)),
-    *((SW_MLP | {"density": value}, 4, "density") for value in (0, 1.001)),
-    *((SW_MLP | {"expansion": value}, 4, "expansion") for value in (0, 10_001)),
-    (SW_MLP | {"norm_eps": -1e-6}, 4, "norm_eps"),
-    (OTHERS["text_mixer"] | {"channels": None}, 0, "either channels or budget"),
-    (OTHERS["text_mixer"] | {"budget": 50_000}, 0, "either channels or budget"),
-    (OTHERS["text_mixer"] | {"channels": None, "budget": 10}, 0, "the narrowest of depth 2 has"),
-    (OTHERS["text_transformer"] | {"heads": 4, "channels": 6}, 0, "heads 4 does not divide channels 6"),
-    (timms(arguments={"depht": 2}), 32, "vit_tiny_patch16_224: .* is not made with depht "),
-    (timms(arguments={"embed_dim": 13, "num_heads": 3}), 32, "vit_tiny_patch16_224: .* is not made with embed_dim "),
-    (timms(name="vit_tinny_patch16_224"), 224, "no network called vit_tinny"),
-    (timms(name="ghostnet_050", drop_path=0.1), 32, r"ghostnet_050: .* is not made with drop_path_rate 0\.1 "),
-    (timms(arguments={"name": "resnet18"}), 32, "name is model.name"),
-    (timms(arguments={"num_classes": 3}), 32, "num_classes is data.num_classes"),
-    (timms(arguments={"img_size": 32}), 32, "img_size is data.image_size"),
-    (timms(arguments={"drop_path_rate": 0.1}), 32, "drop_path_rate is model.drop_path"),
-    (timms(arguments={"in_chans": 1}), 32, "in_chans is 3"),
-    (timms(arguments={"features_only": True}), 32, "features_only is not for networks that classify"),
-    (timms(arguments={"cache_dir": "x"}), 32, "cache_dir is not for"),
-    (timms(arguments={"state_dict": "x"}), 32, "state_dict is not for"),
-    (
-        timms(arguments={"pretrained": True}),
-        32,
-        "pretrained is not for .* that train; weights come by train.init_from",
-    ),
-    (timms(arguments={"pretrained_cfg": "x"}), 32, "pretrained_cfg is not for"),
-    (timms(arguments={"checkpoint_path": "weights.pth"}), 32, "checkpoint_path is not for"),
-    (timms(arguments={"embed_dim": {"a": 1}}), 32, "embed_dim"),
-]
-
-
-@pytest.mark.parametrize(("keys", "side", "message"), REFUSED, ids=lambda value: value if type(value) is str else "")
-def test_what_cannot_be_is_refused(keys, side, message):
-    with pytest.raises(ValueError, match=message):
-        build_model(checked(keys, side), side, 10)
-
-
-def checked(keys: dict[str, Any], side: int) -> Any:
-    section = section_of(keys)
-    section.check_image_size(side)
-    return section
+SW_MLP, VIT_TINY = MASKED["sw_mlp S.17, p 0.2"], {"kind": "timm", "name": "vit_tiny_patch16_224"}
 
 
 @pytest.mark.parametrize(
@@ -362,7 +289,8 @@ def checked(keys: dict[str, Any], side: int) -> Any:
     ids=lambda keys: keys["kind"],
 )
 def test_the_ends_of_a_range_are_taken(keys):
-    section = checked(keys, 4)
+    section = section_of(keys)
+    section.check_image_size(4)
     assert {key: getattr(section, key) for key in keys} == keys
 
 
@@ -378,8 +306,8 @@ def test_the_ends_of_a_range_are_taken(keys):
         ({"kind": "s_local", "base_channels": 7}, "S-LOCAL, alpha 7"),
         ({"kind": "s_fc", "base_channels": 7}, "S-FC, alpha 7"),
         (OTHERS["bottleneck_mlp"], "MLP, m 6, gamma 1.5, L 2"),
-        (timms(name="resnet18"), "timm's resnet18"),
-        (timms(arguments={"layers": [1], "stem": 8}), "timm's vit_tiny_patch16_224 (layers [1], stem 8)"),
+        (VIT_TINY | {"name": "resnet18"}, "timm's resnet18"),
+        (VIT_TINY | {"arguments": {"layers": [1], "stem": 8}}, "timm's vit_tiny_patch16_224 (layers [1], stem 8)"),
         ({"kind": "permutator", **PATCHED}, "permutator"),
         (OTHERS["text_mixer"], "Mixer, T 9, d 8, L 2"),
         (OTHERS["text_mixer"] | {"activation": "gelu_tanh"}, "Mixer, T 9, d 8, L 2"),
@@ -400,3 +328,8 @@ def test_the_ends_of_a_range_are_taken(keys):
 )
 def test_a_network_is_named_in_the_papers_letters(keys, summary):
     assert KINDS[keys["kind"]](**keys).summary() == summary
+
+
+def test_hidden_widths_are_rounded_and_one_at_least():
+    assert [hidden_width(*each) for each in ((1.26, 6), (1.24, 6), (0.01, 8), (2.0, 5))] == [8, 7, 1, 10]
+    assert section_of(SW_MLP | {"expansion": 0.985}).hidden_width == 32

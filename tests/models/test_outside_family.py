@@ -1,28 +1,26 @@
 """A family of somebody else's: a plain nn.Module and its section, in a file outside the package."""
 
+import subprocess
+import sys
 from itertools import pairwise
 from typing import Annotated, Literal
 
 import pytest
-import timm
-import torch
 from pydantic import Field
 from torch import nn
 
-from tests.conftest import ROOT
+from tests.clone import CLONE, ROOT
 from widemix.errors import InputError
 from widemix.estimate.hardware import Cluster
 from widemix.estimate.report import estimate
-from widemix.evaluation.assessment import evaluate_checkpoint
-from widemix.evaluation.trained import export_checkpoint
+from widemix.models import families
 from widemix.models.cost import model_cost
-from widemix.models.export import export_model
 from widemix.models.families import KINDS, register
+from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.models.section import ModelSection
 from widemix.recipe import dump_recipe, keys, load_recipe
 from widemix.section import Positive, key
-from widemix.trainer import train
 
 RECIPE = """
 extends: {base}
@@ -104,28 +102,6 @@ def test_its_cost_is_counted(path):
     assert "Omega" not in rows
 
 
-def test_it_trains_evaluates_and_exports(path, tmp_path, monkeypatch):
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    short = [("train.max_steps", "3"), ("log.tensorboard", "false"), ("log.images", "0"), ("data.workers", "1")]
-    recipe, run = load_recipe(path, short), tmp_path / "run"
-    assert train(recipe, run, "auto", path) == 0
-    assert evaluate_checkpoint(run, None, None, None)["loss"] < 5
-    export_checkpoint(run, tmp_path / "exported")
-    loaded = timm.create_model(f"local-dir:{tmp_path / 'exported'}", pretrained=True).eval()
-    assert isinstance(loaded, BagOfPatches)
-    assert loaded.pretrained_cfg["input_size"] == (3, 8, 8)
-
-
-def test_timm_loads_an_export_to_equal_logits(path, tmp_path):
-    recipe = load_recipe(path)
-    model = build_model(recipe.model, 8, 3).eval()
-    export_model(model, recipe.model, tmp_path / "exported", data=recipe.data, labels=["a", "b", "c"])
-    x = torch.randn(2, 3, 8, 8)
-    loaded = timm.create_model(f"local-dir:{tmp_path / 'exported'}", pretrained=True).eval()
-    assert torch.equal(loaded(x), model(x))
-
-
 def test_what_a_section_lacks_is_one_line():
     class NoKind(ModelSection):
         def model_spec(self, image_size):
@@ -171,3 +147,30 @@ def test_a_kind_that_timm_uses_is_refused():
     with pytest.raises(InputError, match="kind resnet18: is the name of one of timm's networks"):
         register(Taken)
     assert "resnet18" not in KINDS
+
+
+def test_a_section_is_registered_once_and_told_of():
+    seen = []
+    families.WATCHERS.append(seen.append)
+    try:
+        assert register(MixerSection) is MixerSection  # again
+        with pytest.raises(InputError, match="section 3: should be a class derived from ModelSection"):
+            register(3)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="should be a class derived from ModelSection"):
+            register(dict)  # type: ignore[type-var]
+    finally:
+        families.WATCHERS.pop()
+    assert seen == [MixerSection]
+    assert [section.__name__ for section in families.sections()][:2] == ["MixerSection", "SwMlpSection"]
+
+
+def test_every_family_loads_without_torch():
+    code = (
+        "import sys\nfrom widemix.models.families import sections, named_networks\n"
+        "from widemix.recipe import keys, load_recipe\n"
+        "load_recipe('digits/rp_mixer'), load_recipe('mnli/transformer'), keys()\n"
+        "summaries = [section.summary() for section, _ in named_networks().values()]\n"
+        "print(len(summaries) > len(sections()), *(name in sys.modules for name in ('torch', 'timm', 'numpy')))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CLONE, check=True)
+    assert answer.stdout.split() == ["True", "False", "False", "False"]

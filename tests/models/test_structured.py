@@ -9,7 +9,7 @@ from widemix.estimate.structures import structure_rows
 from widemix.models.factors import Structure, split
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
-from widemix.models.structured import StructuredLinear, linear_of
+from widemix.models.structured import linear_of
 from widemix.optim.build import build_optimizer, parameter_groups, set_rate
 from widemix.optim.section import OptimSection
 
@@ -24,8 +24,11 @@ STRUCTURES = [
 ]
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(12, 20), (20, 12), (16, 16)])
-@pytest.mark.parametrize("structure", STRUCTURES, ids=str)
+SIZES = [(12, 20), (20, 12), (16, 16), (64, 98), (20, 18), (49, 48), (48, 192), (18, 20)]
+CASES = [(structure, *sizes) for structure in STRUCTURES for sizes in SIZES if not structure.fault(*sizes)]
+
+
+@pytest.mark.parametrize(("structure", "inputs", "outputs"), CASES, ids=str)
 def test_the_product_is_that_with_the_dense_matrix(structure, inputs, outputs):
     torch.manual_seed(0)
     layer = linear_of(structure)(inputs, outputs).double()
@@ -38,16 +41,6 @@ def test_the_product_is_that_with_the_dense_matrix(structure, inputs, outputs):
     assert sum(p.numel() for p in layer.parameters()) - outputs == sum(
         factor.parameters for factor in structure.factors(inputs, outputs)
     )
-
-
-@pytest.mark.parametrize(("inputs", "outputs"), [(64, 98), (20, 18), (49, 48), (48, 192), (18, 20)])
-@pytest.mark.parametrize("structure", [Structure("kronecker"), Structure("monarch")], ids=str)
-def test_the_rank_is_that_of_the_dense_matrix_where_one_factor_widens_and_the_other_narrows(
-    structure, inputs, outputs
-):
-    torch.manual_seed(0)
-    weight = linear_of(structure)(inputs, outputs).double().dense_weight()
-    assert torch.linalg.matrix_rank(weight) == structure.full_rank(inputs, outputs)
 
 
 @pytest.mark.parametrize("kind", ["low_rank", "btt"])
@@ -135,56 +128,7 @@ def test_rates_and_decay_are_those_of_the_factors():
             assert scales[id(p)] == 0.5**2 * names[name][0], name
 
 
-def test_factors_start_with_their_own_deviation_and_a_seed_gives_the_same():
-    section = MixerSection(
-        **{**SHAPE, "kind": "s_mixer", "channels": 4096, "channel_weights": "low_rank", "rank": 64, "depth": 1}
-    )
-    one, other = ((torch.manual_seed(3), build_model(section, 4, 5))[1] for _ in range(2))
-    layer = one.blocks[0].mlp_channels.fc
-    assert isinstance(layer, StructuredLinear)
-    assert layer.right.std().item() == pytest.approx(64**0.5 / 4096, rel=0.01)
-    assert layer.left.std().item() == pytest.approx(64**-0.5, rel=0.01)
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"token_weights": "btt"}, "rank is needed by token_weights or channel_weights of btt or low_rank"),
-        ({"channel_weights": "low_rank"}, "rank is needed by token_weights or channel_weights of btt or low_rank"),
-        ({"rank": 2}, "rank is for token_weights or channel_weights of btt or low_rank"),
-        ({"token_weights": "monarch", "channel_weights": "kronecker", "rank": 2}, "rank is for"),
-        ({"channel_weights": "block_diagonal"}, "blocks is needed by"),
-        ({"token_weights": "kronecker", "blocks": 2}, "blocks is for"),
-        ({"token_weights": "block_diagonal", "blocks": 1}, "Input should be greater than or equal to 2"),
-        ({"channel_weights": "block_diagonal", "blocks": 4}, "channel_weights block_diagonal: 4 blocks do not"),
-        ({"kind": "mixer", "token_hidden": 5, "channel_hidden": 6, "token_weights": "monarch"}, "a width of 5 is no"),
-        (
-            {"kind": "mixer", "token_hidden": 4, "channel_hidden": 7, "channel_weights": "btt", "rank": 1},
-            "width of 7",
-        ),
-        ({"token_weights": "block_diagonal"}, "blocks is needed by"),
-        ({"token_weights": "block_diagonal", "blocks": 3}, "token_weights block_diagonal: 3 blocks do not divide"),
-        ({"channel_weights": "monarch", "channels": 7}, "channel_weights monarch: a width of 7 is no product of two"),
-        ({"token_weights": "monarch", "token_groups": 2}, "token_groups are dense matrices"),
-        ({"token_weights": "kronecker", "token_groups": 2}, "token_groups are dense matrices"),
-        ({"token_weights": "monarc"}, "Input should be 'dense', 'low_rank'"),
-        ({"token_weights": "btt", "rank": 0}, "Input should be greater than 0"),
-    ],
-)
-def test_what_does_not_fit_is_refused(keys, said):
-    with pytest.raises(ValueError, match=said):
-        MixerSection(**{**SHAPE, "kind": "s_mixer", **keys})
-
-
-def test_the_first_tokens_of_projected_tokens_fit_too():
-    keys = {"kind": "s_mixer", "patch_size": 1, "tokens": 6, "channels": 4, "depth": 1, "project_tokens": True}
-    section = MixerSection(**keys, token_weights="block_diagonal", blocks=3)
-    with pytest.raises(ValueError, match="3 blocks do not divide a width of 16"):
-        section.check_image_size(4)
-
-
-def test_costs_say_how_often_a_weight_is_used_and_what_rank_there_is():
+def test_costs_say_a_weights_uses_and_the_rank():
     keys = {"patch_size": 4, "tokens": 64, "channels": 48, "depth": 2, "kind": "s_mixer"}
     section = MixerSection(**keys, token_weights="kronecker", channel_weights="btt", rank=3)
     token, channel = structure_rows(section)
@@ -198,29 +142,6 @@ def test_costs_say_how_often_a_weight_is_used_and_what_rank_there_is():
     assert structure_rows(MixerSection(**keys)) == []
 
 
-@pytest.mark.parametrize("kind", ["kronecker", "monarch", "btt"])
-def test_two_factors_need_widths_of_two(kind):
-    structure = Structure(kind, rank=2 if kind == "btt" else None)
-    assert structure.fault(7, 12) == structure.fault(12, 7) == "a width of 7 is no product of two"
-    assert structure.fault(12, 4) == ""
-
-
-def test_blocks_divide_both_widths_and_other_structures_any():
-    blocks = Structure("block_diagonal", blocks=4)
-    assert (blocks.fault(12, 8), blocks.fault(8, 10), blocks.fault(6, 8)) == (
-        "",
-        "4 blocks do not divide a width of 10",
-        "4 blocks do not divide a width of 6",
-    )
-    assert Structure("low_rank", rank=2).fault(7, 5) == Structure("dense").fault(7, 5) == ""
-
-
-def test_a_rank_is_one_at_least_and_where_there_is_none():
-    assert Structure("low_rank", "as_dense").rank_for(1, 5) == 1
-    assert Structure("monarch").rank_for(12, 20) == Structure("kronecker", rank=3).rank_for(12, 20) == 1
-    assert Structure("btt", 3).rank_for(12, 20) == 3
-
-
 @pytest.mark.parametrize("structure", STRUCTURES, ids=str)
 def test_every_factor_starts_with_its_own_deviation(structure):
     """sqrt(1 / inputs) min(1, sqrt(outputs / inputs)), of the matrix that it is."""
@@ -230,3 +151,27 @@ def test_every_factor_starts_with_its_own_deviation(structure):
         outputs, inputs = factor.shape[-2:]
         assert factor.std().item() == pytest.approx(inputs**-0.5 * min(1, (outputs / inputs) ** 0.5), rel=0.15)
     assert not layer.bias.any()
+
+
+TWO = Structure("btt", 3)
+NO_PRODUCT, BLOCKS = "a width of 7 is no product of two", "4 blocks do not divide a width of"
+
+
+@pytest.mark.parametrize(
+    ("structure", "inputs", "outputs", "fault", "rank"),
+    [
+        *((each, *sizes, NO_PRODUCT, None) for each in STRUCTURES[2:5] for sizes in ((7, 12), (12, 7))),
+        *((each, 12, 4, "", rank) for each, rank in ((STRUCTURES[2], 1), (STRUCTURES[3], 1), (TWO, 3))),
+        (STRUCTURES[6], 12, 8, "", 1),
+        (STRUCTURES[6], 8, 10, f"{BLOCKS} 10", None),
+        (STRUCTURES[6], 6, 8, f"{BLOCKS} 6", None),
+        (STRUCTURES[0], 7, 5, "", 3),
+        (STRUCTURES[1], 1, 5, "", 1),  # at least
+        (Structure("kronecker", rank=3), 12, 20, "", 1),
+        (Structure("dense"), 7, 5, "", 1),
+    ],
+    ids=str,
+)
+def test_widths_have_a_fault_or_a_rank(structure, inputs, outputs, fault, rank):
+    assert structure.fault(inputs, outputs) == fault
+    assert rank is None or structure.rank_for(inputs, outputs) == rank
