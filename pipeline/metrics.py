@@ -29,13 +29,16 @@ PERCENT = "{:.2f} %"
 METRICS = {
     "top1": Metric("top-1", PERCENT, True),
     "top5": Metric("top-5", PERCENT, True),
+    "balanced_accuracy": Metric("balanced accuracy", PERCENT, True),
+    "macro_f1": Metric("macro F1", PERCENT, True),
     "map": Metric("mAP", PERCENT, True),
     "mae": Metric("MAE", "{:.4g}", False),
     "r2": Metric("R2", "{:.4f}", True),
     "loss": Metric("loss", "{:.4f}", False),
 }
+BY_CLASS = ("balanced_accuracy", "macro_f1")  # measured where classes are unequal
 # Those of each kind of `data.targets`, the most telling first; each has the loss too.
-MEASURED = {"class": ("top1", "top5"), "multilabel": ("map",), "regression": ("mae", "r2")}
+MEASURED = {"class": ("top1", "top5", *BY_CLASS), "multilabel": ("map",), "regression": ("mae", "r2")}
 
 
 @check_arguments

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 
@@ -15,6 +23,11 @@ def _part_of_white(value: float) -> float:
     if value > 1:
         raise ValueError("is not on a scale of 0 to 1; divide it by 255")
     return value
+
+
+def _names_are_text(values: Any) -> Any:
+    """Names of classes that YAML reads as numbers, as the text that they are."""
+    return {str(n) if type(n) is int else n: v for n, v in values.items()} if isinstance(values, dict) else values
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -28,6 +41,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 # Of keys from whose meaning no narrower range follows: in float32 their squares and sums are finite, and not zero.
 Amount = Annotated[float, Field(ge=0, le=1e9)]
 PositiveAmount = Annotated[float, Field(ge=1e-9, le=1e9)]
+ByClass = Annotated[dict[str, Amount], BeforeValidator(_names_are_text)]  # of classes, by name
 Epsilon = Annotated[float, Field(ge=1e-30, le=1000)]
 Epochs = Annotated[float, Field(ge=0, le=1_000_000)]
 Pair = Annotated[tuple[float, float], Field(strict=False)]

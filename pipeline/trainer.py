@@ -34,7 +34,7 @@ from widemix.errors import Exit, InputError, command, explaining_disk_errors
 from widemix.estimate.utilisation import peak_fraction
 from widemix.evaluation.evaluate import evaluate_engine
 from widemix.files import atomic_write
-from widemix.metrics import main_metric
+from widemix.metrics import BY_CLASS, main_metric
 from widemix.models.registry import build_model, build_on_meta, empty_inputs
 from widemix.recipe import Recipe, check_world, match_folder
 from widemix.run.checkpoint import RetentionPolicy
@@ -51,6 +51,7 @@ from widemix.run.saving import Saver
 from widemix.run.starts import StartRecord
 from widemix.run.trackers import Tracker, check_trackers, open_trackers
 from widemix.terminal import print
+from widemix.training.balance import balance_loss, suggest_balance
 from widemix.training.cadence import rarely_kept
 from widemix.training.faults import Rollback
 from widemix.training.finetune import UNUSED, freeze, load_init_weights, unused_parameters
@@ -137,7 +138,7 @@ def train(
         times.end("data and run folder")
 
         with explaining_disk_errors():
-            loop = _build_loop(rank, start, schedule, eval_loader)
+            loop = _build_loop(rank, start, schedule, loader, eval_loader)
             result = loop.fit(loader)
             loop.context.log.flush()
             return _finish(rank, folder, result, loop.health.failing)
@@ -166,7 +167,9 @@ def _check_something_is_left(recipe: Recipe, start: ResumeState, last_step: int)
         )
 
 
-def _build_loop(rank: _Rank, start: ResumeState, schedule: Schedule, eval_loader: EvalLoader) -> Loop:
+def _build_loop(
+    rank: _Rank, start: ResumeState, schedule: Schedule, loader: TrainLoader, eval_loader: EvalLoader
+) -> Loop:
     """Build network, engine and loop, with the state of the checkpoint that the run resumes from."""
     recipe, topology, folder = rank.recipe, rank.topology, start.run_dir
     if recipe.train.precision == "bf16" and topology.is_main and (slow := bf16_warning(topology.device)):
@@ -180,16 +183,20 @@ def _build_loop(rank: _Rank, start: ResumeState, schedule: Schedule, eval_loader
     module = _build_model(rank, start)
     memory_layout = set_memory_layout(module, recipe.engine, recipe.train, topology)
     engine = _build_engine(recipe, module, start, topology)
+    balance_loss(engine, recipe, loader)
     rank.times.end("network and checkpoint")
     profiler = _open_profiler(rank, folder, schedule.last_step)
+    if unequal := suggest_balance(recipe):
+        rank.note(unequal)
     if rare := rarely_kept(recipe.train, schedule.steps_per_epoch):
         rank.warn(rare)
     _begin(rank, start, schedule.last_step)  # after all that may be wrong with the recipe
 
     log = _open_log(rank, start, schedule.last_step)
     mistakes = Mistakes(recipe.log.mistakes, eval_loader, log) if recipe.log.mistakes else None
-    observe = {"observe": mistakes.observe} if mistakes else {}
-    evaluate = partial(evaluate_engine, engine, eval_loader, recipe.data.num_classes, watchdog.beat, **observe)
+    options: dict[str, Any] = {"observe": mistakes.observe} if mistakes else {}
+    options["by_class"] = (recipe.train.keep_best or "").removeprefix("ema_") in BY_CLASS
+    evaluate = partial(evaluate_engine, engine, eval_loader, recipe.data.num_classes, watchdog.beat, **options)
     watchdog.beat()
     context = RunContext(
         log=log,

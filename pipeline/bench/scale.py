@@ -144,7 +144,7 @@ def plain_step(recipe: Recipe, module: nn.Module, batches: list[Batch], topology
     module.train()
     optimizer = build_optimizer(recipe.optim, module)
     set_rate(optimizer, 0.0)
-    loss = LOSSES[recipe.train.loss].compute
+    loss = LOSSES[recipe.train.loss].build()
 
     def step() -> None:
         for batch in batches:

@@ -7,6 +7,7 @@ crop, and blocks for ever when its thread raises.
 
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,18 +16,21 @@ from widemix.data.batches import Batch, Batches, HostBatch, Source, prefetch_cou
 from widemix.data.images import AugmentedImages, Images
 from widemix.data.mixup import sample_mixture, soft_labels
 from widemix.data.order import FileOrder, Order, RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
-from widemix.data.paged import PagedOrder, request_ranges
+from widemix.data.paged import PAGE_BYTES, PagedOrder, request_ranges
 from widemix.data.pixel_order import permute_pixels, pixel_permutation
 from widemix.data.precision import DTYPES
 from widemix.data.prefetch import Prefetch
 from widemix.data.random import NETWORK, key
+from widemix.data.sampling import SampledOrder, Weighted
 from widemix.data.split import PreparedFile
 from widemix.data.tokens import Tokens
 from widemix.data.views import View, Views
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
+from widemix.formats.manifest import read_manifest
 from widemix.models.section import ModelSection
 from widemix.recipe.augment import AugmentSection
+from widemix.recipe.class_balance import class_weights
 from widemix.recipe.data import AnyDataSection, TextDataSection
 from widemix.recipe.train import TrainSection
 from widemix.terminal import print
@@ -76,7 +80,7 @@ class TrainLoader:
             augment.mixes_images or augment.aug_repeats > 1 or getattr(data, "on_corrupt", "error") != "error"
         ):
             raise InputError("views: mixup, CutMix, repeated augmentation or on_corrupt replace do not go with them")
-        self.order = _build_order(kind, data, self.source.file, train, max(1, augment.aug_repeats))
+        self.order = _build_order(kind, data, self.source.file, train, max(1, augment.aug_repeats), self.steps)
         if isinstance(self.order, PagedOrder) and topology.rank == 0:
             _warn_of_sorted_classes(self.source.file)
 
@@ -183,10 +187,21 @@ def _order_kind(data: AnyDataSection, file: PreparedFile) -> str:
     return ("paged" if larger else "random") if data.order == "auto" else data.order
 
 
-def _build_order(kind: str, data: AnyDataSection, file: PreparedFile, train: TrainSection, repeats: int) -> Order:
+def _build_order(
+    kind: str, data: AnyDataSection, file: PreparedFile, train: TrainSection, repeats: int, steps: int
+) -> Order:
+    weighted = None
+    if data.sampling:
+        manifest = read_manifest(Path(data.path))
+        counts = manifest.splits[data.train_split].per_class
+        weights = class_weights("data.sampling", data.sampling, counts, manifest.classes)
+        weighted = Weighted(file.label, np.array(weights))
     if kind == "paged":
         window_bytes = data.shuffle_window_mib << 20
-        return PagedOrder(file.offset, file.size, train.global_batch, train.seed, window_bytes, repeats)
+        shuffle = train.global_batch, train.seed, window_bytes, repeats, PAGE_BYTES
+        return PagedOrder(file.offset, file.size, *shuffle, weighted)
+    if weighted:
+        return SampledOrder(weighted, train.global_batch, train.seed, repeats, steps * train.global_batch)
     return {"random": RandomOrder, "file": FileOrder}[kind](len(file), train.global_batch, train.seed, repeats)
 
 

@@ -131,15 +131,35 @@ def _permute(words, length, rounds, bits):
         words[i] = _feistel(words[i], rounds, bits)
 
 
-@jit("int64[::1](int64[::1], int64, uint64)")
-def shuffled(places, count, stream):
-    """The elements at `places`, int64 [n], of the permutation of range(count) that the random stream defines."""
+@jit_inline
+def _set_rounds(rounds, count, stream):
+    """Set the keys of the network's rounds, uint64 [8]; returns the bits of its integers."""
+    for r in range(8):
+        rounds[r] = _scramble(stream + np.uint64(r))
     bits = 2
     while (1 << bits) < count:
         bits += 1
+    return bits
+
+
+@jit
+def shuffled_each(places, counts, streams):
+    """For each i the element at places[i] of the permutation of range(counts[i]) that streams[i] defines."""
+    found, rounds = np.empty(len(places), np.int64), np.empty(8, np.uint64)
+    for i in range(len(places)):
+        bits = _set_rounds(rounds, counts[i], streams[i])
+        word = _feistel(np.uint64(places[i]), rounds, bits)
+        while word >= np.uint64(counts[i]):
+            word = _feistel(word, rounds, bits)
+        found[i] = word
+    return found
+
+
+@jit("int64[::1](int64[::1], int64, uint64)")
+def shuffled(places, count, stream):
+    """The elements at `places`, int64 [n], of the permutation of range(count) that the random stream defines."""
     rounds = np.empty(8, np.uint64)
-    for r in range(8):
-        rounds[r] = scramble(stream + np.uint64(r))
+    bits = _set_rounds(rounds, count, stream)
 
     # All at once, then again those out of range, until none is. In loops: numba takes five seconds for the first
     # expression or assignment of whole arrays, as it compiles the texts of errors about shapes.

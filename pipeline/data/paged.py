@@ -15,6 +15,7 @@ import numpy as np
 from widemix.data.compiled import jit
 from widemix.data.order import shuffled, split_views
 from widemix.data.random import PAGE, WINDOW, key, uniform
+from widemix.data.sampling import ClassSampling, Weighted
 from widemix.files import advise
 
 PAGE_BYTES = 1 << 20  # read at full speed from any disk, yet a window of 4 GiB has thousands
@@ -26,7 +27,8 @@ class PagedOrder:
     """Shuffles pages, and samples within windows of pages; see above.
 
     offset, size: int64 [n], the place of each sample in the file, bytes. window_bytes: of the file, over all lanes.
-    repeats: views of each sample, see `widemix.data.order`.
+    repeats: views of each sample, see `widemix.data.order`. weighted: an epoch has what `widemix.data.sampling` says,
+    sorted by the place in the file, in place of each sample once.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class PagedOrder:
         window_bytes: int,
         repeats: int = 1,
         page_bytes: int = PAGE_BYTES,
+        weighted: Weighted | None = None,
     ):
         self.count, self.seed, self.repeats = len(offset), seed, repeats
         mean = float(size.mean())
@@ -56,14 +59,20 @@ class PagedOrder:
             self._by_place = np.argsort(offset, kind="stable")
             self._offset, self._size = offset[self._by_place], size[self._by_place]
 
+        self._sampling: ClassSampling | None = None
+        if weighted is not None:
+            label = weighted.label if self._by_place is None else weighted.label[self._by_place]
+            self._sampling = ClassSampling(weighted._replace(label=label), self.lanes * self.length, seed, repeats)
+        self._paged = self._sampling.length if self._sampling else self.count  # samples that are divided into pages
+
     def step(self, epoch: int, step: int) -> np.ndarray:
         """The view ids of one step of an epoch, lane by lane: int64 [global_batch]."""
         places, views = split_views(step * self.run, self.run, self.repeats)
         first, last = int(places.min()), int(places.max()) + 1
         positions = _deal(first, last, self.lanes, self.length, self.window, self.seed, epoch)
-        in_file = self._places(epoch, positions[:, places - first])
+        earlier, in_file = np.divmod(self._places(epoch, positions[:, places - first]), self.count)
         samples = in_file if self._by_place is None else self._by_place[in_file]
-        return samples + self.count * np.tile(views, self.lanes)
+        return samples + self.count * (earlier + np.tile(views, self.lanes))
 
     def prefetch_ranges(self, epoch: int, step: int, is_first: bool, parts: list[slice]) -> np.ndarray:
         """The samples of this step one window later; in the first step also all of the current window."""
@@ -73,20 +82,28 @@ class PagedOrder:
         wanted = np.arange(begin, min(end + self.window, self.length), dtype=np.int64)
         runs = [range(part.start // self.run, -(-part.stop // self.run)) for part in parts]
         lanes = np.array(sorted(set().union(*runs)), np.int64)
-        places = self._places(epoch, self.length * lanes[:, None] + wanted)
-        cuts = np.flatnonzero(np.diff(places) != 1)
+        places = self._places(epoch, self.length * lanes[:, None] + wanted) % self.count
+        cuts = np.flatnonzero(np.diff(places).view(np.uint64) > 1)  # 0 where an epoch has a sample several times
         starts, stops = places[np.append(0, cuts + 1)[: len(places)]], places[np.append(cuts, -1)[: len(places)]]
         return np.stack([self._offset[starts], self._offset[stops] + self._size[stops]], axis=1)
 
     def _places(self, epoch: int, positions: np.ndarray) -> np.ndarray:
-        """Places in the file, in samples, of positions in the epoch's sequence of pages."""
-        begin = int(uniform(key(self.seed, epoch, 0, PAGE), 0) * self.count)
-        return _in_pages(positions.reshape(-1), self._pages(epoch), self.page, self.count, begin)
+        """Places in the file, in samples, of positions in the epoch's sequence of pages, + count x earlier views."""
+        begin = int(uniform(key(self.seed, epoch, 0, PAGE), 0) * self._paged)
+        places = _in_pages(positions.reshape(-1), self._pages(epoch), self.page, self._paged, begin)
+        return places if self._sampling is None else self._sampled(epoch)[places]
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019  as `_pages`
+    def _sampled(self, epoch: int) -> np.ndarray:
+        """What an epoch has of the file, in its order: places in it + count x earlier views, int64 [paged]."""
+        assert self._sampling is not None
+        view_ids = self._sampling.view_ids(np.arange(self._paged), epoch)
+        return view_ids[np.argsort(view_ids % self.count, kind="stable")]
 
     @functools.lru_cache(maxsize=2)  # noqa: B019  a loader has one order all its life
     def _pages(self, epoch: int) -> np.ndarray:
         """The pages in the epoch's order. The short page comes last; each epoch it is another part of the file."""
-        whole = self.count // self.page
+        whole = self._paged // self.page
         order = shuffled(np.arange(whole), whole, key(self.seed, epoch, 1, PAGE))
         return np.append(order, whole)
 

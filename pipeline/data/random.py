@@ -9,9 +9,8 @@ import numpy as np
 from widemix.data.compiled import jit
 
 # Uses of random numbers, each with streams of its own. Append new ones: the numbers are part of every run.
-ORDER, CROP, FLIP, AUGMENT, ERASE, MIX, NETWORK, COLOR_JITTER, PAGE, WINDOW, INTERPOLATION, REPLACE, DROPOUT = range(
-    13
-)
+ORDER, CROP, FLIP, AUGMENT, ERASE, MIX, NETWORK, COLOR_JITTER, PAGE, WINDOW, INTERPOLATION = range(11)
+REPLACE, DROPOUT, CLASS = range(11, 14)
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 M1 = np.uint64(0xBF58476D1CE4E5B9)

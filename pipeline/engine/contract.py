@@ -49,7 +49,7 @@ class Engine(ShardedModel):
         topology: Topology,
     ):
         super().__init__(module, optimizer, optim, train, topology)
-        self.loss = LOSSES[train.loss].compute
+        self.loss = LOSSES[train.loss].build()  # the trainer sets that of the run's classes
         self._drop_paths = [part for part in module.modules() if isinstance(part, DropPath) and part.drop_prob]
         self._forward_buffers = ForwardBuffers(module)
         self._checkpoints, self._recomputes = train.activation_checkpointing, True

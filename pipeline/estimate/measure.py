@@ -69,7 +69,7 @@ def measured_pass(
     def run_pass() -> None:
         with autocast(device, DTYPES[recipe.train.precision]):
             logits = module(inputs)
-        LOSSES[recipe.train.loss].compute(logits, targets).backward()
+        LOSSES[recipe.train.loss].build()(logits, targets).backward()
         module.zero_grad(set_to_none=True)
 
     run_pass()

@@ -56,7 +56,7 @@ def fake_pass(recipe: Recipe, micro: int, device: torch.device = GPU) -> Pass:
         with memory, OpRecorder() as recorder:
             with autocast(torch.device("cpu"), half if autocasts else torch.float32):
                 logits = module(inputs)
-            LOSSES[train.loss].compute(logits, targets).backward()
+            LOSSES[train.loss].build()(logits, targets).backward()
     operators = [
         (train.precision if kind == "bf16" else kind, flops, traffic) for kind, flops, traffic in recorder.operators
     ]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
@@ -18,9 +19,10 @@ from widemix.data.loader import EvalLoader
 from widemix.distributed.topology import usual_defaults
 from widemix.engine import Engine
 from widemix.errors import InputError
-from widemix.evaluation.macro_means import R2, AveragePrecision, MacroMean
+from widemix.evaluation.macro_means import R2, AveragePrecision, BalancedAccuracy, MacroF1, MacroMean
 from widemix.formats.manifest import read_manifest
-from widemix.metrics import MEASURED, METRICS, PERCENT
+from widemix.metrics import BY_CLASS, MEASURED, METRICS, PERCENT
+from widemix.recipe.class_balance import UNEQUAL, imbalance
 from widemix.terminal import print
 
 NAMED = 10  # columns without a value that a line names
@@ -37,6 +39,7 @@ def evaluate_engine(
     classes: int,
     beat: Callable[[], None] = lambda: None,
     observe: Observe = _ignore,
+    by_class: bool = False,
 ) -> dict[str, float]:
     """Return the metrics of `evaluate` for each set of weights of the engine: "top1", and "ema_top1" with an EMA.
 
@@ -47,7 +50,7 @@ def evaluate_engine(
     for prefix, weights in engine.weights().items():
         with weights:
             seen = _ignore if prefix else observe
-            metrics = evaluate(engine.module, engine.evaluate_mode(), loader, classes, beat, seen)
+            metrics = evaluate(engine.module, engine.evaluate_mode(), loader, classes, beat, seen, by_class)
         result |= {f"{prefix}{name}": value for name, value in metrics.items()}
     return result | ({"zero_weights": engine.zero_weights()} if engine.spec.penalty == "l1" else {})
 
@@ -61,10 +64,13 @@ def evaluate(
     classes: int,
     beat: Callable[[], None] = lambda: None,
     observe: Observe = _ignore,
+    by_class: bool = False,
 ) -> dict[str, float]:
     """Return the metrics of the whole split, the same on every rank, by `data.targets`:
 
     - class: loss (mean cross-entropy), top1 and top5 (percent). With fewer than five classes top5 counts all of them.
+      Where a class has more than twice the samples of another, and with `by_class`, also balanced_accuracy and
+      macro_f1 (percent): the means of recall and F1 over classes, as scikit-learn's.
     - multilabel: loss (binary cross-entropy, summed over classes) and map (percent): the mean of the average
       precision over the classes that occur.
     - regression: loss (mean squared error), mae and r2: means over targets, r2's over those that vary.
@@ -77,6 +83,8 @@ def evaluate(
     device, kind = loader.topology.device, loader.data.targets
     loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
     metrics = _metrics(kind, classes, len(loader))
+    if kind == "class" and (by_class or imbalance(_counts(loader)) > UNEQUAL):
+        metrics |= {"balanced_accuracy": BalancedAccuracy(classes), "macro_f1": MacroF1(classes)}
     metrics |= {name: build(classes) for name in MEASURED[kind] if (build := METRICS[name].build)}
     metrics = {name: metric.to(device) for name, metric in metrics.items()}
     was_training = module.training
@@ -120,6 +128,11 @@ def _name_undefined(name: str, undefined: tuple[int, ...], columns: int, folder:
     print(f"{folder}: split {split!r}: {text}", file=sys.stderr)
 
 
+def _counts(loader: EvalLoader) -> list[int]:
+    """The samples of each class that are evaluated."""
+    return np.bincount(loader.source.file.label[loader.samples]).tolist()
+
+
 def _metrics(kind: str, outputs: int, samples: int) -> dict[str, Metric]:
     """The metrics of each kind of `data.targets`; those of numbers sum in float64."""
     if kind == "class":
@@ -132,7 +145,8 @@ def _metrics(kind: str, outputs: int, samples: int) -> dict[str, Metric]:
 
 
 # By metric: the columns that have a value, and that none has.
-_REASONS = {"map": ("classes that occur", "no class occurs"), "r2": ("targets that vary", "no target varies")}
+_REASONS = dict.fromkeys(("map", *BY_CLASS), ("classes that occur", "no class occurs"))
+_REASONS["r2"] = ("targets that vary", "no target varies")
 
 
 def _losses(kind: str, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

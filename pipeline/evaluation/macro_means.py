@@ -1,4 +1,4 @@
-"""Metrics that are a mean over columns: over classes for average precision, over targets for R2.
+"""Metrics that are a mean over columns: over classes for recall, F1 and average precision, over targets for R2.
 
 A class that no sample has, or a target that is the same for all samples, has no such value. It is left out of the
 mean: counted as 0, the best predictor there can be would not reach the best metric.
@@ -25,6 +25,44 @@ class MacroMean(Metric):
     def values(self) -> Tensor:
         """Return the value of each column, float64 [N]; nan where it has none."""
         raise NotImplementedError
+
+
+class ClassCounts(MacroMean):
+    """A mean over classes of what follows from these counts of each: none for a class that would be 0 / 0."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.samples: Tensor
+        self.predicted: Tensor
+        self.correct: Tensor
+        for name in ("samples", "predicted", "correct"):
+            self.add_state(name, torch.zeros(classes, dtype=torch.float64, device="cpu"), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add a batch: logits [B, classes], labels int64 [B]."""
+        guesses = logits.argmax(1)
+        for state, column in (
+            (self.samples, labels),
+            (self.predicted, guesses),
+            (self.correct, labels[guesses == labels]),
+        ):
+            state += column.bincount(minlength=len(state))
+
+
+class BalancedAccuracy(ClassCounts):
+    """The fraction of a class's samples that are predicted so."""
+
+    def values(self) -> Tensor:
+        """Return the recall of each class; none of one that no sample has."""
+        return self.correct / self.samples
+
+
+class MacroF1(ClassCounts):
+    """The harmonic mean of a class's recall and precision."""
+
+    def values(self) -> Tensor:
+        """Return F1 of each class; none of one that no sample has, and none is predicted to have."""
+        return 2 * self.correct / (self.samples + self.predicted)
 
 
 class AveragePrecision(MacroMean):

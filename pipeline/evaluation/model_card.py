@@ -79,7 +79,7 @@ def _head(recipe: Recipe, measured: Mapping[str, Any] | None, licence: str) -> s
 def _table(rows: list[dict[str, Any]], recipe: Recipe) -> str:
     if not rows:
         return "None; `widemix eval` of the run measures it, and the next export has it here."
-    names = ["loss", *MEASURED[recipe.data.targets]]
+    names = [n for n in ("loss", *MEASURED[recipe.data.targets]) if any(row.get(n) is not None for row in rows)]
     titles = [METRICS[name].title for name in names]
     lines = [f"| step | data | split | {' | '.join(titles)} |", f"|---:|---|---|{'---:|' * len(names)}"]
     for row in rows:

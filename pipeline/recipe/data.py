@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from widemix.errors import command
-from widemix.section import Deviations, Means, Positive, PositiveAmount, Section, key
+from widemix.section import ByClass, Deviations, Means, Positive, PositiveAmount, Section, key
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -50,6 +50,12 @@ class PreparedSection(Section):
     )
     shuffle_window_mib: Positive = key(
         4096, "order paged: MiB of the file, over all ranks, within which samples are shuffled"
+    )
+    sampling: Literal["balanced", "sqrt"] | ByClass | None = key(
+        None,
+        "how often classes are sampled, in epochs of the same length; balanced: each as often; sqrt: by the square "
+        "root of their size; {name: weight}: samples of these classes so many times as often as those of others; "
+        "null: each sample once an epoch",
     )
     prefetch_batches: Positive = key(3, "batches per rank that are decoded ahead; one more is on the device")
     prefetch_mib: Positive = key(

@@ -56,9 +56,9 @@ def error_message(
         return f"{where}: {section}the key {_as_yaml(first['input'])} is not text; put quotes around it{more}"
     message = re.sub(" or instance of [A-Za-z]+$", "", first["msg"])
     message = message.removeprefix("Value error, ").replace("valid tuple", "list")
-    message = message.replace("valid dictionary", "mapping of keys")
     message = message.replace("be a list", f"be a list, such as [{first['input']}]")
     message = ", or ".join([message, *(each["msg"].removeprefix("Input should be ") for each in of_types)])
+    message = message.replace("valid dictionary", "mapping of keys")
     given = f" {_as_yaml(first['input'])}" if not isinstance(first["input"], (dict, BaseModel)) else ""
     subject = f"{name}{given}: " if name else ""
     return f"{where}: {subject}{message[0].lower() + message[1:] if subject else message}{more}"

@@ -86,6 +86,7 @@ class Recipe(Section):
             _engine_fits,
             _optimizer_fits,
             _hangs_are_found,
+            _weights_reach_the_loss,
             _best_is_measured,
             _kept_steps_are_saved,
             _reset_heads_have_bodies,
@@ -131,12 +132,24 @@ def _targets_fit(recipe: Recipe) -> None:
             f"train.loss {recipe.train.loss} is not for data.targets {targets}; set it to "
             f"{' or '.join(fitting)}, or set data.targets"
         )
+    if targets != "class" and recipe.data.sampling:
+        raise ValueError(f"data.sampling is by class, and data.targets is {targets}; set it to null")
     if targets != "class" and augment.smoothing > 0:
         raise ValueError(f"augment.smoothing {augment.smoothing:g} is for classes, data.targets is {targets}; set 0")
     if targets == "regression" and augment.cut_alpha > 0:
         raise ValueError(
             "augment.cutmix mixes targets by area, and numbers of data.targets regression are not fractions of an "
             "area; turn it off (augment.mixup mixes images and numbers alike)"
+        )
+
+
+def _weights_reach_the_loss(recipe: Recipe) -> None:
+    loss = recipe.train.loss
+    if recipe.train.class_weights and "weights" not in LOSSES[loss].takes:
+        fitting = [name for name, spec in LOSSES.items() if "weights" in spec.takes]
+        raise ValueError(
+            f"train.class_weights: train.loss {loss} takes no weights; {', '.join(fitting)} do, and data.sampling "
+            "needs none"
         )
 
 

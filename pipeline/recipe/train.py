@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from widemix.recipe.losses import LOSSES
-from widemix.section import Decay, OneOf, Positive, PositiveAmount, Section, key
+from widemix.section import ByClass, Decay, OneOf, Positive, PositiveAmount, Section, key
 
 
 def _is_range(text: object) -> object:
@@ -28,6 +28,13 @@ class TrainSection(Section):
         "compile (without, a step of Mixer-B/16 takes four times bf16's on an H100)",
     )
     loss: Annotated[str, OneOf("loss", LOSSES)] = key("softmax", "the loss, mean over samples")
+    class_weights: Literal["inverse", "sqrt", "effective"] | ByClass | None = key(
+        None,
+        "weights of classes in the loss: of a sample's classes with softmax, of positives with sigmoid; inverse: 1 / "
+        "the class's samples; sqrt: the square root of that; effective: 1 / their effective number (Cui et al. 2019, "
+        "beta 0.999); these three times a constant, for a mean of 1 over the samples; {name: weight}: as given, "
+        "others 1; null: all 1",
+    )
     matmul_precision: Literal["highest", "high"] = key(
         "highest", "what GPUs compute fp32 products in: highest: fp32; high: TF32, faster, with 10 bits of mantissa"
     )

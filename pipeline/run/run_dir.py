@@ -39,7 +39,7 @@ _OF_A_START = {".lock", "leases", "recipe.yaml", "environment.json", "deepspeed.
 _NOT_A_RUN = (".lock", ".recipe.yaml", "leases", "slurm")  # files that may be there before the first start
 # Keys that say which samples a step has.
 _DATA_ORDER = re.compile(
-    r"data\.(train_split|order|memory_gib|shuffle_window_mib)|train\.(global_batch|seed)|augment\.aug_repeats"
+    r"data\.(train_split|order|sampling|memory_gib|shuffle_window_mib)|train\.(global_batch|seed)|augment\.aug_repeats"
 )
 
 

@@ -111,6 +111,11 @@ class Row:
         assert self.seen(folder, *self.others) != expected
 
 
+def sampled_classes(folder: Path, *overrides: tuple[str, str]) -> set[int]:
+    loader = train_loader(folder, *overrides)
+    return {*loader.source.file.label[loader.order.step(0, 0) % len(loader)].tolist()}
+
+
 def images(folder: Path, *overrides: tuple[str, str]) -> list[Any]:
     return first_images(train_loader(folder, *overrides))
 
@@ -152,6 +157,7 @@ KEYS: dict[str, Row] = {
     "data.order": Row("paged", lambda *given: type(train_loader(*given).order), lambda folder: PagedOrder),
     "data.memory_gib": Row("1e-6", lambda *given: type(train_loader(*given).order), lambda folder: PagedOrder),
     "data.shuffle_window_mib": Row("3", window_bytes, lambda folder: 3 << 20, (("data.order", "paged"),)),
+    "data.sampling": Row("{0: 0}", sampled_classes, lambda folder: {*range(1, 10)}),
     "data.prefetch_batches": Row("2", batches_ahead, lambda folder: 2),
     "data.prefetch_mib": Row(
         "1",  # 32 images of 64 x 64 pixels have 384 KiB

@@ -161,7 +161,7 @@ def test_its_loss_is_trained_with_and_its_figure_evaluated(
         one, three = (train_lines(tmp_path / loss)[0]["loss"] for loss in ("softmax", "triple"))
         assert three == pytest.approx(3 * one, rel=1e-6)
         assert f"fraction {done['micro']:.2f} %" in metrics.all_metrics(done)
-        with pytest.raises(InputError, match=r"train.keep_best mirco is not measured .* top1, top5, micro or loss"):
+        with pytest.raises(InputError, match=r"train.keep_best mirco is not measured .*, macro_f1, micro or loss"):
             load_recipe(recipe, [("train.keep_best", "mirco")])
         with pytest.raises(ValueError, match="loss triple is already registered"):
             losses.register("triple", losses.LOSSES["softmax"])

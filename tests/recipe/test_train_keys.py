@@ -52,6 +52,12 @@ def sigmoid_losses(run: SmallRun) -> object:
     )
 
 
+def weighted_losses(run: SmallRun) -> object:
+    logits, weight = [found for _, found in run.called("head", training=True)], torch.tensor([3.0, 0, *[1.0] * 8])
+    pairs = zip(logits, run.steps, strict=True)
+    return pytest.approx([cross_entropy(found, batch.targets, weight).item() for found, (batch,) in pairs])
+
+
 def by_sample(run: SmallRun, values: Callable[[Batch], list[Any]]) -> dict[int, Any]:
     """What the samples have in the first epoch."""
     pairs = [zip(batch.samples.tolist(), values(batch), strict=True) for (batch,) in run.steps[:4]]
@@ -149,6 +155,7 @@ TRAIN: dict[str, Row | tuple[Row, ...]] = {
         (("train.precision", "bf16"), ("model.channels", "16")),
     ),
     "loss": Row("sigmoid", lambda run: run.column("train", "loss"), sigmoid_losses),
+    "class_weights": Row("{0: 3, 1: 0}", lambda run: run.column("train", "loss"), weighted_losses),
     "matmul_precision": Row(
         "high", lambda run: (run.settings["matmul_precision"], run.settings["tf32"]), ("high", True)
     ),
