@@ -2,7 +2,6 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,7 +208,7 @@ def _max_bad(arguments: argparse.Namespace) -> float:
 def print_summary(manifest: "Manifest", to: Path) -> None:
     """Print a line for each split, and how many files were unusual in which way."""
     for split in manifest.splits.values():
-        print(f"{to / split.file}: {_summary(split, manifest.classes)}")
+        print(f"{to / split.file}: {_summary(split, manifest)}")
     if manifest.settings.get("encoding", "jpeg") == "coefficients":
         print(f"coefficients: {_price(manifest, to)}")
     rules = Counter(exception["rule"].partition(":")[0] for exception in manifest.exceptions)
@@ -243,11 +242,11 @@ def _print_estimates(to: Path, estimates: "list[Estimate]", free: int) -> None:
     print(f"{free / 2**30:,.1f} GiB are free on that disk")
 
 
-def _summary(split: "Split", classes: Sequence[str]) -> str:
+def _summary(split: "Split", manifest: "Manifest") -> str:
     least, most = min(split.per_class), max(split.per_class)
     balance = f"{least if least == most else f'{least} to {most}'} of each of {len(split.per_class)} classes"
     if imbalance(split.per_class) > UNEQUAL or least == 0 < most:
-        balance += f", {describe_counts(split.per_class, classes)}"
+        balance += f", {describe_counts(split.per_class, manifest.classes)}"
     if "targets" in split.fields and most == 0:
         balance = f"{len(split.per_class)} target{'s' if len(split.per_class) > 1 else ''} each"
     return f"{split.samples} samples, {split.bytes / 2**20:.1f} MiB, {balance}"

@@ -24,8 +24,9 @@ def add_eval(commands) -> None:
         examples="widemix eval runs/a --details --to figures\n"
         "widemix eval runs/a/checkpoints/00000330 --data datasets/other --split test\n"
         "widemix eval timm:mixer_b16_224 --data datasets/imagenet --json metrics.json",
-        description="Print top-1, top-5 and loss of a network on a split: a run's newest checkpoint, a checkpoint, "
-        "an export, timm:NAME or hf:OWNER/NAME. Classes of the data are matched with the network's by name.",
+        description="Print top-1, top-5 and loss of a network on a split, and balanced accuracy and macro F1 where "
+        "classes are unequal: of a run's newest checkpoint, a checkpoint, an export, timm:NAME or hf:OWNER/NAME. "
+        "Classes of the data are matched with the network's by name.",
     )
     add = parser.add_argument
     add("network", metavar="NETWORK", help="run folder, checkpoints/<step>, export, timm:NAME or hf:OWNER/NAME")

@@ -30,7 +30,7 @@ from widemix.errors import InputError
 from widemix.formats.manifest import read_manifest
 from widemix.models.section import ModelSection
 from widemix.recipe.augment import AugmentSection
-from widemix.recipe.class_balance import class_weights
+from widemix.recipe.class_balance import UNEQUAL, class_weights, imbalance
 from widemix.recipe.data import AnyDataSection, TextDataSection
 from widemix.recipe.train import TrainSection
 from widemix.terminal import print
@@ -150,6 +150,11 @@ class EvalLoader:
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    @property
+    def is_unequal(self) -> bool:
+        """Whether a class has more than `UNEQUAL` times the samples of another."""
+        return imbalance(np.bincount(self.source.file.label[self.samples]).tolist()) > UNEQUAL
 
     @property
     def _most(self) -> int:

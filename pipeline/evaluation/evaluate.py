@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
@@ -22,7 +21,6 @@ from widemix.errors import InputError
 from widemix.evaluation.macro_means import R2, AveragePrecision, BalancedAccuracy, MacroF1, MacroMean
 from widemix.formats.manifest import read_manifest
 from widemix.metrics import BY_CLASS, MEASURED, METRICS, PERCENT
-from widemix.recipe.class_balance import UNEQUAL, imbalance
 from widemix.terminal import print
 
 NAMED = 10  # columns without a value that a line names
@@ -83,7 +81,7 @@ def evaluate(
     device, kind = loader.topology.device, loader.data.targets
     loss = MeanMetric(nan_strategy="disable").to(device)  # the default leaves NaN out; this ignores weights
     metrics = _metrics(kind, classes, len(loader))
-    if kind == "class" and (by_class or imbalance(_counts(loader)) > UNEQUAL):
+    if kind == "class" and (by_class or loader.is_unequal):
         metrics |= {"balanced_accuracy": BalancedAccuracy(classes), "macro_f1": MacroF1(classes)}
     metrics |= {name: build(classes) for name in MEASURED[kind] if (build := METRICS[name].build)}
     metrics = {name: metric.to(device) for name, metric in metrics.items()}
@@ -126,11 +124,6 @@ def _name_undefined(name: str, undefined: tuple[int, ...], columns: int, folder:
         over = f"{columns - len(undefined)} of {columns} {counted}"
         text = f"{title} is the mean over the {over}, without {', '.join(names)}{more}"
     print(f"{folder}: split {split!r}: {text}", file=sys.stderr)
-
-
-def _counts(loader: EvalLoader) -> list[int]:
-    """The samples of each class that are evaluated."""
-    return np.bincount(loader.source.file.label[loader.samples]).tolist()
 
 
 def _metrics(kind: str, outputs: int, samples: int) -> dict[str, Metric]:

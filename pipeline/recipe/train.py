@@ -89,8 +89,8 @@ class TrainSection(Section):
     keep_last: Positive = key(2, "newest checkpoints to keep")
     keep_best: str | None = key(
         None,
-        "save after each evaluation, and also keep the checkpoint that is best in this metric: top1, top5, map, mae, "
-        "r2, loss, one of a plug-in, or ema_ and its name; null is off",
+        "save after each evaluation, and also keep the checkpoint that is best in this metric: top1, top5, "
+        "balanced_accuracy, macro_f1, map, mae, r2, loss, one of a plug-in, or ema_ and its name; null is off",
     )
     keep_every_steps: Positive | None = key(None, "also keep the checkpoints of steps that this divides; null is off")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from widemix.metrics import METRICS, metric_heading, show_metric
+from widemix.metrics import METRICS, PERCENT, metric_heading, show_metric
 from widemix.plots.chart import MOST, Series, line_chart
 from widemix.plots.html import Html, document, element, join
 from widemix.report.parts import chip, formatted, named, section, table
@@ -22,6 +22,8 @@ CHARTS = {
     ("eval", "loss"): "Evaluation loss",
     ("eval", "top1"): "Top-1, %",
     ("eval", "top5"): "Top-5, %",
+    ("eval", "balanced_accuracy"): "Balanced accuracy, %",
+    ("eval", "macro_f1"): "Macro F1, %",
     ("eval", "ema_loss"): "Evaluation loss of the averaged weights",
     ("eval", "ema_top1"): "Top-1 of the averaged weights, %",
     ("eval", "ema_top5"): "Top-5 of the averaged weights, %",
@@ -214,7 +216,8 @@ def _said(name: str, value: Any) -> str:
 def _metric(name: str, value: Any) -> str:
     if not is_number(value):
         return "–"
-    return f"{value:.2f}" if name.endswith(("top1", "top5", "map")) else f"{value:.4f}"
+    known = METRICS.get(name.removeprefix("ema_"))
+    return f"{value:.2f}" if known and known.form == PERCENT else f"{value:.4f}"
 
 
 def _events(runs: Sequence[ReportedRun]) -> Html:

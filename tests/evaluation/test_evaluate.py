@@ -27,7 +27,7 @@ class Batches(list):
     def batches(self):
         return nullcontext(self)
 
-    data = SimpleNamespace(targets="class")
+    data, is_unequal = SimpleNamespace(targets="class"), False
     topology = SimpleNamespace(device=torch.device("cpu"), world=1, is_main=True)
 
 
@@ -177,7 +177,7 @@ def test_each_set_of_an_engines_weights_is_evaluated_and_the_trained_ones_observ
         yield
         entered.pop()
 
-    def evaluated(module, precision, batches, classes, beat, observe):
+    def evaluated(module, precision, batches, classes, beat, observe, by_class):
         calls.append((module, precision, batches, classes, beat))
         observe(entered[-1], None)
         return {"top1": 10.0 * len(calls)}
