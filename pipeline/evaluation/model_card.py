@@ -1,5 +1,6 @@
 """The README.md of an export: how to load it, where the weights come from, and how good they are."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,29 @@ from widemix.errors import InputError
 from widemix.formats.manifest import NAME, read_manifest
 from widemix.markdown import code, escaped, fenced
 from widemix.metrics import MEASURED, METRICS
-from widemix.models.export import loading_lines
+from widemix.models.export import loading_lines, loads_in_timm
 from widemix.recipe import Recipe, dump_recipe
+from widemix.recipe.data import DataSection
 from widemix.run.checkpoint import Checkpoint
 from widemix.run.listing import evaluated, metrics
 
 LICENCE = "apache-2.0"  # as timm writes where it is given none
-_INSTALL = "widemix, in whose clone `pip install .` installs it, and timm load the network:"
+_BY_TIMM = "timm loads the network, without widemix:"
+_BY_TORCH = "torch alone runs the network, without widemix and timm; `model.pt2` takes {what}:"
+_BY_US = "widemix, in whose clone `pip install .` installs it, and timm load the network to be trained further:"
+_PROGRAM = """import torch
+
+model = torch.export.load("model.pt2").module()"""
 
 
-def model_card(origin: Checkpoint, recipe: Recipe, folder: str, ema: bool = False, licence: str = LICENCE) -> str:
+def model_card(
+    origin: Checkpoint, recipe: Recipe, folder: str, ema: bool = False, licence: str = LICENCE, program: bool = False
+) -> str:
     """Return the card as Markdown: evaluations until the checkpoint, the data's hashes, and the whole recipe.
 
     Its head has what the Hub reads: library, licence, and the metrics of these weights if they were evaluated.
 
-    folder: the name of the export, which the lines that load it have.
+    folder: the name of the export, which the lines that load it have. program: whether it has a model.pt2.
     """
     weights = "averaged weights" if ema else "weights"
     run = origin.path.resolve().parent.parent
@@ -35,7 +44,7 @@ def model_card(origin: Checkpoint, recipe: Recipe, folder: str, ema: bool = Fals
     parts = [
         f"---\n{head}\n---\n\n# {escaped(recipe.model.summary())}\n",
         f"The {weights} after {origin.position.step} steps of the recipe below, trained by widemix.\n",
-        f"{_INSTALL}\n\n{fenced(_loading(folder, recipe), 'python')}\n",
+        _loading(folder, recipe, program),
         f"## Evaluations\n\n{_table(rows, recipe)}\n",
         f"## Data\n\n{_data(Path(recipe.data.path))}\n",
         f"## Recipe\n\n{fenced(dump_recipe(recipe), 'yaml')}\n",
@@ -43,11 +52,28 @@ def model_card(origin: Checkpoint, recipe: Recipe, folder: str, ema: bool = Fals
     return "\n".join(parts)
 
 
-def _loading(folder: str, recipe: Recipe) -> str:
-    lines = loading_lines(folder, recipe.plugins)
-    if recipe.model.takes == "images":
+def _loading(folder: str, recipe: Recipe, program: bool) -> str:
+    """Which of the ways to load the network there are, the one that needs least first."""
+    stock, images = loads_in_timm(recipe.model, recipe.data.image_size), recipe.model.takes == "images"
+    parts = []
+    if program:
+        what = _preprocessing(recipe.data) if isinstance(recipe.data, DataSection) else "token numbers [B, T]"
+        parts += [_BY_TORCH.format(what=what), fenced(_PROGRAM, "python")]
+    lines = loading_lines(folder, recipe.plugins, stock)
+    if images:
         lines.append("transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))")
-    return "\n".join(lines)
+    parts += [_BY_TIMM if stock else _BY_US, fenced("\n".join(lines), "python")]
+    return "\n\n".join(parts) + "\n"
+
+
+def _preprocessing(data: DataSection) -> str:
+    """How images become the program's input, in a sentence's words."""
+    side, shorter = data.image_size, math.floor(data.image_size / data.crop_pct)
+    mean, std = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.std))
+    return (
+        f"float32 images [B, 3, {side}, {side}], RGB from 0 to 1, the shorter side resized to {shorter}, the centre "
+        f"cut out, less the mean ({mean}), over the standard deviation ({std})"
+    )
 
 
 def _head(recipe: Recipe, measured: Mapping[str, Any] | None, licence: str) -> str:
@@ -66,7 +92,7 @@ def _head(recipe: Recipe, measured: Mapping[str, Any] | None, licence: str) -> s
             )
             results[-1].dataset_split = measured["split"]
     card = ModelCardData(
-        library_name="timm",
+        library_name="timm" if loads_in_timm(recipe.model, recipe.data.image_size) else "widemix",
         license=licence,
         tags=[*([task] if task else []), "widemix"],
         pipeline_tag=task,

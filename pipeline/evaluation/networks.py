@@ -16,6 +16,7 @@ from widemix.errors import InputError
 from widemix.evaluation.trained import load_trained
 from widemix.formats.manifest import Prepared, read_manifest
 from widemix.models.export import Usage, read_usage
+from widemix.models.mixer.network import from_timm
 from widemix.models.names import FORMS, HUB, timm_name
 from widemix.models.registry import build_model
 from widemix.models.section import ModelSection
@@ -114,8 +115,9 @@ def _of_timm(name: str, timm_name: str, folder: Path | None) -> Network:
 
     The size and crop are those with which timm's validate.py found the accuracies that timm lists.
     """
-    module: Any = load_pretrained(timm_name, name)
-    config = resolve_data_config(pretrained_cfg=module.pretrained_cfg, use_test_size=True)
+    loaded: Any = load_pretrained(timm_name, name)
+    module, pretrained_cfg = from_timm(loaded), loaded.pretrained_cfg
+    config = resolve_data_config(pretrained_cfg=pretrained_cfg, use_test_size=True)
     usage = _usage(name, folder)
     try:
         data = DataSection(
@@ -136,7 +138,7 @@ def _of_timm(name: str, timm_name: str, folder: Path | None) -> Network:
     if (mode := config["crop_mode"]) != "center":
         text = f"timm evaluates it with crop_mode {mode}, widemix on centre crops, where its accuracy is another"
         print(f"warning: {name}: {text}", file=sys.stderr)
-    labels = module.pretrained_cfg.get("label_names") or _imagenet_names(module)
+    labels = pretrained_cfg.get("label_names") or _imagenet_names(loaded)
     if not (isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)):
         raise InputError(f"{name}: its label_names are no list of texts; export it again")
     prepared = Prepared(classes=tuple(labels), max_size=usage.max_size, side=usage.side)

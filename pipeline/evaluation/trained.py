@@ -1,12 +1,13 @@
 """Trained models from checkpoints, and their export for timm."""
 
+from functools import partial
 from pathlib import Path
 
 from torch import nn
 
 from widemix.errors import InputError
 from widemix.evaluation.model_card import LICENCE, model_card
-from widemix.models.export import export_model, loading_lines
+from widemix.models.export import export_model, loading_lines, loads_in_timm
 from widemix.models.onnx import check_packages
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, parse_recipe
@@ -57,10 +58,10 @@ def export_checkpoint(
     prepared = origin.position.prepared
     known = prepared.classes
     labels = [known[i] if i < len(known) else str(i) for i in range(recipe.data.num_classes)]
-    card = model_card(origin, recipe, to.name, ema, licence)
-    with announce(
-        f"{to}: writing model.safetensors" + (", and model.onnx, which onnxruntime checks" if onnx else "")
-    ):
+    stock = loads_in_timm(recipe.model, recipe.data.image_size)
+    parts = ["model.safetensors", *([] if stock else ["model.pt2"])]
+    parts += ["model.onnx, which onnxruntime checks"] if onnx else []
+    with announce(f"{to}: writing {', '.join(parts)}"):
         export_model(
             module,
             recipe.model,
@@ -69,7 +70,7 @@ def export_checkpoint(
             labels=labels,
             loss=recipe.train.loss,
             prepared=prepared,
-            card=card,
+            card=partial(model_card, origin, recipe, to.name, ema, licence),
             onnx=onnx,
         )
-    return labels, "; ".join(loading_lines(to, recipe.plugins))
+    return labels, "; ".join(loading_lines(to, recipe.plugins, stock))

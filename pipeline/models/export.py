@@ -1,10 +1,14 @@
-"""Writes a trained network as a folder that timm loads: model.safetensors, config.json, a text model's tokenizer."""
+"""Writes a trained network as a folder that timm loads: model.safetensors, config.json, a text model's tokenizer.
+
+What timm has no architecture for is also written as a program, model.pt2, which torch alone runs.
+"""
 
 import json
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,8 +21,10 @@ from widemix.files import atomic_write, fsync_path, parse_json, read_regular
 from widemix.formats.manifest import Prepared
 from widemix.formats.text import TOKENIZER
 from widemix.models.onnx import write_onnx
+from widemix.models.program import torch_program
 from widemix.models.section import ModelSection
-from widemix.models.timm_registry import default_cfgs
+from widemix.models.timm_registry import default_cfgs, is_stock
+from widemix.terminal import print
 
 
 class Usage(BaseModel):
@@ -43,6 +49,11 @@ def read_usage(config: Path) -> Usage:
         raise InputError(f"{config}: cannot be read ({str(error).splitlines()[0]})") from None
 
 
+def loads_in_timm(section: ModelSection, image_size: int) -> bool:
+    """Whether timm loads an export of this network where widemix is not installed."""
+    return is_stock(section.timm_spec(image_size, default_cfgs)[0])
+
+
 def export_model(
     model: torch.nn.Module,
     section: ModelSection,
@@ -52,16 +63,18 @@ def export_model(
     labels: Sequence[str],
     loss: str = "",
     prepared: Prepared = Prepared(),  # noqa: B008
-    card: str = "",
+    card: Callable[[bool], str] | None = None,
     onnx: bool = False,
 ) -> None:
     """Write `folder` whole or not at all; then `timm.create_model(f"local-dir:{folder}", pretrained=True)`.
 
-    For that, `import widemix` first, and the modules of families of your own. `labels` are the names of the classes
-    in the order of the logits. `data` is the recipe's section: of images `image_size`, `crop_pct`, `interpolation`,
-    `mean` and `std` go into the config, of text the tokenizer in `path` is copied. `loss` is `train.loss`, and
-    `prepared` what the network was trained on; they and `data.targets` go into the config too, see `Usage`.
-    `card` becomes README.md; with `onnx` there is a model.onnx. `InputError` if `folder` exists.
+    Where not `loads_in_timm`, `import widemix` first, and the modules of families of your own; for those who have
+    neither there is then model.pt2, see `torch_program`. `labels` are the names of the classes in the order of the
+    logits. `data` is the recipe's section: of images `image_size`, `crop_pct`, `interpolation`, `mean` and `std` go
+    into the config, of text the tokenizer in `path` is copied. `loss` is `train.loss`, and `prepared` what the
+    network was trained on; they and `data.targets` go into the config too, see `Usage`. What `card` returns becomes
+    README.md; it is given whether there is a model.pt2, which a family of your own may not allow: a warning says so.
+    With `onnx` there is a model.onnx. `InputError` if `folder` exists.
     """
     if onnx and section.takes != "images":
         raise InputError(f"--onnx: only networks of images are written as ONNX, not {section.kind}")
@@ -78,11 +91,20 @@ def export_model(
         atomic_write(unfinished / "config.json", json.dumps(config, indent=1) + "\n")
         if section.takes == "text" and (Path(data.path) / TOKENIZER).exists():
             atomic_write(unfinished / TOKENIZER, (Path(data.path) / TOKENIZER).read_bytes())
+        program = None
+        if not loads_in_timm(section, data.image_size):
+            try:
+                program = torch_program(model, section, data.image_size, {"config.json": json.dumps(config)})
+                atomic_write(unfinished / "model.pt2", program)
+            except InputError as error:
+                print(f"warning: {folder}: has no model.pt2, {error}", file=sys.stderr)
         if onnx:
-            write_onnx(model, data.image_size, unfinished / "model.onnx")
-            fsync_path(unfinished / "model.onnx")
+            metadata = {"label_names": list(labels), "mean": list(data.mean), "std": list(data.std)}
+            write_onnx(model, data.image_size, unfinished / "model.onnx", metadata)
+            for path in unfinished.glob("model.onnx*"):
+                fsync_path(path)
         if card:
-            atomic_write(unfinished / "README.md", card)
+            atomic_write(unfinished / "README.md", card(program is not None))
         os.chmod(unfinished, 0o755)
         unfinished.rename(folder)
         fsync_path(folder.parent)
@@ -91,9 +113,12 @@ def export_model(
         raise
 
 
-def loading_lines(folder: str | Path, plugins: Sequence[str] = ()) -> list[str]:
-    """Return the lines of Python that load an exported folder; `plugins` are the modules of families of your own."""
-    modules = ", ".join(["widemix", *plugins, "timm"])
+def loading_lines(folder: str | Path, plugins: Sequence[str] = (), stock: bool = False) -> list[str]:
+    """Return the lines of Python that load an exported folder, by timm alone if it is `stock`.
+
+    plugins: the modules of families of your own.
+    """
+    modules = ", ".join(["timm"] if stock else ["widemix", *plugins, "timm"])
     return [f"import {modules}", f"model = timm.create_model({f'local-dir:{folder}'!r}, pretrained=True).eval()"]
 
 

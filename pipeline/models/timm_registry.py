@@ -46,6 +46,11 @@ def load_pretrained(name: str, given: str) -> torch.nn.Module:
         raise InputError(f"{given}: cannot be loaded ({reason}){cure}") from None
 
 
+def is_stock(name: str) -> bool:
+    """Whether timm has an architecture of this name without us or a plug-in."""
+    return timm.is_model(name) and timm.model_entrypoint(name).__module__.startswith("timm.")
+
+
 def _add_named(name: str, section: ModelSection, side: int) -> None:
     """Add a published network, for images of `side` pixels. What timm names itself keeps timm's network."""
 

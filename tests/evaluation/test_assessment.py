@@ -143,7 +143,7 @@ def test_a_run_and_its_export_have_the_same_figures(run, digits, tmp_path):
 def test_an_export_says_what_takes_long(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("widemix.tally.Timer", Expired)
     assert run_command(make_parser(), argv=["export", str(run), "--to", str(tmp_path / "export")]) == 0
-    said = [f"{run}: reading the network", f"{tmp_path}/export: writing model.safetensors"]
+    said = [f"{run}: reading the network", f"{tmp_path}/export: writing model.safetensors, model.pt2"]
     assert capsys.readouterr().err.splitlines() == said
 
 
@@ -548,7 +548,7 @@ def test_an_export_gets_what_the_run_has(run, tmp_path, monkeypatch):
     packages, (words, named) = given
     assert packages == "packages"  # before anything is read
     assert words == ("module", recipe.model, tmp_path / "out")
-    card = named.pop("card")
+    card = named.pop("card").args
     assert card[1:] == (recipe, "out", True, "mit")
     expected = {"data": recipe.data, "labels": labels, "loss": "sigmoid", "prepared": prepared, "onnx": True}
     assert named == expected

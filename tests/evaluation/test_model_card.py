@@ -52,7 +52,7 @@ def test_a_later_evaluation_is_in_the_card_and_in_the_run(run: Path, digits: Pat
     assert top1.metric_value == pytest.approx(found["top1"], abs=1e-4)
     assert (top1.dataset_name, top1.dataset_split) == (digits.name, "train")
     assert card.data.license == "cc-by-4.0"
-    assert card.data.library_name == "timm"
+    assert card.data.library_name == "widemix"
     assert card.data.pipeline_tag == "image-classification"
 
 
@@ -185,13 +185,12 @@ def test_a_checkpoint_away_from_its_run_is_evaluated_without_a_record(run: Path,
 
 
 def test_the_lines_of_the_card_run(run: Path, tmp_path: Path) -> None:
-    card = card_of(run, tmp_path / "exported")
-    found = re.search(r"```python\n(.*?)```", card.text, re.DOTALL)
-    assert found
-    lines = found[1].splitlines()
-    assert len(lines) == 3
-    code = "\n".join(
-        [*lines, "from PIL import Image", "print(model(transform(Image.new('RGB', (9, 9)))[None]).shape)"]
-    )
-    printed = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert printed.stdout == "torch.Size([1, 10])\n"
+    text = card_of(run, tmp_path / "exported").text
+    alone, ours = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "takes float32 images [B, 3, 8, 8], RGB from 0 to 1, the shorter side resized to 8" in text
+    shows = "from PIL import Image; print(model(transform(Image.new('RGB', (9, 9)))[None]).shape)"
+    for code, shown in ((alone, "print(model(torch.zeros(1, 3, 8, 8)).shape)"), (ours, shows)):
+        words = [sys.executable, "-c", f"{code}\n{shown}"]
+        where = tmp_path / ("exported" if code == alone else "")
+        printed = subprocess.run(words, cwd=where, capture_output=True, text=True, check=True)
+        assert printed.stdout == "torch.Size([1, 10])\n"

@@ -1,23 +1,28 @@
-"""What is exported, timm loads back to equal logits."""
+"""What is exported, timm loads back to equal logits; so do timm or torch alone where widemix can't be imported."""
 
 import json
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
+from safetensors.torch import load_file, save_file
 
 from widemix.errors import InputError
 from widemix.formats.manifest import Prepared
 from widemix.models.bottleneck_mlp.section import BottleneckMlpSection
-from widemix.models.export import Usage, export_model, loading_lines, read_usage
+from widemix.models.export import Usage, export_model, loading_lines, loads_in_timm, read_usage
 from widemix.models.families import named_networks
 from widemix.models.ff_only.section import FfOnlySection
 from widemix.models.lasso.section import LassoSection
+from widemix.models.mixer.network import Mixer, from_timm
 from widemix.models.mixer.section import MixerSection
 from widemix.models.permutator.section import PermutatorSection
+from widemix.models.program import inputs_for
 from widemix.models.registry import build_model
 from widemix.models.repmlp.section import RepMlpSection
 from widemix.models.shallow.section import ShallowSection
@@ -47,6 +52,7 @@ SECTIONS = {
     "with arguments": TimmSection(kind="timm", name="vit_tiny_patch16_224", arguments={"patch_size": 4, "depth": 1}),
     "of any size": TimmSection(kind="timm", name="test_resnet"),
 }
+ANY = SECTIONS["of any size"]
 OUTER = {
     "data": DataSection(
         path="nowhere", num_classes=3, image_size=16, mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), crop_pct=0.9
@@ -60,8 +66,8 @@ TEXTS = {
 }
 
 
-def trained(section):
-    model = build_model(section, 16, 3)
+def trained(section, side=16):
+    model = build_model(section, side, 3)
     for parameter in model.parameters():
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     for name, buffer in model.named_buffers():
@@ -70,32 +76,146 @@ def trained(section):
     return model.eval()
 
 
+# Of timm's sizes S/32, other images and hidden widths: D_S 100 of C = 512 is no float that timm gets back by itself.
+TIMMS = MixerSection(
+    kind="mixer", patch_size=32, tokens=4, channels=512, depth=8, token_hidden=100, channel_hidden=64
+)
+STOCK = {"timm", "with arguments", "of any size", "timm's mixer"}
+KINDS = {**SECTIONS, "timm's mixer": TIMMS, **TEXTS}
+SCRIPT = """
+import json, sys
+from pathlib import Path
+sys.modules["widemix"] = None  # importing it fails
+import timm, torch
+from safetensors.torch import load_file
+
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    expected, text = load_file(folder.parent.parent / f"{folder.name}.safetensors"), {"config.json": ""}
+    if (folder / "model.pt2").exists():
+        network = torch.export.load(folder / "model.pt2", extra_files=text).module()
+        labels = json.loads(text["config.json"])["label_names"]
+    else:
+        network = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        labels = network.pretrained_cfg["label_names"]
+    with torch.no_grad():
+        for count in (1, 2, 5):
+            difference = (network(expected["inputs"][:count]) - expected["logits"][:count]).abs().max()
+            assert difference <= 1e-5 * expected["logits"].abs().max(), (folder, difference)
+    print(folder.name, (folder / "model.pt2").exists(), *labels, sep=",")
+"""
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory) -> Path:
+    """A folder of each kind's export, with what the network computes; of text networks one has a tokenizer."""
+    folder, texts = tmp_path_factory.mktemp("exports") / "deep" / "it's one", tmp_path_factory.mktemp("texts")
+    (texts / "tokenizer.json").write_text("words")
+    for name, section in KINDS.items():
+        side = 64 if section is TIMMS else 16
+        data = OUTER["data"].model_copy(update={"image_size": side})
+        if name in TEXTS:
+            path = texts if name == "text_mixer" else texts / "none"
+            data = TextDataSection(kind="text", path=str(path), num_classes=3)
+        model = trained(section, side)
+        export_model(model, section, folder / name, data=data, labels=OUTER["labels"])
+        inputs = inputs_for(section, side, 5)
+        save_file({"inputs": inputs, "logits": model(inputs).detach()}, folder.parent / f"{name}.safetensors")
+    return folder
+
+
 FIRST = {"shallow": "stem.0.right", "s_local": "stem.0", "bottleneck_mlp": "stem", "of any size": "conv1.0"}
 FIRST |= {"with arguments": "patch_embed.proj"}
 
 
-@pytest.mark.parametrize("name", SECTIONS)
-def test_timm_loads_it_back_to_equal_logits(name, tmp_path):
-    section, folder = SECTIONS[name], tmp_path / "deep" / "it's one"
-    model = trained(section)
-    export_model(model, section, folder, **OUTER)
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+@pytest.mark.parametrize("name", KINDS)
+def test_timm_loads_it_back_to_equal_logits(name, exports):
+    folder = exports / name
+    files = [path.name for path in folder.iterdir()]
+    expected = {"config.json", "model.safetensors"} | (set() if name in STOCK else {"model.pt2"})
+    assert set(files) == expected | ({"tokenizer.json"} if name == "text_mixer" else set())
     assert len({path.stat().st_mode for path in folder.iterdir()}) == 1  # whoever may read one may read all
-    names: dict[str, Any] = {}
-    exec("\n".join(loading_lines(folder)), names)
-    loaded = names["model"].eval()
-    x = torch.randn(2, 3, 16, 16)
-    assert torch.equal(loaded(x), model(x))
-    config = json.loads((folder / "config.json").read_text())
-    said = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "crop_pct": 0.9, "input_size": [3, 16, 16]}
-    said |= {"fixed_input_size": name != "of any size", "classifier": "fc" if name == "of any size" else "head"}
-    said |= {"first_conv": FIRST.get(name, "stem.proj"), "num_classes": 3}
-    assert {key: config["pretrained_cfg"][key] for key in said} == said
-    assert {key: loaded.pretrained_cfg[key] for key in ("mean", "std", "crop_pct")}.items() <= said.items()
-    assert list(loaded.pretrained_cfg["input_size"]) == said["input_size"]
-    assert config["label_names"] == ["ant", "bee", "cat"]
     assert folder.stat().st_mode & 0o777 == 0o755
+    names: dict[str, Any] = {}
+    exec("\n".join(loading_lines(folder, stock=name in STOCK)), names)
+    loaded, computed = names["model"], load_file(exports.parent / f"{name}.safetensors")
+    atol = 1e-5 * computed["logits"].abs().max().item()
+    torch.testing.assert_close(loaded(computed["inputs"]), computed["logits"], rtol=0, atol=atol)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["label_names"] == ["ant", "bee", "cat"]
+    if name not in TEXTS:
+        side = computed["inputs"].shape[-1]
+        said = {"mean": [0.1, 0.2, 0.3], "std": [0.4, 0.5, 0.6], "crop_pct": 0.9, "input_size": [3, side, side]}
+        said |= {"fixed_input_size": name != "of any size", "classifier": "fc" if name == "of any size" else "head"}
+        said |= {"first_conv": FIRST.get(name, "stem.proj"), "num_classes": 3}
+        assert {key: config["pretrained_cfg"][key] for key in said} == said
+        assert {key: loaded.pretrained_cfg[key] for key in ("mean", "std", "crop_pct")}.items() <= said.items()
+        assert list(loaded.pretrained_cfg["input_size"]) == said["input_size"]
+
+
+def test_a_tokenizer_is_kept(exports):
+    assert (exports / "text_mixer/tokenizer.json").read_text() == "words"
+
+
+def test_logits_without_widemix_are_the_runs(exports):
+    words = [sys.executable, "-c", SCRIPT, exports]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:-1] == [f"{name},{name not in STOCK},ant,bee,cat" for name in sorted(KINDS)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"permutation": "random"},
+        {"project_tokens": True},
+        {"norm_eps": 1e-5},
+        {"token_groups": 2},
+        {"token_weights": "monarch"},
+        {"channel_weights": "kronecker"},
+        {"patch_size": 64, "tokens": 1},
+        {"channels": 768},
+        {"depth": 12},
+    ],
+    ids=str,
+)
+def test_timm_alone_has_no_such_mixer(change):
+    assert loads_in_timm(TIMMS, 64)
+    assert not loads_in_timm(TIMMS.model_copy(update=change), 64)
+
+
+@pytest.mark.parametrize(("rises", "rate"), [(False, 0.2), (True, None)])
+def test_timm_trains_on_with_the_same_stochastic_depth(rises, rate):
+    section = TIMMS.model_copy(update={"drop_path": 0.2, "drop_path_rises": rises})
+    assert section.timm_spec(64, ())[1].get("drop_path_rate") == rate
+
+
+def test_timms_own_mixers_become_ours_with_equal_logits():
+    mixer = timm.create_model("mixer_s32_224", img_size=64, mlp_ratio=[0.3, 1.5]).eval()
+    ours = from_timm(mixer).eval()
+    images = torch.randn(2, 3, 64, 64)
+    assert type(ours) is Mixer
+    assert torch.equal(ours(images), mixer(images))
+    for other in ("gmixer_12_224", "resmlp_12_224", "test_resnet"):
+        network = timm.create_model(other)
+        assert from_timm(network) is network
+
+
+def test_a_network_without_a_program_is_exported_with_a_warning(tmp_path, capfd):
+    class Branching(torch.nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    folder, cards = tmp_path / "out", []
+    export_model(Branching(), MIXER, folder, **OUTER, card=lambda program: str(cards.append(program)))
+    assert f"warning: {folder}: has no model.pt2, mixer: cannot be written" in capfd.readouterr().err
+    assert cards == [False]
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+
+
+def test_a_program_keeps_the_config(exports):
+    text = {"config.json": ""}
+    torch.export.load(exports / "rp" / "model.pt2", extra_files=text)
+    assert json.loads(text["config.json"]) == json.loads((exports / "rp" / "config.json").read_text())
 
 
 @pytest.mark.long
@@ -118,7 +238,7 @@ def test_a_published_network_keeps_its_name():
 )
 def test_the_interpolation_of_the_evaluation_is_kept(trained_by, said, tmp_path):
     data = OUTER["data"].model_copy(update={"interpolation": trained_by})
-    export_model(trained(MIXER), MIXER, tmp_path / "exported", data=data, labels=OUTER["labels"])
+    export_model(trained(ANY), ANY, tmp_path / "exported", data=data, labels=OUTER["labels"])
     assert json.loads((tmp_path / "exported/config.json").read_text())["pretrained_cfg"]["interpolation"] == said
 
 
@@ -137,8 +257,8 @@ def test_a_name_of_its_own_is_that_of_a_network_trained_by_stochastic_depth_too(
 def test_what_an_export_says_of_its_use_is_read_back(tmp_path):
     prepared = Prepared(classes=("x",), max_size=77, side="shortest")
     data = OUTER["data"].model_copy(update={"targets": "multilabel"})
-    labels = {"labels": OUTER["labels"], "loss": "sigmoid", "prepared": prepared, "card": "# A card"}
-    export_model(trained(MIXER), MIXER, tmp_path / "exported", data=data, **labels)
+    labels = {"labels": OUTER["labels"], "loss": "sigmoid", "prepared": prepared, "card": lambda program: "# A card"}
+    export_model(trained(ANY), ANY, tmp_path / "exported", data=data, **labels)
     usage = read_usage(tmp_path / "exported/config.json")
     assert usage == Usage(targets="multilabel", loss="sigmoid", max_size=77, side="shortest")
     assert (tmp_path / "exported/README.md").read_text() == "# A card"
@@ -212,17 +332,3 @@ def test_a_full_disk_is_an_error_of_the_disk(tmp_path):
     assert failed.name == "model.safetensors"
     assert failed.parent.name.startswith(".out.")  # what a kill leaves says what it is
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("section", TEXTS.values(), ids=TEXTS)
-def test_a_text_model_keeps_its_tokenizer(section, tmp_path):
-    model, folder = trained(section), tmp_path / "exported"
-    data = TextDataSection(kind="text", path=str(tmp_path), num_classes=3)
-    export_model(model, section, tmp_path / "without", data=data, labels=["yes", "perhaps", "no"])
-    assert sorted(path.name for path in (tmp_path / "without").iterdir()) == ["config.json", "model.safetensors"]
-    (tmp_path / "tokenizer.json").write_text("words")
-    export_model(model, section, folder, data=data, labels=["yes", "perhaps", "no"])
-    assert (folder / "tokenizer.json").read_text() == "words"
-    loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-    ids = torch.tensor([[3, 8, 1, 0], [2, 5, 7, 4]])
-    assert torch.equal(loaded(ids), model(ids))

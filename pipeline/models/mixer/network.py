@@ -7,9 +7,11 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
+from timm.layers import Mlp
+from timm.models import mlp_mixer
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 
@@ -167,6 +169,33 @@ class Mixer(MlpMixer):
                 f"block-diagonal copies, {loaded} bilinearly"
             )
         return "bilinear" if hidden == loaded else "copies"
+
+
+def from_timm(network: Any) -> Any:
+    """Return timm's own MLP-Mixer as a `Mixer` with its weights, for what knows our blocks; others as they are."""
+    if type(network) is not MlpMixer or type(network.stem.norm) is not nn.Identity:
+        return network
+    if not all(type(block) is mlp_mixer.MixerBlock for block in network.blocks):
+        return network
+    blocks: Any = network.blocks
+    mixings = [mixing for block in blocks for mixing in (block.mlp_tokens, block.mlp_channels)]
+    if not all(type(mixing) is Mlp and type(mixing.act) is nn.GELU for mixing in mixings):
+        return network
+    with torch.device("meta"):
+        mixer = Mixer(
+            img_size=network.stem.img_size[0],
+            patch_size=network.stem.patch_size[0],
+            in_chans=network.in_chans,
+            num_classes=network.num_classes,
+            global_pool=network.global_pool,
+            channels=network.embed_dim,
+            depth=len(network.blocks),
+            token_hidden=mixings[0].fc1.out_features,
+            channel_hidden=mixings[1].fc1.out_features,
+            norm_eps=cast(nn.LayerNorm, network.norm).eps,
+        )
+    mixer.load_state_dict(network.state_dict(), assign=True)
+    return mixer
 
 
 def _tokens_in(weights: Mapping[str, Tensor]) -> int:

@@ -1,10 +1,10 @@
 """Recipe section of MLP-Mixers and S-Mixers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -252,21 +252,38 @@ class MixerSection(StructuredWeights):
     def timm_twin(self, image_size: int, num_classes: int) -> "Callable[[], nn.Module] | None":
         from timm.models.mlp_mixer import MlpMixer
 
-        tokens = (image_size // self.patch_size) ** 2
-        other = self.project_tokens or self.tokens != tokens or self.norm_eps != 1e-6
-        hidden = [width for width in self.hidden_widths if width is not None]
-        if other or not hidden or (self.activation, self.norm) != ("gelu", "layer"):
-            return None
-        # timm multiplies the ratios by the channels, and cuts off the fraction.
-        return partial(
+        ratios = self._timm_ratios(image_size)
+        return ratios and partial(
             MlpMixer,
             num_classes=num_classes,
             img_size=image_size,
             patch_size=self.patch_size,
             num_blocks=self.depth,
             embed_dim=self.channels,
-            mlp_ratio=cast(tuple[float, float], tuple((width + 0.5) / self.channels for width in hidden)),
+            mlp_ratio=ratios,
         )
+
+    def _timm_ratios(self, image_size: int) -> tuple[float, float] | None:
+        """Hidden widths of token and channel mixing over C, by which timm makes them; None if it has other blocks."""
+        tokens = (image_size // self.patch_size) ** 2
+        other = self.project_tokens or self.tokens != tokens or self.norm_eps != 1e-6
+        hidden = [width for width in self.hidden_widths if width is not None]
+        if other or not hidden or (self.activation, self.norm) != ("gelu", "layer"):
+            return None
+        # timm multiplies the ratios by the channels, and cuts off the fraction.
+        return cast(tuple[float, float], tuple((width + 0.5) / self.channels for width in hidden))
+
+    @override
+    def timm_spec(self, image_size: int, own_names: Container[str]) -> tuple[str, dict[str, Any]]:
+        letters = {sizes[:2]: letter for letter, sizes in _SIZES.items()}  # which timm has for patches of 16 and 32
+        letter = letters.get((self.channels, self.depth)) if self.patch_size in (16, 32) else None
+        plain = self.permutation == "commutation" and self.token_groups == 1
+        plain = plain and self.token_weights == self.channel_weights == "dense"
+        ratios = self._timm_ratios(image_size)
+        if not (letter and plain and ratios):  # its entries take no other arguments than these
+            return super().timm_spec(image_size, own_names)
+        rate = {} if self.drop_path_rises else {"drop_path_rate": self.drop_path}
+        return f"mixer_{letter}{self.patch_size}_224", {"img_size": image_size, "mlp_ratio": ratios, **rate}
 
     @override
     def published_note(self) -> str | None:

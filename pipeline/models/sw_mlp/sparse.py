@@ -161,16 +161,22 @@ class SparseLinear(nn.Module):
 
     def dense_weight(self) -> Tensor:
         """M * W as a matrix [O, I], differentiable in the values."""
-        per_row = self.row_starts[1:] - self.row_starts[:-1]
-        row = torch.arange(self.outputs, device=self.values.device)
-        index = row.repeat_interleave(per_row, output_size=len(self.values)) * self.inputs + self.columns
+        if torch.compiler.is_exporting():  # ONNX has no repeat_interleave
+            order, rows = self.get_buffer("order").long(), self.get_buffer("rows").long()
+            row = torch.zeros_like(order).scatter(0, order, rows)
+        else:
+            per_row = self.row_starts[1:] - self.row_starts[:-1]
+            row = torch.arange(self.outputs, device=self.values.device)
+            row = row.repeat_interleave(per_row, output_size=len(self.values))
+        index = row * self.inputs + self.columns
         empty = self.values.new_zeros(self.outputs * self.inputs)
         return empty.index_put_((index,), self.values).view(self.outputs, self.inputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, I] -> [B, O]."""
-        # TorchScript does not support autograd.Function.
-        return self._densely(x) if torch.jit.is_scripting() else self._by_rule(x)
+        # TorchScript does not support autograd.Function, and a program runs where our sparse product is not.
+        dense = torch.jit.is_scripting() or torch.compiler.is_exporting()
+        return self._densely(x) if dense else self._by_rule(x)
 
     def _densely(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.dense_weight(), self.bias)

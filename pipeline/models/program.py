@@ -1,0 +1,68 @@
+"""Writes a network as a program of torch.export, which runs with torch alone, and compares its logits."""
+
+import io
+import warnings
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from widemix.errors import InputError
+from widemix.models.section import ModelSection
+
+TOLERANCE = 1e-4  # largest difference of a logit, relative to the largest logit
+
+
+def inputs_for(section: ModelSection, image_size: int, count: int) -> Tensor:
+    """Return `count` random samples as the network takes them: images [B, 3, H, W], or token numbers [B, T]."""
+    shape = (count, *section.input_shape(image_size))
+    generator = torch.Generator().manual_seed(count)
+    if section.takes == "text":
+        return torch.randint(1, 5, shape, generator=generator)
+    return torch.randn(shape, generator=generator)
+
+
+@torch.no_grad()
+def check_logits(
+    computed: Callable[[Tensor], Tensor],
+    module: torch.nn.Module,
+    inputs: Callable[[int], Tensor],
+    what: str,
+    tolerance: float = TOLERANCE,
+) -> float:
+    """Return how far logits are from the module's on batches of 1 and 3, relative to the largest logit.
+
+    RuntimeError, which begins with `what`, where that exceeds `tolerance`.
+    """
+    difference = 0.0
+    for count in (1, 3):
+        batch = inputs(count)
+        expected = module(batch)
+        largest = expected.abs().max().clamp(min=1e-12)
+        difference = max(difference, float((computed(batch) - expected).abs().max() / largest))
+    if not difference <= tolerance:
+        raise RuntimeError(f"{what} logits differ from the module's by {difference:.2g} of the largest")
+    return difference
+
+
+def torch_program(module: torch.nn.Module, section: ModelSection, image_size: int, files: Mapping[str, str]) -> bytes:
+    """Return a .pt2 file, `torch.export.load(FILE).module()` of which gives the module's logits of any batch.
+
+    `files` are kept in it: `torch.export.load(FILE, extra_files={name: ""})` fills in their text. `InputError` where
+    the forward pass of a network cannot be exported.
+    """
+    module = module.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch.export, about its own use of torch
+        try:
+            example, batch = inputs_for(section, image_size, 2), torch.export.Dim("batch")
+            program = torch.export.export(module, (example,), dynamic_shapes=({0: batch},))
+        except Exception as error:  # torch.export lets through whatever its parts raise
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise InputError(f"{section.kind}: cannot be written as a program of torch.export ({reason})") from None
+        file = io.BytesIO()
+        torch.export.save(program, file, extra_files=dict(files))
+        file.seek(0)
+        loaded = torch.export.load(file).module()
+    check_logits(loaded, module, lambda count: inputs_for(section, image_size, count), "torch.export's")
+    return file.getvalue()
