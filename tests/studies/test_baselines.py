@@ -11,41 +11,32 @@ from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import train_test_split
 
-from tests.conftest import ROOT
-from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
+from tests.studies.conftest import runs_of
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.formats.manifest import read_manifest
 from widemix.studies.baselines import FILE, Baseline, baseline_lines, measure, points_below, read_baselines
 from widemix.studies.page import write_report
 from widemix.studies.results import Result
-from widemix.studies.study import read_study, study_runs_of
+from widemix.studies.study import read_study
 
 STUDY = """
 title: Widths
 source: ours
-runs:
-- label: Normal
-  recipes: {{Digits: {root}/recipes/digits/s_mixer.yaml}}
-  set: {{data.path: {digits}}}
-  axes: {{model.channels: [8, 16]}}
+runs: [{{label: Normal, recipes: {{Digits: {recipe}}}, set: {{{keys}}}, axes: {{model.channels: [8, 16]}}}}]
 figure: {{x: width}}
 """
 
 
 @pytest.fixture
-def study(digits, tmp_path):
-    path = tmp_path / "widths.yaml"
-    path.write_text(STUDY.format(root=ROOT, digits=digits))
-    return path
+def runs(digits, tmp_path):
+    return runs_of(tmp_path, STUDY.format(recipe="digits/s_mixer", keys=f"data.path: {digits}"))
 
 
-def test_the_command_adds_a_row_for_each_data_set_once(study, digits, tmp_path, capsys):
-    words = ["study", "baselines", str(study), "--report", str(tmp_path / "results")]
-    for expected in ("the most frequent class has", ""):
-        assert run_command(make_parser(), argv=words) == 0
-        assert capsys.readouterr().out.startswith(f"on `{digits.name}` {expected}" if expected else "")
+def test_the_command_adds_a_row_for_each_data_set_once(runs, digits, tmp_path, widemix):
+    for expected in (f"on `{digits.name}` the most frequent class has", ""):
+        code, said = widemix("study", "baselines", tmp_path / "study.yaml", "--report", tmp_path / "results")
+        assert (code, said.startswith(expected), bool(said)) == (0, True, bool(expected))
     [line] = (tmp_path / "results" / FILE).read_text().splitlines()
     row = json.loads(line)
     splits = read_manifest(digits).splits
@@ -57,52 +48,59 @@ def test_the_command_adds_a_row_for_each_data_set_once(study, digits, tmp_path, 
     assert list(read_baselines(tmp_path / "results")) == [(digits.name, row["split"])]
 
 
-def test_points_below_the_linear_baseline_are_named(study, digits, tmp_path):
-    runs = study_runs_of(study, read_study(study))
-    split = runs[0].recipe.data.eval_split
-    row = Baseline(digits.name, split, 1437, "pixels", 10.0, 60.0, 0.01, 2.0, "2026-11-25")
+def results_of(runs, *top1s):
+    return [Result(run, 0.0, {"top1": top1}) for run, top1 in zip(runs, top1s, strict=True)]
+
+
+@pytest.fixture
+def row(runs, digits, tmp_path):
+    """Of the digits, 60 % by logistic regression, in the folder of the results."""
+    row = Baseline(digits.name, runs[0].recipe.data.eval_split, 1437, "pixels", 10.0, 60.0, 0.01, 2.0, "2026-11-25")
     (tmp_path / FILE).write_text(json.dumps(vars(row)) + "\n")
-    results = [Result(run, 0.0, {"top1": top1}) for run, top1 in zip(runs, (59.0, 61.0), strict=True)]
-    first, second = baseline_lines(results, tmp_path)
-    assert f"on `{digits.name}` the most frequent class has 10.00 % top-1" in first
-    assert second == (
+    return row
+
+
+@pytest.mark.parametrize("top1s", [(59.0, 61.0), (59.99, 60.0), (60.0, 59.99), (60.0, 60.0)])
+def test_points_below_the_linear_baseline_are_named(runs, row, tmp_path, top1s):
+    results = results_of(runs, *top1s)
+    below = [at for at, top1 in enumerate(top1s) if top1 < 60]  # one that is as good is not
+    assert points_below(results, tmp_path) == {runs[at].point for at in below}
+    known, *lines = baseline_lines(results, tmp_path)
+    assert f"on `{row.data}` the most frequent class has 10.00 % top-1" in known
+    assert lines == [
         "Below logistic regression, and so no result of a network: "
-        f"Normal on `{digits.name}`, model.channels 8 (59.00 %)."
-    )
-    assert points_below(results, tmp_path) == {runs[0].point}
-    page = write_report(results, read_study(study), study, tmp_path)[3].read_text()
-    assert f"\n\n{first}\n\n{second}\n\n" in page
-    for tops, below in (((60.0, 59.99), {runs[1].point}), ((59.99, 60.0), {runs[0].point})):
-        own = [Result(run, 0.0, {"top1": top1}) for run, top1 in zip(runs, tops, strict=True)]
-        assert points_below(own, tmp_path) == below  # one that is as good is not
-    seeds = [Result(replace(runs[0], seed=n), 0.0, {"top1": top1}) for n, top1 in enumerate((50.0, math.nan, 69.9))]
-    assert points_below(seeds, tmp_path) == {runs[0].point}  # by the mean of those that have not diverged
-    moved = Result(replace(runs[0], varied=(("data.path", str(digits)), ("optim.lr", "3"))), 0.0, {"top1": 1.0})
-    assert f"Normal on `{digits.name}`, optim.lr 3 (1.00 %)." in baseline_lines([moved], tmp_path)[1]
-    many = [Result(replace(runs[0], varied=(("optim.lr", str(n)),)), 0.0, {"top1": 59.0}) for n in range(1, 10)]
-    assert baseline_lines(many, tmp_path)[1].endswith("no result of a network: 9 of 9 points.")
-    assert f"Normal on `{digits.name}`, optim.lr 8 (59.00 %)." in baseline_lines(many[:8], tmp_path)[1]
-    other = Result(replace(runs[0], shared=(("data.path", "far/other"),), line="Far"), 0.0, {"top1": 1.0})
-    missing, known, below = baseline_lines([other, *results], tmp_path)
-    assert f"is known of `other`, {split}: " in missing
-    assert (known, below) == (first, second)  # of other's points nothing is said
-    assert points_below(results, tmp_path / "none") == set()
-    assert len(baseline_lines(results[1:], tmp_path)) == 1
-    assert len(baseline_lines([Result(runs[0], 0.0, {"top1": math.nan})], tmp_path)) == 1
-    assert baseline_lines(results, tmp_path / "none") == [
-        f"No linear baseline is known of `{digits.name}`, {split}: `widemix study baselines` computes it."
+        f"Normal on `{row.data}`, model.channels {(8, 16)[at]} ({top1s[at]:.2f} %)."
+        for at in below
     ]
+    study = read_study(tmp_path / "study.yaml")
+    page = write_report(results, study, tmp_path / "study.yaml", tmp_path)[3].read_text()
+    assert "\n\n{}\n\n".format("\n\n".join([known, *lines])) in page
 
 
-TEXT = """
-title: Sentences
-source: ours
-runs:
-- label: Text
-  recipes: {{MNLI: {root}/recipes/mnli/mixer.yaml}}
-  set: {{data.path: {folder}, data.eval_split: dev_matched}}
-figure: {{x: width}}
-"""
+def test_points_are_means_of_what_has_not_diverged(runs, row, tmp_path):
+    seeds = [replace(runs[0], seed=number) for number in range(3)]
+    assert points_below(results_of(seeds, 50.0, math.nan, 69.9), tmp_path) == {runs[0].point}
+    assert len(baseline_lines(results_of(runs[:1], math.nan), tmp_path)) == 1
+
+
+def test_few_points_are_named_and_many_counted(runs, row, digits, tmp_path):
+    moved = results_of([replace(runs[0], varied=(("data.path", str(digits)), ("optim.lr", "3")))], 1.0)
+    assert f"Normal on `{row.data}`, optim.lr 3 (1.00 %)." in baseline_lines(moved, tmp_path)[1]
+    many = results_of([replace(runs[0], varied=(("optim.lr", str(n)),)) for n in range(1, 10)], *[59.0] * 9)
+    assert baseline_lines(many, tmp_path)[1].endswith("no result of a network: 9 of 9 points.")
+    assert f"Normal on `{row.data}`, optim.lr 8 (59.00 %)." in baseline_lines(many[:8], tmp_path)[1]
+
+
+def test_data_without_a_baseline_is_named_alone(runs, row, tmp_path):
+    results = results_of(runs, 59.0, 61.0)
+    [other] = results_of([replace(runs[0], shared=(("data.path", "far/other"),), line="Far")], 1.0)
+    missing, *lines = baseline_lines([other, *results], tmp_path)
+    assert f"is known of `other`, {row.split}: " in missing
+    assert lines == baseline_lines(results, tmp_path)  # of other's points nothing is said
+    assert points_below(results, tmp_path / "none") == set()
+    assert baseline_lines(results, tmp_path / "none") == [
+        f"No linear baseline is known of `{row.data}`, {row.split}: `widemix study baselines` computes it."
+    ]
 
 
 def test_of_text_the_words_are_counted_without_padding(tmp_path):
@@ -119,11 +117,8 @@ def test_of_text_the_words_are_counted_without_padding(tmp_path):
             classes[split].append(number % 3)
         (tmp_path / f"source/{split}.tsv").write_text("\n".join(rows) + "\n")
     prepare("mnli", tmp_path / "source", tmp_path / "prepared", PrepSettings(length=48))
-    path = tmp_path / "text.yaml"
-    path.write_text(TEXT.format(root=ROOT, folder=tmp_path / "prepared"))
-
-    [run] = study_runs_of(path, read_study(path))
-    row = measure(run)
+    keys = f"data.path: {tmp_path / 'prepared'}, data.eval_split: dev_matched"
+    row = measure(runs_of(tmp_path, STUDY.format(recipe="mnli/mixer", keys=keys))[0])
     counter = CountVectorizer(tokenizer=str.split, token_pattern=None, lowercase=False, vocabulary=vocabulary)
     counts = {split: counter.transform(own) for split, own in texts.items()}
     model = LogisticRegression(C=row.penalty, max_iter=200).fit(counts["train"], classes["train"])

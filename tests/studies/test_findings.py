@@ -55,7 +55,7 @@ def test_three_at_most_are_negative_where_there_are_others(found, expected):
     assert "".join(texts(found)) == expected
 
 
-def test_the_clearest_of_a_figure_is_the_one_with_most_seeds_and_margins():
+def test_the_clearest_of_a_figure_has_most_seeds_and_margins():
     """Its margin's, not the first of the figure; what a margin alone decides is no finding."""
     plain = verdict("c", "supported")
 
@@ -73,7 +73,7 @@ def test_the_clearest_of_a_figure_is_the_one_with_most_seeds_and_margins():
     ("source", "ours"),
     [("", True), ("ours", True), ("ours, too", True), ("section 4", False), ("see ours", False)],
 )
-def test_a_statement_without_a_source_or_that_is_said_to_be_is_ours(source, ours):
+def test_a_statement_without_a_papers_source_is_ours(source, ours):
     assert Statement(text="a", expect="greater", source=source).ours is ours
 
 

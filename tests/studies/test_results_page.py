@@ -5,20 +5,17 @@ import os
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
+from scipy import stats
 
 from tests.conftest import ROOT
-from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.estimate.hardware import Cluster
 from widemix.estimate.report import estimate
 from widemix.recipe import dump_recipe, load_recipe
 from widemix.studies import papers
-from widemix.studies import results_page as module_of_page
 from widemix.studies.claims import decide
 from widemix.studies.papers import Check, Entry, Paper, check_estimate, full_size_csv, full_size_hours, read_papers
 from widemix.studies.results_page import results_page
@@ -84,62 +81,58 @@ def test_full_studies_take_the_hours_of_all_their_runs_or_unknown_ones(tmp_path)
     assert rows[3:] == [f"once,1,{once:.3g},v100"]
 
 
-def test_what_is_open_has_its_hours_where_they_are_known(tmp_path):
-    assert full_size_hours(tmp_path) == {}
-    (tmp_path / "full_size.csv").write_text("study,runs,hours,gpu\na,3,1234.6,h100\nb,2,nan,h100\nc,1,65.4,h100\n")
-    hours = full_size_hours(tmp_path)
-    assert hours == {"a": 1234.6, "c": 65.4}
-    for entry, said in (
-        (Entry(figure="1"), ""),
-        (Entry(figure="1", open="the data."), "Open: the data."),
-        (
-            Entry(figure="1", open="the data.", full=["a", "b"]),
-            "Open: the data; the paper's size, `widemix study run a` (1,235 GPU hours); the paper's size, `widemix "
-            "study run b`.",
-        ),
-    ):
-        assert module_of_page._open(entry, hours) == said
-    paper = Paper(paper="A, B & C, 2024: a title", entries=[Entry(figure="1")])
-    rows = [
-        module_of_page._row(paper, Entry(figure="1", **keys), [], [], hours)
-        for keys in ({"full": ["a", "b", "c"]}, {"command": "widemix analyse cka runs/a"})
-    ]
-    assert rows == [
-        "| A: 1 | nothing | open |  | 1,300 |",
-        "| A: 1 | `widemix analyse cka` | no statement to decide |  |  |",
-    ]
+def page_of(folder, table="", **keys):
+    """The page of one entry of a paper, in a folder of its own, with the committed table of a study."""
+    if table:
+        shutil.copy(TABLES / f"{table}.jsonl", folder)
+    entry = Entry(**{"figure": "figure 1"} | ({"studies": [table]} if table else {}) | keys)
+    return lambda: results_page([Paper(paper="A, B & C, 2024: a title", entries=[entry])], STUDIES, folder, "results")
 
 
 @pytest.mark.parametrize(
-    ("measured", "by_protocol", "rows", "ended", "state"),
+    ("keys", "row", "said"),
     [
-        (False, False, [None], False, "computed, no training"),
-        (True, False, [None, "row"], True, "not under the protocol"),
-        (True, False, [None, None], False, "withdrawn, to be run"),
-        (True, True, ["row"], True, "ended"),
-        (True, True, ["row", None], False, "its runs have not ended"),
+        ({}, "| A: figure 1 | nothing | open |  |  |", None),
+        ({"open": "the data."}, "| A: figure 1 | nothing | open |  |  |", "Open: the data."),
+        ({"open": "the data.", "full": ["figure7", "figure3", "figure5"]},
+         "| A: figure 1 | nothing | open |  | 1,300 |",
+         "Open: the data; the paper's size, `widemix study run figure7` (1,235 GPU hours); "
+         "the paper's size, `widemix study run figure3`; "
+         "the paper's size, `widemix study run figure5` (65 GPU hours)."),
+        ({"command": "widemix analyse cka runs/a"},
+         "| A: figure 1 | `widemix analyse cka` | no statement to decide |  |  |", None),
+        ({"studies": ["figure3"]}, "| A: figure 1 | `figure3` | computed, no training |  |  |", None),
+        ({"studies": ["figure7"]}, "| A: figure 1 | `figure7` | withdrawn, to be run |  |  |", None),
     ],
-)
-def test_a_study_without_verdicts_says_why(measured, by_protocol, rows, ended, state):
-    study = SimpleNamespace(measured=measured, by_protocol=by_protocol)
-    results = [SimpleNamespace(row=row) for row in rows]
-    held = SimpleNamespace(plan=SimpleNamespace(study=study), results=results, ended=ended)
-    assert module_of_page._state(held) == state
+)  # fmt: skip
+def test_what_is_open_has_its_hours_where_they_are_known(tmp_path, keys, row, said):
+    assert full_size_hours(tmp_path) == {}
+    (tmp_path / "full_size.csv").write_text(
+        "study,runs,hours,gpu\nfigure7,3,1234.6,h100\nfigure3,2,nan,h100\nfigure5,1,65.4,h100\n"
+    )
+    assert full_size_hours(tmp_path) == {"figure7": 1234.6, "figure5": 65.4}
+    page = page_of(tmp_path, **keys)()[0]
+    assert f"\n{row}\n" in page
+    assert [line for line in page.splitlines() if line.startswith("Open: ")] == ([said] if said else [])
 
 
-def test_core_hours_are_of_wall_clock_where_cores_were_not_counted_and_a_search_must_have_ended_too():
-    seconds = [(3600.0, 7200.0), (None, 1800.0), (None, None)]
-    rows = {str(n): SimpleNamespace(core_seconds=core, seconds=own) for n, (core, own) in enumerate(seconds)}
-    done, open_one = (SimpleNamespace(top1=top1, study_run="r") for top1 in (50.0, None))
-    arm = SimpleNamespace(name="a point", at_edge=lambda trials: True)
-    for trials, row, ended in (([done], 1, True), ([done, open_one], 1, False), ([done], None, False)):
-        plan = SimpleNamespace(
-            table=SimpleNamespace(rows=rows),
-            searched=lambda trials=trials: [(arm, trials)],
-            results=lambda row=row: [SimpleNamespace(row=1), SimpleNamespace(row=row)],
-        )
-        held = module_of_page.Held(plan, TABLES)
-        assert (held.core_hours, held.ended, held.at_edge) == (1.5, ended, ["a point"])
+def test_a_study_by_the_protocol_has_no_verdict_before_it_has_ended(tmp_path):
+    """Nor core hours, which are of wall clock where cores were not counted. Its search must have ended too."""
+    page, table = page_of(tmp_path, "figure2d-small"), tmp_path / "figure2d-small.jsonl"
+    rows = [json.loads(line) for line in table.read_text().splitlines()]
+    trial, run = (next(row for row in rows if (row["seed"] == 1000) == is_trial) for is_trial in (True, False))
+    rows[0] |= {"core_seconds": None, "seconds": 1800.0}
+    rows[1] |= {"core_seconds": None, "seconds": None}
+    hours = sum(row["core_seconds"] or row["seconds"] or 0 for row in rows) / 3600
+    for left, ended in ((None, True), (trial, False), (run, False)):
+        kept = [row for row in rows if left is None or row["run"] != left["run"]]
+        table.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
+        text = page()[0]
+        assert ("By the protocol; its runs have not ended. No verdict yet." in text) != ended
+        assert ("**supported" in text) == ended
+        words = re.search(r"\| `figure2d-small` \| (.*?) \|", text)[1]
+        assert (words == "its runs have not ended") != ended
+        assert re.search(r"\| `figure2d-small` \|[^|]*\| (.*?) ?\|", text)[1] == (f"{hours:.2f}" if ended else "")
 
 
 def check(**keys):
@@ -149,8 +142,6 @@ def check(**keys):
 
 def test_numbers_that_are_swapped_turn_the_word(tmp_path):
     """Two sides of five samples each: by scipy's Welch test, and the other way round by hand."""
-    from scipy import stats
-
     sides = [[1.0, 1.1, 0.9, 1.05, 0.95], [2.0, 2.1, 1.9, 2.2, 1.8]]
     for first, second, word in ((*sides, "supported"), (*reversed(sides), "contradicted")):
         (tmp_path / "a.json").write_text(json.dumps({"runs": [{"values": first}, {"values": second}]}))
@@ -162,8 +153,6 @@ def test_numbers_that_are_swapped_turn_the_word(tmp_path):
 
 
 def test_samples_in_pairs(tmp_path):
-    from scipy import stats
-
     sides = [[1.0, 2.0, 3.0, 4.0], [1.2, 2.1, 3.3, 4.2]]
     (tmp_path / "a.json").write_text(json.dumps({"runs": [{"values": side} for side in sides]}))
     [verdict] = decide([check(paired=True)], [check_estimate(check(paired=True), tmp_path)])
@@ -173,18 +162,9 @@ def test_samples_in_pairs(tmp_path):
         check_estimate(check(paired=True), tmp_path)
 
 
-def page_of(study, folder):
-    """The page of one study's committed table, in a folder of its own."""
-    paper = read_papers()[0]
-    [entry] = [entry for entry in paper.entries if study in entry.studies]
-    entry = entry.model_copy(update={"studies": [study]})
-    shutil.copy(TABLES / f"{study}.jsonl", folder)
-    return lambda: results_page([paper.model_copy(update={"entries": [entry]})], STUDIES, folder, "results")
-
-
 def test_networks_that_a_linear_baseline_beats_decide_nothing(tmp_path):
     """By a baseline above all of them, above one of the means of depth 2 (50.2 and 47.2 %), and below all."""
-    page = page_of("figure7-small", tmp_path)
+    page = page_of(tmp_path, "figure7-small")
     row = {"data": "cifar10-5000", "split": "test", "samples": 5000, "features": "pixels", "majority": 10.0}
     row |= {"linear": 99.0, "penalty": 1.0, "seconds": 1.0, "date": "2026-11-27"}
     (tmp_path / "baselines.jsonl").write_text(json.dumps(row) + "\n")
@@ -206,8 +186,6 @@ def test_networks_that_a_linear_baseline_beats_decide_nothing(tmp_path):
 
 
 def test_samples_against_a_number_and_exact_numbers(tmp_path):
-    from scipy import stats
-
     values = [1.0, 1.1, 0.9]
     (tmp_path / "a.json").write_text(json.dumps({"values": values, "one": 1.5}))
     for left, right, sign in (("values", 1.5, 1), ("one", "values", -1)):
@@ -222,7 +200,7 @@ def test_samples_against_a_number_and_exact_numbers(tmp_path):
     assert (verdict.word, verdict.interval, verdict.estimate.exact) == ("supported", (0.0, 0.0), True)
 
 
-def test_a_file_that_is_not_there_decides_nothing_and_a_place_that_is_not_there_is_named(tmp_path):
+def test_a_file_that_is_not_there_decides_nothing(tmp_path):
     assert check_estimate(check(), tmp_path) is None
     assert decide([check()], [None])[0].word == "with missing runs"
     (tmp_path / "a.json").write_text('{"runs": []}')
@@ -234,20 +212,6 @@ def test_a_file_that_is_not_there_decides_nothing_and_a_place_that_is_not_there_
     (tmp_path / "papers.yaml").write_text("- {paper: A, entries: []}\n")
     with pytest.raises(InputError, match=r"papers\.yaml: 0\.entries: "):
         read_papers(tmp_path / "papers.yaml")
-
-
-def test_a_study_by_the_protocol_has_no_verdict_and_no_hours_before_it_has_ended(tmp_path):
-    page, table = page_of("figure2d-small", tmp_path), tmp_path / "figure2d-small.jsonl"
-    lines = table.read_text().splitlines(keepends=True)
-    ended = page()[0]
-    table.write_text("".join(lines[:-1]))
-    unfinished = page()[0]
-    said = "By the protocol; its runs have not ended. No verdict yet."
-    assert (said in ended, said in unfinished) == (False, True)
-    assert ("**supported" in ended, "**supported" in unfinished) == (True, False)
-    hours = sum(json.loads(line)["core_seconds"] for line in lines) / 3600
-    cells = [re.search(r"\| `figure2d-small` \|[^|]*\| (.*?) ?\|", text)[1] for text in (ended, unfinished)]
-    assert cells == [f"{hours:.2f}", ""]
 
 
 def test_each_study_that_has_runs_and_no_search_is_told_apart(written):
@@ -271,19 +235,17 @@ def test_a_study_is_by_the_protocol_where_it_searches_rates_or_compares_them(x, 
     assert Study.model_validate(study).by_protocol is held
 
 
-def test_the_command_writes_the_page_where_it_is_asked_to(tmp_path, capsys, monkeypatch):
+def test_the_command_writes_the_page_where_it_is_asked_to(tmp_path, widemix, monkeypatch):
     (tmp_path / "papers.yaml").write_text("- {paper: A paper, entries: [{figure: figure 3, studies: [figure3]}]}\n")
     monkeypatch.setattr(papers.read_papers, "__defaults__", (tmp_path / "papers.yaml",))
-    (tmp_path / "README.md").write_text(
-        "a\n<!-- written by `widemix study results --readme README.md` -->\nold\n<!-- end -->\nz\n"
-    )
-    words = ["study", "results", "--report", TABLES, "--to", tmp_path / "r.md", "--readme", tmp_path / "README.md"]
-    assert run_command(make_parser(), argv=list(map(str, words))) == 0, capsys.readouterr().err
+    readme = tmp_path / "README.md"
+    readme.write_text("a\n<!-- written by `widemix study results --readme README.md` -->\nold\n<!-- end -->\nz\n")
+    code, said = widemix("study", "results", "--report", TABLES, "--to", tmp_path / "r.md", "--readme", readme)
+    assert code == 0, said
     assert "### Figure 3\n\nClaim: The width has a single peak" in (tmp_path / "r.md").read_text()
-    readme = (tmp_path / "README.md").read_text()
-    assert readme.startswith("a\n<!--")
-    assert readme.endswith("<!-- end -->\nz\n")
-    assert "old" not in readme
+    before, _, rest = readme.read_text().partition("-->\n")
+    assert before.startswith("a\n<!--")
+    assert (rest.endswith("<!-- end -->\nz\n"), "old" in rest) == (True, False)
 
 
 def stated():

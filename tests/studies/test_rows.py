@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
-from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
+from tests.conftest import ROOT, System
+from tests.studies.conftest import leave_run, row_of, runs_of
 from widemix.errors import InputError
-from widemix.recipe import dump_recipe
 from widemix.studies.rows import Table, add_core_seconds, finished_row
-from widemix.studies.study import read_study, study_runs_of
 from widemix.studies.study_run import StudyRun
 
 STUDY = """
@@ -22,8 +19,7 @@ title: t
 source: s
 seeds: [0, 1, 2]
 runs:
-- label: Normal
-  recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
+- {label: Normal, recipes: {Digits: digits/s_mixer}}
 figure: {x: width}
 """
 LINES = [
@@ -42,21 +38,17 @@ LINES = [
 
 @pytest.fixture
 def study_runs(tmp_path):
-    path = tmp_path / "study.yaml"
-    path.write_text(STUDY.replace("ROOT", str(ROOT)))
-    return study_runs_of(path, read_study(path))
+    return runs_of(tmp_path, STUDY)
 
 
-def pretend(study_run, folder, done=None, lines=LINES):
-    run = folder / study_run.name
-    run.mkdir(parents=True)
-    (run / "recipe.yaml").write_text(dump_recipe(study_run.recipe))
-    (run / "environment.json").write_text(
-        json.dumps({"commit": 40 * "a", "host": "n1", "device": "cpu", "usable_cpus": 2})
-    )
+def pretend(study_run, folder, done=None, lines=LINES, environment=None):
+    run = leave_run(folder / study_run.name, study_run.recipe, done=False)
+    found = {"commit": 40 * "a", "host": "n1", "device": "cpu", "usable_cpus": 2}
+    (run / "environment.json").write_text(json.dumps(found if environment is None else environment))
     (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     if done:
         (run / "done.json").write_text(json.dumps(done | {"step": 4, "seconds": 7.5, "recipe": "f"}))
+    return run
 
 
 def test_a_row_has_what_its_run_folder_has(study_runs, tmp_path):
@@ -79,34 +71,38 @@ def test_a_row_has_what_its_run_folder_has(study_runs, tmp_path):
     assert row.recipe == "recipes/digits/s_mixer.yaml --train.seed=1"
 
 
-def test_a_row_says_unknown_where_the_environment_says_nothing_and_names_the_gpu_where_there_was_one(tmp_path):
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"commit": None, "device": "cpu:0"}, ("unknown", "1 CPU core", "unknown")),
+        ({"host": "n2", "device": "NVIDIA H100", "usable_cpus": 8}, ("unknown", "NVIDIA H100", "n2")),
+        ({}, ("unknown", "unknown device", "unknown")),
+    ],
+)
+def test_a_row_says_unknown_where_the_environment_says_nothing(tmp_path, environment, expected):
     """Of a recipe in no folder of recipes, by a command that can be typed, without the study's log."""
     path = tmp_path / "my recipes" / "own.yaml"
     path.parent.mkdir()
     path.write_text("extends: digits/s_mixer\n")
     study_run = StudyRun(path, (("model.depth", "2"),), shared=(("data.path", "a b"),))
-    for environment, expected in (
-        ({"commit": None, "device": "cpu:0"}, ("unknown", "1 CPU core", "unknown")),
-        ({"host": "n2", "device": "NVIDIA H100", "usable_cpus": 8}, ("unknown", "NVIDIA H100", "n2")),
-        ({}, ("unknown", "unknown device", "unknown")),
-    ):
-        folder = tmp_path / str(len(environment))
-        pretend(study_run, folder, {"top1": 50.0}, LINES[3:6])
-        (folder / study_run.name / "environment.json").write_text(json.dumps(environment))
-        row = finished_row(study_run, folder)
-        assert (row.commit, row.machine, row.host) == expected
-        assert (row.core_seconds, row.images_per_s, row.metrics["train_loss"]) == (None, None, None)
-        assert shlex.split(row.recipe) == [str(path), "--data.path=a b", "--model.depth=2"]
-    for text in ("{", '"text"', '{"device": 3}'):
-        (folder / study_run.name / "environment.json").write_text(text)
-        with pytest.raises(InputError, match=f"{study_run.name}: is not a finished run"):
-            finished_row(study_run, folder)
-    (folder / study_run.name / "environment.json").unlink()
-    with pytest.raises(InputError, match=f"{study_run.name}: is not a finished run"):
-        finished_row(study_run, folder)
+    pretend(study_run, tmp_path, {"top1": 50.0}, LINES[3:6], environment)
+    row = finished_row(study_run, tmp_path)
+    assert (row.commit, row.machine, row.host) == expected
+    assert (row.core_seconds, row.images_per_s, row.metrics["train_loss"]) == (None, None, None)
+    assert shlex.split(row.recipe) == [str(path), "--data.path=a b", "--model.depth=2"]
 
 
-def test_the_train_loss_is_the_mean_over_steps_whatever_the_length_of_the_last_interval(study_runs, tmp_path):
+@pytest.mark.parametrize("text", ["{", '"text"', '{"device": 3}', None])
+def test_a_run_without_its_environment_is_not_finished(study_runs, tmp_path, text):
+    environment = pretend(study_runs[0], tmp_path, {"top1": 50.0}) / "environment.json"
+    environment.unlink()
+    if text is not None:
+        environment.write_text(text)
+    with pytest.raises(InputError, match=f"{study_runs[0].name}: is not a finished run"):
+        finished_row(study_runs[0], tmp_path)
+
+
+def test_the_train_loss_is_the_mean_over_steps(study_runs, tmp_path):
     losses = [3.0, 2.5, 2.0, 1.0, 0.75]  # of each step of the last epoch; a line each two steps, and at the end
     lines = [
         {"split": "train", "step": 5 + last, "epoch": 1 + last / 5, "loss": sum(own) / len(own), "images_per_s": 1.0}
@@ -118,7 +114,7 @@ def test_the_train_loss_is_the_mean_over_steps_whatever_the_length_of_the_last_i
     assert row.metrics["train_loss"] == pytest.approx(sum(losses) / 5)
 
 
-def test_a_curve_is_in_the_order_of_steps_and_counts_those_of_training_alone(study_runs, tmp_path):
+def test_a_curve_counts_the_steps_of_training_in_order(study_runs, tmp_path):
     """After a rollback from step 7 to 2, with an evaluation in the middle of an interval, and none of classes."""
     train = {"split": "train"}
     lines = [
@@ -140,7 +136,7 @@ def test_a_curve_is_in_the_order_of_steps_and_counts_those_of_training_alone(stu
     assert row.metrics == {"loss": 1.25, "train_loss": row.curve[0]["loss"]}
 
 
-def test_a_recipe_is_named_from_the_folder_of_recipes_on_wherever_the_command_was_started(tmp_path, monkeypatch):
+def test_a_recipe_is_named_from_the_folder_of_recipes_on(tmp_path, monkeypatch):
     (tmp_path / "recipes/a/b").mkdir(parents=True)
     for name in ("one.yaml", "a/b/two.yaml"):
         (tmp_path / "recipes" / name).write_text("extends: digits/s_mixer\n")
@@ -171,124 +167,85 @@ def test_only_runs_that_ended_have_rows(study_runs, tmp_path):
     assert again.rows == table.rows
 
 
-def test_a_cut_last_line_is_left_out_and_replaced(study_runs, tmp_path, capsys):
+@pytest.fixture
+def path(study_runs, tmp_path):
+    """A table that has a row of each run."""
+    table = Table(tmp_path / "study.jsonl")
     for study_run in study_runs:
-        pretend(study_run, tmp_path, {"top1": 50.0, "loss": 1.0})
-    path = tmp_path / "study.jsonl"
-    Table(path).add_finished(study_runs, tmp_path)
+        table.append(row_of(study_run, 50.0))
+    return table.path
+
+
+def test_a_cut_last_line_is_left_out_and_replaced(study_runs, path, capsys):
     whole = path.read_bytes()
     assert whole.count(b"\n") == 3
     path.write_bytes(whole + 40 * b"\0")
     assert set(Table(path).rows) == {study_run.name for study_run in study_runs}
-    for cut in (whole[:-1], whole[:-400], whole[: whole.index(b"\n") + 2]):
+    for cut in (whole[:-1], whole[:-200], whole[: whole.index(b"\n") + 2]):
         path.write_bytes(cut)
         table = Table(path)
         assert "its last line was cut off" in capsys.readouterr().err
-        table.add_finished(study_runs, tmp_path)
+        for study_run in study_runs:
+            table.append(row_of(study_run, 50.0))
         assert path.read_bytes() == whole
 
 
 def test_processes_that_share_a_table_add_each_row_once(study_runs, tmp_path):
+    """Also that of a run which another row names."""
     path = tmp_path / "study.jsonl"
     one, other = Table(path), Table(path)  # neither knows of the other's rows
-    for study_run in study_runs:
-        pretend(study_run, tmp_path, {"top1": 50.0, "loss": 1.0})
-    one.add_finished(study_runs[:2], tmp_path)
-    other.add_finished(study_runs, tmp_path)
-    one.add_finished(study_runs, tmp_path)
+    for table, own in ((one, study_runs[:2]), (other, study_runs), (one, study_runs)):
+        for study_run in own:
+            table.append(row_of(study_run, 50.0, recipe=f"of {study_runs[2].name}"))
     assert [json.loads(line)["run"] for line in path.read_text().splitlines()] == [each.name for each in study_runs]
     assert set(one.rows) == set(other.rows)
 
 
-def test_a_row_that_is_added_while_the_lock_is_waited_for_is_seen(study_runs, tmp_path, monkeypatch):
-    pretend(study_runs[0], tmp_path, {"top1": 50.0, "loss": 1.0})
-    row = finished_row(study_runs[0], tmp_path)
+def test_a_row_that_is_added_while_the_lock_is_waited_for_is_seen(study_runs, tmp_path, system: System):
+    row = row_of(study_runs[0], 50.0)
     one, other = Table(tmp_path / "one.jsonl"), Table(tmp_path / "other.jsonl")
     other.append(replace(row, recipe="of another process"))
-    monkeypatch.setattr("widemix.studies.rows.wait_for_lock", lambda _: one.path.write_bytes(other.path.read_bytes()))
+    system({"fcntl.flock": lambda *_: one.path.write_bytes(other.path.read_bytes())})
     one.append(row)
     assert one.path.read_bytes() == other.path.read_bytes()
 
 
-def test_a_row_is_added_though_another_names_its_run_and_nothing_can_be_locked(study_runs, tmp_path, monkeypatch):
-    def refuse(_):
+def test_a_row_is_added_where_nothing_can_be_locked(study_runs, tmp_path, system: System):
+    def refuse(*_):
         raise OSError("no locks")
 
-    monkeypatch.setattr("widemix.studies.rows.wait_for_lock", refuse)
-    first, second, _ = study_runs
-    for study_run in (first, second):
-        pretend(study_run, tmp_path, {"top1": 50.0, "loss": 1.0})
-    one, other = Table(tmp_path / "study.jsonl"), Table(tmp_path / "study.jsonl")
-    one.append(replace(finished_row(first, tmp_path), recipe=f"of {second.name}"))
-    other.append(finished_row(second, tmp_path))
-    assert list(Table(one.path).rows) == [first.name, second.name]
-
-
-def test_two_tables_are_merged_by_their_lines(study_runs, tmp_path):
-    one, other = Table(tmp_path / "one.jsonl"), Table(tmp_path / "other.jsonl")
-    for study_run in study_runs:
-        pretend(study_run, tmp_path, {"top1": 50.0, "loss": 1.0})
-    one.add_finished(study_runs[:2], tmp_path)
-    other.add_finished(study_runs[1:], tmp_path)
-    both = tmp_path / "both.jsonl"
-    both.write_bytes(one.path.read_bytes() + b"\n" + other.path.read_bytes() + b"\n")
-    assert set(Table(both).rows) == {study_run.name for study_run in study_runs}
-
-
-def test_of_two_rows_of_a_run_the_first_counts(study_runs, tmp_path):
-    """As the report has shown it; a run that another machine trained too changes nothing."""
-    pretend(study_runs[0], tmp_path, {"top1": 50.0, "loss": 1.0})
+    system({"fcntl.flock": refuse})
     table = Table(tmp_path / "study.jsonl")
-    table.add_finished(study_runs[:1], tmp_path)
-    line = table.path.read_text()
-    table.path.write_text(line + line.replace('"top1":50.0', '"top1":60.0'))
-    [row] = Table(table.path).rows.values()
-    assert row.metrics["top1"] == 50.0
+    table.append(row_of(study_runs[0], 50.0))
+    assert list(Table(table.path).rows) == [study_runs[0].name]
 
 
-def test_a_line_in_the_middle_that_is_no_row_is_named(study_runs, tmp_path):
-    pretend(study_runs[0], tmp_path, {"top1": 50.0, "loss": 1.0})
-    path = tmp_path / "study.jsonl"
-    table = Table(path)
-    table.add_finished(study_runs[:1], tmp_path)
-    good = json.dumps(asdict(table.row(study_runs[0])))
-    row = json.loads(good)
-    changes: list[dict[str, object]] = [
-        {"metrics": 5},
-        {"metrics": None},
-        {"metrics": {"top1": [50.0]}},
-        {"epochs": 0},
-        {"epochs": None},
-        {"curve": [5]},
-        {"curve": None},
-        {"curve": [{"split": "eval"}]},
-        {"images_per_s": "fast"},
-        {"machine": None},
-        {"run": 5},
-    ]
-    texts = ("<<<<<<< HEAD", "{}", "[]", "\0\0", '{"run": 1}', good.replace("50.0", '"50"'))
-    for bad in (*texts, *(json.dumps(row | change) for change in changes)):
-        path.write_text(f"{good}\n{bad}\n")
-        with pytest.raises(InputError, match="line 2: is not the line of a run"):
-            Table(path)
+def test_tables_are_merged_by_their_lines(study_runs, path):
+    """Of two rows of a run the first counts, as the report has shown it."""
+    lines = path.read_text()
+    path.write_text(f"{lines}\n{lines.replace('50.0', '60.0')}\n")
+    rows = Table(path).rows
+    assert set(rows) == {study_run.name for study_run in study_runs}
+    assert {row.metrics["top1"] for row in rows.values()} == {50.0}
 
 
-def test_a_study_goes_on_from_its_table_alone(study_runs, tmp_path, monkeypatch, capsys):
-    """As in a fresh clone: the run folders are gone."""
-    folder, report = tmp_path / "runs", tmp_path / "report"
-    for study_run in study_runs:
-        pretend(study_run, folder, {"top1": 50.0, "loss": 1.0})
-    Table(report / "study.jsonl").add_finished(study_runs, folder)
-    path = tmp_path / "study.yaml"
-    for verb in ("plan", "run", "report"):
-        words = ["widemix", "study", verb, str(path), "--report", str(report), "--to", str(tmp_path / "new")]
-        monkeypatch.setattr("sys.argv", words)
-        assert run_command(make_parser()) == 0
-        assert "3 of 3 runs have ended" in capsys.readouterr().out
-    assert not list((tmp_path / "new").glob("*/done.json"))
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metrics": 5}, {"metrics": None}, {"metrics": {"top1": [50.0]}}, {"metrics": {"top1": "50"}}, {"epochs": 0},
+        {"epochs": None}, {"curve": [5]}, {"curve": None}, {"curve": [{"split": "eval"}]}, {"images_per_s": "fast"},
+        {"machine": None}, {"run": 5}, "<<<<<<< HEAD", "{}", "[]", "\0\0", '{"run": 1}',
+    ],
+)  # fmt: skip
+def test_a_line_in_the_middle_that_is_no_row_is_named(study_runs, tmp_path, change):
+    row = asdict(row_of(study_runs[0], 50.0))
+    bad = change if isinstance(change, str) else json.dumps(row | change)
+    (tmp_path / "study.jsonl").write_text(f"{json.dumps(row)}\n{bad}\n")
+    with pytest.raises(InputError, match="line 2: is not the line of a run"):
+        Table(tmp_path / "study.jsonl")
 
 
-def test_the_rule_of_each_committed_rows_train_loss_is_that_of_its_commit():
+def test_the_train_loss_of_each_committed_row_is_of_its_commits_rule():
     """By git's history, of commits that it has: over lines before the one that weighs them by their steps."""
     tables = [Table(path) for path in (ROOT / "recipes/studies/results").glob("*.jsonl") if path.stem != "baselines"]
     over = {row.commit: row.train_loss_over for table in tables for row in table.rows.values()}

@@ -8,21 +8,21 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from tests.clone import CLONE, ROOT
-from tests.conftest import SMALL, Fork
+from tests.clone import CLONE
+from tests.conftest import SMALL, Fork, System
+from tests.studies.conftest import leave_run
 from tests.terminal import Terminal
 from widemix.errors import Exit, RunError
-from widemix.lease import Leases
+from widemix.lease import RENEWAL_S, Leases
 from widemix.processes import stop_signals
 from widemix.recipe import dump_recipe
-from widemix.studies import runner as module_of_runner
 from widemix.studies.rows import Table
 from widemix.studies.runner import Runner
 from widemix.studies.study import read_study, study_runs_of
-from widemix.studies.study_run import StudyRun
 
 STUDY = """
 title: t
@@ -31,7 +31,7 @@ claim: c
 seeds: [SEEDS]
 runs:
 - label: Normal
-  recipes: {Digits: ROOT/recipes/digits/s_mixer.yaml}
+  recipes: {Digits: digits/s_mixer}
   axes: {model.channels: [8, 16]}
 figure: {x: width}
 """
@@ -86,7 +86,7 @@ class Study:
 
     def __init__(self, folder, seeds: int):
         self.path, self.folder = folder / "study.yaml", folder / "runs"
-        self.path.write_text(STUDY.replace("ROOT", str(ROOT)).replace("SEEDS", ", ".join(map(str, range(seeds)))))
+        self.path.write_text(STUDY.replace("SEEDS", ", ".join(map(str, range(seeds)))))
         (folder / "trainer.py").write_text(TRAINER)
         self.study_runs = study_runs_of(self.path, read_study(self.path))
         (folder / "recipes").mkdir()
@@ -109,8 +109,22 @@ class Study:
                 count += len(json.loads((self.folder / f"leases/{run.name}.1").read_text())["processes"]) == 2
         return count
 
+    def wait_until_held(self, count: int) -> None:
+        (self.folder.parent / "hold-0").touch()
+        while self.held() < count:
+            time.sleep(0.02)
 
-def test_runners_that_are_killed_in_the_middle_and_started_again_two_at_once_train_each_cell_once(tmp_path):
+    def is_left(self) -> bool:
+        """Whether no run is busy, and none has a lease."""
+        return not list(self.folder.glob("*/busy")) and not list(self.folder.glob("leases/*"))
+
+    def run(self, code: str, runs: int | None = None, **options) -> Exit:
+        """Train runs by Python code in this process."""
+        return Runner(self.folder, program=(sys.executable, "-S", "-c", code), **options).run(self.study_runs[:runs])
+
+
+def test_killed_runners_that_start_again_train_each_run_once(tmp_path):
+    """Two at once, of which each is killed in the middle of a run."""
     study, hold = Study(tmp_path, seeds=10), tmp_path / "hold-2"
     hold.touch()
     first = [study.start(), study.start(2)]
@@ -137,17 +151,23 @@ def test_runners_that_are_killed_in_the_middle_and_started_again_two_at_once_tra
     assert not any(holder.alive for study_run in study.study_runs if (holder := leases.holder(study_run.name)))
 
 
-def test_a_stopped_runner_stops_its_cells_with_a_checkpoint(tmp_path):
+@pytest.mark.parametrize("end", ["SIGTERM", "terminal", "reader"])
+def test_a_stopped_runner_stops_its_runs_with_a_checkpoint(tmp_path, end):
+    """Also by a closed ssh; and `widemix study run | tee log`, where Ctrl-C ends tee first."""
     study = Study(tmp_path, seeds=2)
-    (tmp_path / "hold-0").touch()
-    runner = study.start(2)
-    while study.held() < 2:
-        time.sleep(0.02)
-    runner.send_signal(signal.SIGTERM)
-    output, _ = runner.communicate(timeout=600)
-    assert runner.returncode == 75, output
-    assert not list(study.folder.glob("*/busy"))
-    assert not list(study.folder.glob("leases/*"))
+    if end == "terminal":
+        terminal = Terminal("-c", RUN, study.path, study.folder, study.path.with_name("trainer.py"), "2")
+        study.wait_until_held(2)
+        code = terminal.close()
+    else:
+        with study.start(2) as runner:
+            study.wait_until_held(2)
+            if end == "reader":
+                runner.stdout.close()
+            runner.send_signal(signal.SIGINT if end == "reader" else signal.SIGTERM)
+            code = runner.wait(600)
+    assert code == 75
+    assert study.is_left()
 
 
 def test_a_terminal_has_a_bar_of_the_runs_below_their_lines(tmp_path):
@@ -158,65 +178,64 @@ def test_a_terminal_has_a_bar_of_the_runs_below_their_lines(tmp_path):
     assert len(re.findall(r"\[2K[\w-]+: started\r\n", said)) == 2  # each in place of the bar, drawn again below
 
 
-@pytest.mark.parametrize("closed", ["terminal", "reader"])
-def test_a_runner_that_nothing_reads_any_more_stops_its_cells_with_a_checkpoint(tmp_path, closed):
-    """A closed ssh; and `widemix study run | tee log`, where Ctrl-C ends tee first."""
-    study = Study(tmp_path, seeds=2)
-    (tmp_path / "hold-0").touch()
-    if closed == "terminal":
-        terminal = Terminal("-c", RUN, study.path, study.folder, study.path.with_name("trainer.py"), "2")
-    else:
-        runner = study.start(2)
-    while study.held() < 2:
-        time.sleep(0.02)
-    if closed == "terminal":
-        code = terminal.close()
-    else:
-        runner.stdout.close()
-        runner.send_signal(signal.SIGINT)
-        code = runner.wait(600)
-    assert code == 75
-    assert not list(study.folder.glob("*/busy"))
-    assert not list(study.folder.glob("leases/*"))
+def test_a_runner_that_is_stopped_while_it_starts_a_run_starts_no_other(tmp_path, system: System):
+    study, start = Study(tmp_path, seeds=2), subprocess.Popen
 
-
-def test_a_runner_that_is_stopped_while_it_starts_a_cell_stops_that_too_and_starts_no_other(tmp_path, monkeypatch):
-    study = Study(tmp_path, seeds=2)
-    note = Leases.add_process
-
-    def stopped_here(leases, study_run, pid):
+    def stopped_here(*words, **options):
         os.kill(os.getpid(), signal.SIGTERM)
-        note(leases, study_run, pid)
+        return start(*words, **options)
 
-    monkeypatch.setattr(Leases, "add_process", stopped_here)
-    runner = Runner(study.folder, 2, program=(sys.executable, "-S", "-c", "import time; time.sleep(600)"))
-    assert runner.run(study.study_runs) == Exit.REQUEUE
+    system({"subprocess.Popen": stopped_here})
+    assert study.run("import time; time.sleep(600)", at_once=2) == Exit.REQUEUE
     assert len(list((study.folder / "logs").glob("*.log"))) == 1
-    assert study.done() == 0
-    assert not list(study.folder.glob("leases/*"))
+    assert (study.done(), study.is_left()) == (0, True)
 
 
-def test_a_cell_trains_in_a_world_of_its_own_where_srun_started_several_runners(tmp_path, monkeypatch):
+WORLD = """
+import os, sys
+print(*sorted({'PMI_SIZE', 'SLURM_STEP_NUM_TASKS', 'SLURM_STEP_ID'} & set(os.environ)))
+print(*sys.argv[1:])
+sys.exit(1)
+"""
+
+
+def test_a_run_has_a_world_of_its_own_where_srun_started_runners(tmp_path, monkeypatch):
     study = Study(tmp_path, seeds=1)
-    for name, value in {
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": "4",
-        "SLURM_PROCID": "2",
-        "PMI_SIZE": "4",
-    }.items():
+    world = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "PMI_SIZE": "4"}
+    for name, value in world.items():
         monkeypatch.setenv(name, value)
-    print_world = (
-        "import os, sys; print({'PMI_SIZE', 'SLURM_STEP_NUM_TASKS', 'SLURM_STEP_ID'} & set(os.environ)); "
-        "print(*sys.argv[1:]); sys.exit(1)"
-    )
-    runner = Runner(study.folder, 2, 3, program=(sys.executable, "-S", "-c", print_world))
     with pytest.raises(RunError):
-        runner.run(study.study_runs)
+        study.run(WORLD, at_once=2, ranks=3)
     for study_run in study.study_runs:
         words = [study_run.path, "--run-dir", study.folder / study_run.name, "--ranks", 3]
         words += [f"--model.channels={study_run.recipe.model.channels}", "--train.seed=0"]
         log = study.folder / f"logs/{study_run.name}.log"
-        assert log.read_text() == f"{{'SLURM_STEP_ID'}}\n{' '.join(map(str, words))}\n"
+        assert log.read_text() == f"SLURM_STEP_ID\n{' '.join(map(str, words))}\n"
+
+
+@pytest.mark.parametrize(
+    ("at_once", "ranks", "gpus", "cpus", "devices"),
+    [
+        (1, 1, [], ["[3, 5, 6]"], [""]),
+        (2, 1, ["3"], ["[3]", "[5]"], ["3", "3"]),
+        (2, 2, ["3"], ["[3]", "[5]"], ["3", "3"]),  # whose ranks share it
+        (3, 2, ["0", "1", "GPU-2", "3"], ["[3]", "[5]", "[6]"], ["0,1", "GPU-2,3", "0,1"]),
+        (4, 1, ["0", "1"], ["[3]", "[5]", "[6]", "[3]"], ["0", "1", "0", "1"]),
+    ],
+)
+def test_runs_at_once_share_cpus_and_gpus(tmp_path, system: System, at_once, ranks, gpus, cpus, devices):
+    study = Study(tmp_path, seeds=2)
+    system({
+        "os.sched_getaffinity": lambda process: {6, 3, 5},
+        "os.sched_setaffinity": lambda process, own: os.write(1, f"{own}\n".encode()),  # in the new process
+    })  # fmt: skip
+    code = "import os, sys; print(os.environ['CUDA_VISIBLE_DEVICES']); sys.exit(1)"
+    with pytest.raises(RunError):
+        study.run(code, at_once, at_once=at_once, ranks=ranks, gpus=gpus)
+    logs = [
+        (study.folder / f"logs/{each.name}.log").read_text().split("\n")[:2] for each in study.study_runs[:at_once]
+    ]
+    assert logs == [list(own) for own in zip(cpus, devices, strict=True)]
 
 
 DIVERGES = """
@@ -229,25 +248,25 @@ sys.exit("error: the loss is not finite")
 """
 
 
-def test_a_run_that_diverges_is_a_result_and_one_that_another_process_has_is_left_to_it(tmp_path, capsys):
+def test_a_run_that_diverges_is_a_result(tmp_path, capsys):
+    """And one that another process has is left to it."""
     study, ended = Study(tmp_path, seeds=2), []
     *mine, other = study.study_runs
-    leases = Leases(study.folder)
-    assert leases.take(other.name)
-    runner = Runner(study.folder, 3, program=(sys.executable, "-S", "-c", DIVERGES), ended=ended.append)
-    assert runner.run(study.study_runs) == Exit.DONE
+    assert Leases(study.folder).take(other.name)
+    assert study.run(DIVERGES, at_once=3, ended=ended.append) == Exit.DONE
     said = capsys.readouterr().out
     for study_run in mine:
         assert f"{study_run.name}: diverged: the loss is not finite\n" in said
         [seconds] = (study.folder / f"logs/{study_run.name}.core_seconds").read_text().split()
         assert 0 <= float(seconds) < 60
-    assert sorted(study_run.name for study_run in ended) == sorted(study_run.name for study_run in mine)
+    assert {study_run.name for study_run in ended} == {study_run.name for study_run in mine}
+    assert len(ended) == len(mine)
     assert f"{study.folder}: 3 of the 4 runs that were left have ended\n" in said
     assert f"{other.name}: is trained by process {os.getpid()} on " in said
     assert [path.name for path in (study.folder / "leases").iterdir()] == [f"{other.name}.1"]
 
 
-def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_path):
+def test_a_run_that_fails_or_dies_stops_no_other(tmp_path):
     study = Study(tmp_path, seeds=2)
     for study_run, how in zip(study.study_runs, ("", "9"), strict=False):
         (study.folder / study_run.name).mkdir()
@@ -268,12 +287,10 @@ def test_a_cell_with_wrong_input_or_one_that_dies_does_not_stop_the_others(tmp_p
     assert (logs / f"{study.study_runs[0].name}.log").read_text() == "error: refused\n"  # of the first start
     starts = [len((logs / f"{each.name}.core_seconds").read_text().split()) for each in study.study_runs]
     assert starts == [2, 2, 1, 1]
-    first, last = (line for line in output.splitlines() if ": done, " in line)
-    assert re.search(r": done, top-1 50\.00 %; 1 run left, about 0:0\d:\d\d$", first)
-    assert last.endswith(": done, top-1 50.00 %")
+    assert output.count(": done, top-1 50.00 %") == 2
 
 
-def test_a_run_that_is_ended_by_another_is_none_that_was_stopped(tmp_path):
+def test_a_run_that_another_ends_was_not_stopped(tmp_path):
     """SIGTERM, as from an administrator: only who has stopped the runner wants its runs to end so."""
     study = Study(tmp_path, seeds=1)
     (study.folder / study.study_runs[0].name).mkdir()
@@ -302,72 +319,74 @@ def test_the_command_trains_a_study(tmp_path, digits):
     assert (row.run, row.core_seconds > 0) == (other.name, True)
 
 
-def test_a_run_whose_lease_another_process_has_taken_is_ended_and_no_result_of_this_one(tmp_path, monkeypatch):
-    study, ended = Study(tmp_path, seeds=1), []
-    monkeypatch.setattr("widemix.studies.runner.RENEWAL_S", -1)
-    monkeypatch.setattr(Leases, "renew", lambda *_: False)
-    sleeps = (sys.executable, "-S", "-c", "import time; time.sleep(5)")
-    runner = Runner(study.folder, program=sleeps, ended=ended.append)
+def test_a_run_whose_lease_another_process_has_taken_is_ended(tmp_path, system: System):
+    """And is no result of this one. By a clock on which a lease is to be renewed each millisecond."""
+    study, ended, clock = Study(tmp_path, seeds=1), [], time.monotonic
+    system({"time.monotonic": lambda: clock() * 1000 * RENEWAL_S})
+    [first, _] = study.study_runs
+    taken = f"open({str(study.folder / 'leases' / first.name)!r} + '.2', 'w'); import time; time.sleep(600)"
     with pytest.raises(RunError, match=r"1 of 1 runs failed, first .*: another process has taken it"):
-        runner.run(study.study_runs[:1])
+        study.run(taken, 1, ended=ended.append)
     assert ended == []
 
 
-def test_a_run_that_another_has_ended_meanwhile_is_not_started_and_no_longer_held(tmp_path, monkeypatch):
-    study, looked = Study(tmp_path, seeds=1), []
-    monkeypatch.setattr(StudyRun, "has_ended", lambda run, folder: bool(looked.append(run.name)) or len(looked) > 1)
+def test_a_run_that_another_has_ended_meanwhile_is_not_started(tmp_path, system: System):
+    """Between the look for it and its lease, which is given back."""
+    study, link = Study(tmp_path, seeds=1), os.link
+    [first, _] = study.study_runs
+
+    def ended_here(*names):
+        leave_run(study.folder / first.name, first.recipe)
+        link(*names)
+
+    system({"os.link": ended_here})
     handlers = [signal.getsignal(number) for number in stop_signals()]
-    runner = Runner(study.folder, program=("/no/such/program",))
-    assert runner.run(study.study_runs[:1]) == Exit.DONE
+    assert study.run("no program", 1) == Exit.DONE
     assert not list(study.folder.glob("leases/*"))
     assert not (study.folder / "logs").exists()
     assert [signal.getsignal(number) for number in stop_signals()] == handlers
 
 
-def test_of_a_run_that_fails_the_last_line_is_told_once(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (f"import sys; print('first'); sys.exit('error: {300 * 'x'}y')", 300 * "x"),
+        ("import sys; print('a'); print(); sys.exit(3)", "a"),
+        ("import sys; print(); sys.exit(3)", "exit code 3"),
+        ("import os; print('a', flush=True); os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+    ],
+)
+def test_of_a_run_that_fails_the_last_line_is_told_once(tmp_path, capsys, code, told):
     study = Study(tmp_path, seeds=1)
-    words = f"print('first'); sys.exit('error: {300 * 'x'}y')"
-    runner = Runner(study.folder, program=(sys.executable, "-S", "-c", f"import sys; {words}"))
-    with pytest.raises(RunError, match=rf"1 of 1 runs failed, first {study.study_runs[0].name}: x{{300}} \(see "):
-        runner.run(study.study_runs[:1])
-    said = capsys.readouterr().out
-    assert "is open again" not in said
-    assert not list(study.folder.glob("leases/*"))
-    log = tmp_path / "log"
-    for text, code, told in (("a\nb\n", 1, "b"), ("\n", 3, "exit code 3"), ("a\n", -9, "killed by SIGKILL")):
-        log.write_text(text)
-        assert module_of_runner._last_line(log, code) == told
+    with pytest.raises(RunError, match=rf"1 of 1 runs failed, first {study.study_runs[0].name}: {told} \(see "):
+        study.run(code, 1)
+    assert "is open again" not in capsys.readouterr().out
+    assert study.is_left()
 
 
-def test_more_runs_at_once_than_cpus_have_one_each(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6})
-    for at_once, shares in ((1, [[3, 5, 6]]), (2, [[3], [5]]), (4, [[3], [5], [6], [3]])):
-        runner = Runner(tmp_path, at_once)
-        assert [runner._cpus(slot) for slot in range(at_once)] == shares
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert Runner(tmp_path)._cpus(0) == []
-    runner._waiting = Study(tmp_path, seeds=1).study_runs
-    runner._took = [8.0]
-    assert runner._left() == "; 2 runs left, about 0:00:04"
-    runner._waiting = runner._waiting[:1]
-    assert runner._left() == "; 1 run left, about 0:00:02"
-    runner._waiting = []
-    assert runner._left() == ""
+def test_the_time_left_is_that_of_the_runs_so_far(tmp_path, system: System, capsys):
+    """Two at once, of 10, 20, 30 and 40 s: 10 s each for three, 15 s for two, 20 s for one."""
+    study, clock, seconds = Study(tmp_path, seeds=2), [0.0], iter((10, 20, 30, 40))
 
+    class Process:
+        pid = 1 << 30  # none has it
 
-def test_the_time_that_is_left_is_that_of_the_runs_so_far_for_so_many_at_once(tmp_path):
-    runner = Runner(tmp_path, at_once=2)
-    runner._took = [10.0, 20.0]
-    assert runner._clock(6) == "0:00:45"
+        def __init__(self, command, **_):
+            self.ends, self.run = clock[0] + next(seconds), Path(command[command.index("--run-dir") + 1])
 
+        def poll(self):
+            if clock[0] < self.ends:
+                return None
+            [own] = [each for each in study.study_runs if each.name == self.run.name]
+            leave_run(self.run, own.recipe)
+            return 0
 
-def test_cells_that_run_at_once_share_cpus_and_gpus(tmp_path):
-    runner = Runner(tmp_path, at_once=3, ranks=2, gpus=["0", "1", "GPU-2", "3"])
-    assert [runner._devices(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["0,1", "GPU-2,3", "0,1"]
-    assert Runner(tmp_path)._devices(0) == {}
-    assert Runner(tmp_path, ranks=2, gpus=["3"])._devices(0) == {"CUDA_VISIBLE_DEVICES": "3"}  # the ranks share it
-    usable = os.sched_getaffinity(0)
-    parts = [set(runner._cpus(slot)) for slot in range(3)]
-    assert all(part and part <= usable for part in parts)
-    if len(usable) >= 3:
-        assert sum(map(len, parts)) == len(set.union(*parts))
+    def sleep(_):
+        clock[0] += 1
+
+    system({"subprocess.Popen": Process, "time.sleep": sleep, "time.monotonic": lambda: clock[0]})
+    assert study.run("", at_once=2) == Exit.DONE
+    left = re.findall(r": done, top-1 50\.00 %(.*)", capsys.readouterr().out)
+    assert left == [
+        "; 3 runs left, about 0:00:15", "; 2 runs left, about 0:00:15", "; 1 run left, about 0:00:10", "",
+    ]  # fmt: skip
