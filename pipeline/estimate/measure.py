@@ -28,7 +28,7 @@ def measured_peaks(device: torch.device) -> Gpu:
         peaks.append(2 * side**3 / _product_seconds(side, dtype, device))
     source = torch.zeros(1 << 26, device=device)
     target = torch.empty_like(source)
-    bandwidth = 2 * source.nbytes / _shortest(lambda: target.copy_(source), device)
+    bandwidth = 2 * source.nbytes / shortest(lambda: target.copy_(source), device)
     return Gpu(peaks[0], peaks[1], 0, bandwidth, 0)
 
 
@@ -47,7 +47,7 @@ def product_side(dtype: torch.dtype, device: torch.device) -> int:
 
 def _product_seconds(side: int, dtype: torch.dtype, device: torch.device) -> float:
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    return _shortest(lambda: a @ b, device)
+    return shortest(lambda: a @ b, device)
 
 
 def measured_pass(
@@ -74,12 +74,12 @@ def measured_pass(
 
     run_pass()
     if device.type != "cuda":
-        return _shortest(run_pass, device), None
+        return shortest(run_pass, device), None
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     run_pass()
     peak = torch.cuda.max_memory_allocated(device) - before
-    return _shortest(run_pass, device), peak
+    return shortest(run_pass, device), peak
 
 
 def compare(recipe: Recipe, network: Pass, micro: int) -> tuple[float, float, int | None]:
@@ -91,7 +91,7 @@ def compare(recipe: Recipe, network: Pass, micro: int) -> tuple[float, float, in
     return network.seconds(measured_peaks(device)), *measured_pass(recipe, micro, device)
 
 
-def _shortest(action: Callable[[], object], device: torch.device) -> float:
+def shortest(action: Callable[[], object], device: torch.device) -> float:
     """The shortest time of some repetitions, s: other load of the machine only makes them longer."""
     times = []
     for _ in range(REPEATS):
