@@ -1,6 +1,6 @@
 # make demo    set up, then the main job on handwritten digits
 # make test    set up, then the tests, in a process more than there are cores, at most four;
-#              ARGS='tests/test_doctor.py -x --workers 0' goes to pytest, here one file in this process
+#              ARGS='tests/test_errors.py -x -n 0' goes to pytest, here one file in this process
 # make test-all   the same with the long tests, and in all of their cases: tests/selection.py says which these are
 # make quick   set up, then the tests that start few processes
 # make test-gpu    set up, then what needs a GPU: training by every engine against the CPU, the kernels, the benchmarks
@@ -36,12 +36,14 @@ demo: setup
 	.venv/bin/python -m widemix.launch.demo
 
 # Bytecode is kept, whatever the environment says, for the processes that tests start.
-PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m tests
+PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest
 # One more than there are CPUs, since tests wait for the processes that they start.
 PROCESSES = $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
+# Each file in one process, which keeps what its tests share; the longest first: tests/longest.py.
+PARALLEL = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: setup
-	$(PYTEST) --workers $(PROCESSES) $(ARGS)
+	$(PYTEST) $(PARALLEL) $(ARGS)
 
 QUICK = tests/recipe tests/models tests/optim tests/formats tests/run tests/test_files.py tests/test_layering.py \
 	tests/data/augment
@@ -49,10 +51,10 @@ SLOW = tests/optim/test_optimizer_registry.py tests/run/test_starts.py tests/run
 	tests/data/augment/test_distribution.py tests/data/augment/test_real_images.py
 
 test-all: setup
-	$(PYTEST) --workers $(PROCESSES) --all $(ARGS)
+	$(PYTEST) $(PARALLEL) --all $(ARGS)
 
 quick: setup
-	$(PYTEST) --workers $(PROCESSES) $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
+	$(PYTEST) $(PARALLEL) $(QUICK) $(SLOW:%=--ignore %) $(ARGS)
 
 test-gpu: setup
 	$(PYTEST) -n $(PROCESSES) --all tests/gpu tests/models/test_batch_last_triton.py \

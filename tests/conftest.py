@@ -28,13 +28,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 
 import torch
 
-from tests.forks import Forks, group_of, share_server
+from tests.forks import Forks, group_of
 from tests.longest import longest
 from widemix.command_line.commands import tune_garbage_collector
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 
-pytest_plugins = ["tests.selection", "tests.workers"]
+pytest_plugins = ["tests.selection"]
 THREADS = torch.get_num_threads()
 SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false", "--data.workers", "1")
 
@@ -67,12 +67,11 @@ def pytest_collection():
 
 def pytest_configure(config) -> None:
     hide_gpus(config.args, os.environ)
-    if config.option.workers:
-        share_server()  # which imports everything while the tests are collected
 
 
-def pytest_sessionstart() -> None:
-    os.chdir(CLONE)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("dist", "no") == "no":  # else its processes would take that for the project's root
+        os.chdir(CLONE)
 
 
 def hide_gpus(arguments: Sequence[str], environ: MutableMapping[str, str]) -> None:
@@ -88,15 +87,11 @@ def pytest_runtest_teardown() -> None:
     torch.set_num_threads(THREADS)
 
 
-def pytest_collection_modifyitems(config, items) -> None:
-    if config.option.workers:
-        begin_with_longest(items)
-
-
-def begin_with_longest(items: list[pytest.Item]) -> None:
-    """Sort tests by their file's seconds, so that no long file is left to one process at the end."""
-    seconds = longest()
-    items.sort(key=lambda item: -seconds.get(item.path.relative_to(ROOT).as_posix(), 0))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several processes: sort tests by their file's seconds, so that no long file is left to one at the end."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        seconds = longest()
+        items.sort(key=lambda item: -seconds.get(item.path.relative_to(ROOT).as_posix(), 0))
 
 
 def pytest_addoption(parser) -> None:

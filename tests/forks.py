@@ -1,6 +1,6 @@
 """Processes forked from one that has imported everything: real ones, to signal and to kill, started in a moment.
 
-The one is multiprocessing's fork server, which the first of them starts, or `share_server`.
+The one is multiprocessing's fork server, which the first of them starts.
 """
 
 import atexit
@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir, suppress
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +90,6 @@ def start_server() -> None:
     forkserver.set_forkserver_preload([PRELOADED])
     with chdir(CLONE):  # else it starts without `tests`, says nothing, and each fork imports everything by itself
         forkserver.ensure_running()
-
-
-def share_server() -> None:
-    """Start it for this process and its forks, which would start their own: it is not their child."""
-    start_server()
-    server = forkserver._forkserver  # type: ignore[attr-defined]
-    forkserver.ensure_running = server.ensure_running = resource_tracker.ensure_running
 
 
 def _be(target: Callable[..., Any], words: Sequence[Any], environ: dict[str, str], log: Path) -> None:

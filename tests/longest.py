@@ -1,6 +1,7 @@
 """The test files that take longest, with which `make test` begins, so that none is left to one process at the end.
 
-`python -m tests.longest JUNIT.xml` writes longest.txt anew, from `make test ARGS=--junitxml=JUNIT.xml`.
+pytest-xdist would begin with those of most tests. `python -m tests.longest JUNIT.xml` writes longest.txt anew, from
+`make test ARGS=--junitxml=JUNIT.xml`.
 """
 
 import sys

@@ -17,7 +17,7 @@ from tests.forks import Forks, group_of
 def alone():
     """One rank for all of these tests: DeepSpeed keeps the first process group that it sees.
 
-    A worker (tests/workers.py) leaves the package and comes back, with another group.
+    A process of pytest-xdist leaves the package and comes back, with another group.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RANK", "WORLD_SIZE"):
