@@ -119,48 +119,14 @@ def test_a_set_of_ones_own_has_a_name_and_is_all_or_nothing(monkeypatch):
     assert [step.name for step in parse_policy("rand-m5-tnew").steps] == ["Invert"]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "'': no such policy; known are rand, augmix, v0, v0r, original, originalr, cifar10, 3a"),
-        ("rnd-m9", "'rnd': no such policy"),
-        ("randm9", "'randm9': no such policy"),
-        ("rand-m9-x4", "part 'x4': no such option; known are m, n, p, mstd, mmax, inc, t, w0"),
-        ("rand-m9-w1", "part 'w1': takes one set of operations, of tweights, t3a, t3aw, w0"),
-        ("rand-w0-t3a", "part 'w0-t3a': takes one set of operations"),
-        ("rand-n14-w0", "part 'n14': w0 samples without replacement from 13"),
-        ("rand-m9.5", "part 'm9.5': needs a whole number such as m1"),
-        ("rand-m9-inc", "part 'inc': needs a whole number such as inc1"),
-        ("rand-m9-inc2", "part 'inc2': must be 0 to 1"),
-        ("rand-p1.5", "part 'p1.5': must be 0 to 1"),
-        ("rand-n0", "part 'n0': must be 1 to 100"),
-        ("rand-m9-m5", "part 'm5': m is given twice"),
-        ("rand-m9-", "part '': no such option"),
-        ("rand-tweight", "part 'tweight': takes one set of operations, of tweights, t3a, t3aw, w0"),
-        ("rand-n20-t3aw", "part 'n20': t3aw samples without replacement from 14"),
-        ("original-m9", "part 'm9': no such option; known are mstd"),
-        ("augmix-n2", "part 'n2': no such option; known are m, w, d, a, b, mstd"),
-        ("augmix-a0", "part 'a0': must be 0.05 to 1000"),
-        ("rand-mstd1e400", "part 'mstd1e400'"),
-        ("rand-n101", "part 'n101': must be 1 to 100"),
-        ("rand-mmax1001", "part 'mmax1001': must be 1 to 1000"),
-        *(
-            (f"{name}{'9' * 5000}", f"part '{name.rpartition('-')[2]}99+\\.\\.\\.: must be .* to 1000?$")
-            for name in ("rand-n", "rand-mmax", "rand-mstd", "v0-mstd", "augmix-a", "augmix-mstd")
-        ),
-        ("rand-m9\n", "part 'm9"),
-        ("rand-m31", "part 'm31': must be 0 to 30"),
-        ("rand-mmax0", "part 'mmax0': must be 1 to 1000"),
-        ("augmix-m31", "part 'm31': must be 0 to 30"),
-        ("augmix-w0", "part 'w0': must be 1 to 16"),
-        ("augmix-w17", "part 'w17': must be 1 to 16"),
-        ("augmix-d17", "part 'd17': must be 0 to 16"),
-        ("augmix-a0.04", "part 'a0.04': must be 0.05 to 1000"),
-        ("augmix-b2", "part 'b2': must be 0 to 1"),
-        ("augmix-d1.5", "part 'd1.5': needs a whole number such as d1"),
-        ("rand-m-9", "part 'm': needs a whole number"),
-    ],
-)
-def test_the_bad_part_is_named(text, words):
+@pytest.mark.parametrize("text", ["rand-n", "rand-mmax", "rand-mstd", "v0-mstd", "augmix-a", "augmix-mstd"])
+def test_a_number_of_any_length_is_out_of_range(text):
+    """`tests/messages/recipes.yaml` has the other wrong parts."""
+    with pytest.raises(InputError, match=rf"part '{text.rpartition('-')[2]}99+\.\.\.: must be .* to 1000?$"):
+        parse_policy(f"{text}{'9' * 5000}")
+
+
+@pytest.mark.parametrize(("text", "words"), [("", "'': no such policy; known are rand"), ("rand-m9\n", "part 'm9")])
+def test_no_name_and_a_line_break_are_refused(text, words):
     with pytest.raises(InputError, match=words):
         parse_policy(text)
