@@ -1,8 +1,8 @@
 """The test files that take longest, with which `make test` begins, so that none is left to one process at the end.
 
 pytest-xdist would begin with those of most tests. Each of its processes takes 6 s of CPU time to collect all tests,
-which forks of one process would share; that is 10 s of `make test` on two cores. `python -m tests.longest JUNIT.xml` writes longest.txt anew, from
-`make test ARGS=--junitxml=JUNIT.xml`.
+which forks of one process would share: that is 10 s of `make test` on two cores.
+`python -m tests.longest JUNIT.xml` writes longest.txt anew, from `make test ARGS=--junitxml=JUNIT.xml`.
 """
 
 import sys
