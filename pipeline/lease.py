@@ -111,15 +111,22 @@ class Leases:
 
         Also where the file system has not answered for so long that one may have.
         """
-        generation = self._held[run]
         try:
-            newest = max(self._generations(run), default=0)
-            with suppress(FileNotFoundError):
-                os.utime(self._path(run, generation))
+            is_own = self._is_own(run, self._held[run])
+            if is_own:
+                os.utime(self._path(run, self._held[run]))
+        except FileNotFoundError:  # taken over and released in this moment
+            is_own = False
         except OSError:
             return time.monotonic() - self._renewed[run] < self._patience_s
         self._renewed[run] = time.monotonic()
-        return newest == generation
+        return is_own
+
+    def _is_own(self, run: str, generation: int) -> bool:
+        """Whether the lease that counts is this process's: another may have the same number since all were released."""
+        if max(self._generations(run), default=0) != generation:
+            return False
+        return _parse_record(read_regular(self._path(run, generation))).get("id") == self._id
 
     def release(self, run: str) -> None:
         """Give a run back; a lease that another process has taken over is left to it.
@@ -128,8 +135,8 @@ class Leases:
         """
         generation = self._held.pop(run)
         with suppress(OSError):
-            for number in sorted(self._generations(run)):  # own lease last: until then the run is held
-                if number <= generation:
+            if self._is_own(run, generation):
+                for number in sorted(self._generations(run)):  # own lease last: until then the run is held
                     self._path(run, number).unlink(missing_ok=True)
             self.folder.rmdir()  # if it was the last
 
@@ -180,8 +187,15 @@ class Leases:
 def read_record(path: Path) -> dict:
     """The record of a lease; empty if it is gone, or its holder has not written it yet."""
     try:
-        record = parse_json(read_regular(path))
-    except (OSError, ValueError):
+        return _parse_record(read_regular(path))
+    except OSError:
+        return {}
+
+
+def _parse_record(data: bytes) -> dict:
+    try:
+        record = parse_json(data)
+    except ValueError:
         return {}
     return record if isinstance(record, dict) else {}
 
