@@ -123,7 +123,7 @@ class Leases:
         return is_own
 
     def _is_own(self, run: str, generation: int) -> bool:
-        """Whether the lease that counts is this process's: another may have the same number since all were released."""
+        """Whether the lease that counts is ours: another may have its number since all were released."""
         if max(self._generations(run), default=0) != generation:
             return False
         return _parse_record(read_regular(self._path(run, generation))).get("id") == self._id
