@@ -6,9 +6,10 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Event
 from types import SimpleNamespace
 
@@ -17,8 +18,6 @@ import pytest
 from tests.conftest import ROOT
 from widemix.errors import InputError
 from widemix.recipe import flat_recipe, load_recipe
-from widemix.recipe.log import LogSection
-from widemix.run import trackers
 from widemix.run.metrics import MetricsWriter
 from widemix.run.trackers import check_trackers, metrics_of, open_trackers
 
@@ -59,22 +58,26 @@ def records(data: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def test_the_figures_of_a_line():
+def test_the_metrics_of_a_line():
     assert metrics_of(LINES[3]) == {"eval/loss": 1.5, "eval/top1": 60.0}
     assert metrics_of(LINES[1]) == {}
     assert metrics_of({"split": "train", "replaced": 3, "loss": None}) == {"train/replaced": 3}
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_package_that_is_not_installed(name, monkeypatch):
-    monkeypatch.setattr(trackers, "find_spec", lambda each: None if each == name else each)
-    with pytest.raises(InputError, match=rf"log\.{name} true: .*pip install 'widemix\[{name}\]'"):
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("wandb", "'widemix[wandb]'"), ("mlflow", "'widemix[mlflow]'"), ("tensorboard", "tensorboard")],
+)
+def test_a_package_that_is_not_installed_is_named(name, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(InputError) as raised:
         check_trackers(recipe_with(name).log)
-    check_trackers(load_recipe(ROOT / "recipes/digits/mixer.yaml").log)
+    assert str(raised.value).startswith(f"log.{name} true: {name} is not installed; pip install {package}, or set it")
+    check_trackers(load_recipe(ROOT / "recipes/digits/mixer.yaml", [("log.tensorboard", "false")]).log)
 
 
 @pytest.mark.parametrize("folder", ["wandb", ".wandb"])
-def test_no_key_is_sent_to_a_server_that_the_current_folder_names(folder, tmp_path, monkeypatch):
+def test_no_key_is_sent_to_a_server_of_the_current_folder(folder, tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'widemix[wandb]'")
     monkeypatch.chdir(tmp_path)
     (tmp_path / folder).mkdir()
@@ -85,66 +88,172 @@ def test_no_key_is_sent_to_a_server_that_the_current_folder_names(folder, tmp_pa
         check_trackers(recipe_with("wandb").log)
 
 
-def test_without_tensorboard_a_run_has_to_do_without_its_curves(monkeypatch):
-    monkeypatch.setattr(trackers, "find_spec", lambda each: None if each == "tensorboard" else each)
-    with pytest.raises(InputError, match=r"log\.tensorboard true: .*; pip install tensorboard, or set it to false"):
-        check_trackers(LogSection())
-    check_trackers(LogSection(tensorboard=False, mlflow=True))
+class Server:
+    """Both packages with one server: the calls that it had; of a metric its name and step."""
+
+    def __init__(self, monkeypatch):
+        self.calls, self.down, self.refuses, self.experiment, self.history = [], 0, [], None, {}
+        self.ends = Event()
+        self.ends.set()
+        metric = lambda name, value, at, step: (name, step)  # noqa: E731
+        entities = SimpleNamespace(Param=lambda key, value: (key, value), Metric=metric)
+        monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: self))
+        monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+        wandb = SimpleNamespace(Settings=lambda **_: None, init=self.init)
+        monkeypatch.setitem(sys.modules, "wandb", wandb)
+
+    def get_experiment_by_name(self, title):
+        self.calls.append(("experiment", title))
+        return self.experiment and SimpleNamespace(experiment_id=self.experiment)
+
+    def create_experiment(self, title):
+        return f"new {title}"
+
+    def create_run(self, experiment, run_name):
+        if "mlflow" in self.refuses:
+            raise ConnectionError("\nno server\nand a long story")
+        self.calls.append(("run", experiment, run_name))
+        return SimpleNamespace(info=SimpleNamespace(run_id="mlflow 1"))
+
+    def get_metric_history(self, number, name):
+        return [SimpleNamespace(timestamp=at, step=step) for at, step in self.history.get(name, ())]
+
+    def update_run(self, number, status):
+        self.calls.append((number, status))
+
+    def log_batch(self, number, metrics=(), params=()):
+        if self.down:
+            self.down -= 1
+            raise ConnectionError("no server\nand a long story")
+        self.calls.append((number, *metrics, *(["recipe"] if len(params) > 50 else [])))
+
+    def set_terminated(self, number, status):
+        assert self.ends.wait(60)
+        self.calls.append((number, status))
+
+    def init(self, **options):
+        if "wandb" in self.refuses:
+            raise self.refuses[-1]("\nno server\nand a long story")
+        self.calls.append({name: options[name] for name in ("id", "name", "dir", "resume")})
+        return SimpleNamespace(
+            id="wandb 1", starting_step=0, define_metric=lambda *_, **__: None, log=self.calls.append,
+            finish=lambda exit_code: self.calls.append(exit_code),
+        )  # fmt: skip
 
 
-def test_each_tracker_is_opened_again_by_its_own_id_whatever_became_of_the_others(tmp_path, monkeypatch):
-    opened, refused = [], set()
-
-    def tracker(kind):
-        def open_one(run_dir, name, recipe, known):
-            if kind in refused:
-                raise ConnectionError("no server")
-            opened.append((kind, run_dir, name, known))
-            return SimpleNamespace(id=known or f"the {len(opened)}th")
-
-        return open_one
-
-    monkeypatch.setattr(trackers, "_TRACKERS", {kind: tracker(kind) for kind in ("wandb", "mlflow")})
-    section, warnings = LogSection(wandb=True, mlflow=True), []
-    refused.add("wandb")
-    (one,) = open_trackers(section, tmp_path, None, warnings.append)
-    assert one.id == "the 1th"
-    assert [warning.partition(" true")[0] for warning in warnings] == ["log.wandb"]
-    refused.clear()
-    assert [each.id for each in open_trackers(section, tmp_path, None, warnings.append)] == ["the 2th", "the 1th"]
-    refused.add("mlflow")
-    open_trackers(section, tmp_path, None, warnings.append)
-    assert json.loads((tmp_path / "trackers.json").read_text()) == {"wandb": "the 2th", "mlflow": "the 1th"}
-    assert opened == [
-        ("mlflow", tmp_path, tmp_path.name, None),
-        ("wandb", tmp_path, tmp_path.name, None),
-        ("mlflow", tmp_path, tmp_path.name, "the 1th"),
-        ("wandb", tmp_path, tmp_path.name, "the 2th"),
-    ]
-    assert open_trackers(LogSection(), tmp_path, None, pytest.fail) == []
+@pytest.fixture
+def server(monkeypatch, system):
+    system({"os.environ": dict(os.environ), "time.sleep": lambda seconds: None})
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_PROJECT"):
+        os.environ.pop(name, None)
+    return Server(monkeypatch)
 
 
-def test_mlflow_is_sent_each_step_of_a_split_once_and_again_after_a_rollback():
-    tracker = trackers._MLflow.__new__(trackers._MLflow)
-    tracker._has, tracker._lines = {"train": 10}, SimpleQueue()
-    rollback = {"step": 5, "split": "event", "event": "rollback"}
-    lines = [*LINES, LINES[2], rollback, LINES[0], LINES[3]]
-    for number, line in enumerate(lines):
-        tracker.add_line(line | {"number": number})
-    sent = [tracker._lines.get()["number"] for _ in range(tracker._lines.qsize())]
-    assert sent == [1, 2, 3, 5, 6, 7]
+def opened(folder: Path, *names: str, warnings: list[str] | None = None):
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [(f"log.{name}", "true") for name in names])
+    return open_trackers(recipe.log, folder, recipe, pytest.fail if warnings is None else warnings.append)
+
+
+def test_each_tracker_is_opened_again_by_its_own_id(tmp_path, server):
+    """Whatever became of the other."""
+    for kinds, refuses, known in (
+        (["mlflow"], ["wandb", ConnectionError], {"mlflow": "mlflow 1"}),
+        (["wandb", "mlflow"], [], {"mlflow": "mlflow 1", "wandb": "wandb 1"}),
+        (["wandb", "mlflow"], [], {"mlflow": "mlflow 1", "wandb": "wandb 1"}),
+    ):
+        server.refuses, warnings = refuses, []
+        trackers = opened(tmp_path, "wandb", "mlflow", warnings=warnings)
+        assert [tracker.close(failed=False) for tracker in trackers] == [None] * len(kinds)
+        assert [tracker.id for tracker in trackers] == [f"{kind} 1" for kind in kinds]
+        assert [warning.partition(" true")[0] for warning in warnings] == ["log.wandb"] * bool(refuses)
+        assert json.loads((tmp_path / "trackers.json").read_text()) == known
+    inits = [call for call in server.calls if isinstance(call, dict)]
+    own = {"name": tmp_path.name, "dir": tmp_path, "resume": "allow"}
+    assert inits == [{"id": None, **own}, {"id": "wandb 1", **own}]
+    assert server.calls.count(("mlflow 1", "RUNNING")) == 2
+    assert opened(tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", [ConnectionError, ImportError, ValueError])
-def test_one_that_cannot_be_opened(tmp_path, monkeypatch, kind):
-    def refuse(*_):
-        raise kind("\nno server\nand a long story")
-
-    monkeypatch.setitem(trackers._TRACKERS, "wandb", refuse)
-    recipe, warnings = recipe_with("wandb"), []
-    assert open_trackers(recipe.log, tmp_path, recipe, warnings.append) == []
+def test_one_that_cannot_be_opened_is_a_warning(tmp_path, server, kind):
+    server.refuses, warnings = ["wandb", kind], []
+    assert opened(tmp_path, "wandb", warnings=warnings) == []
     assert warnings == ["log.wandb true: it cannot be opened (no server); training without it"]
     assert not (tmp_path / "trackers.json").exists()
+
+
+@pytest.mark.parametrize(("there", "number"), [("7", "7"), (None, "new mine")])
+def test_a_new_run_of_mlflow_is_one_of_its_experiment(server, tmp_path, there, number):
+    os.environ |= {"MLFLOW_EXPERIMENT_NAME": "mine", "MLFLOW_TRACKING_URI": "http://server"}
+    server.experiment = there
+    (tracker,) = opened(tmp_path, "mlflow")
+    tracker.close(failed=True)
+    created = ("run", number, tmp_path.name)
+    assert server.calls == [("experiment", "mine"), created, ("mlflow 1", "recipe"), ("mlflow 1", "FAILED")]
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
+
+
+@pytest.mark.parametrize("down", [True, False])
+def test_the_end_of_a_run_does_not_wait_for_a_server(server, tmp_path, system, down):
+    """One that is gone, or slow; it gets the rest when it is back."""
+    join, began = threading.Thread.join, time.monotonic()
+    system({"threading.Thread.join": lambda thread, seconds=None: join(thread, seconds and seconds / 100)})
+    (tracker,) = opened(tmp_path, "mlflow")
+    server.ends.clear()
+    server.down = 10**9 if down else 0
+    tracker.add_line(LINES[0])
+    while down and server.down == 10**9:
+        pass
+    why = "no server" if down else "the server is slow"
+    assert tracker.close(failed=False) == f"log.mlflow: the last lines were not sent ({why})"
+    assert time.monotonic() - began < 15
+    server.down = 0
+    server.ends.set()
+    for thread in threading.enumerate():
+        if thread.name == "MLflow":
+            join(thread, 60)
+    assert server.calls[-2:] == [("mlflow 1", ("train/loss", 10), ("train/lr", 10)), ("mlflow 1", "FINISHED")]
+
+
+def test_mlflow_is_sent_each_step_once_and_again_after_a_rollback(server, tmp_path):
+    (tmp_path / "trackers.json").write_text('{"mlflow": "mlflow 1"}')
+    server.history = {"train/loss": [(1, 10)]}
+    (tracker,) = opened(tmp_path, "mlflow")
+    rollback = {"step": 5, "split": "event", "event": "rollback"}
+    for line in [*LINES, LINES[2], rollback, LINES[0], LINES[3]]:
+        tracker.add_line(line)
+    assert tracker.close(failed=False) is None
+    sent = [each for _, *batch in server.calls[1:-1] for each in batch if each[0].endswith("loss")]
+    assert sent == [("train/loss", 20), ("eval/loss", 20), ("train/loss", 10), ("eval/loss", 20)]
+
+
+def test_mlflow_is_sent_what_an_earlier_start_could_not(server, tmp_path):
+    """In parts, until the server takes it; of each split from the step that was sent last."""
+    places = [("train", 4), ("eval", 4), ("eval", 8), *(("train", step) for step in range(8, 3000))]
+    lines = [json.dumps({"split": split, "step": step, "loss": 1.0}) for split, step in places]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 25, "spl']))
+    (tmp_path / "trackers.json").write_text('{"mlflow": "run 3"}')
+    server.history, server.down = {"train/loss": [(1, 4)], "eval/loss": [(1, 8), (2, 4)]}, 3
+    (tracker,) = opened(tmp_path, "mlflow")
+    assert tracker.close(failed=False) is None
+    assert (server.calls[0], server.calls[-1]) == (("run 3", "RUNNING"), ("run 3", "FINISHED"))
+    sent = [batch for _, *batch in server.calls[1:-1]]
+    assert [each for batch in sent for each in batch] == [(f"{split}/loss", step) for split, step in places[2:]]
+    assert all(len(batch) <= 1000 for batch in sent)
+    assert os.environ["MLFLOW_TRACKING_URI"] == "sqlite:///mlflow.db"
+
+
+@pytest.mark.parametrize("project", ["mine", None])
+def test_wandb_gets_both_splits_and_how_the_run_ended(tmp_path, server, project):
+    os.environ |= {"WANDB_PROJECT": project} if project else {}
+    for failed in (False, True):
+        (tracker,) = opened(tmp_path, "wandb")
+        for line in LINES:
+            tracker.add_line(line)
+        tracker.close(failed=failed)
+        assert server.calls[1:] == [*wandb_rows(LINES), int(failed)]
+        server.calls.clear()
+    assert os.environ["WANDB_PROJECT"] == (project or "widemix")
 
 
 @pytest.mark.long
@@ -187,32 +296,6 @@ def test_mlflow_gets_what_a_killed_start_could_not_send_and_nothing_twice(tmp_pa
     history = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db").get_metric_history
     assert [(each.step, each.value) for each in history(number, "train/loss")] == [(10, 2.5), (20, 1.25), (20, 3.5)]
     assert [(each.step, each.value) for each in history(number, "eval/loss")] == [(20, 1.5)]
-
-
-@pytest.mark.long
-def test_the_end_of_a_run_does_not_wait_for_a_server_that_is_gone(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'widemix[mlflow]'")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.setattr(trackers, "_CLOSE_S", 0.5)
-    monkeypatch.setattr(trackers, "_RETRY_S", 0.1)
-    recipe = recipe_with("mlflow")
-    (tracker,) = open_trackers(recipe.log, tmp_path, recipe, pytest.fail)
-
-    log_batch, server = tracker._client.log_batch, "gone"
-
-    def try_batch(*batch):
-        if server == "gone":
-            raise ConnectionError("no server\nand a long story")
-        log_batch(*batch)
-
-    monkeypatch.setattr(tracker._client, "log_batch", try_batch)
-    for line in LINES:
-        tracker.add_line(line)
-    assert tracker.close(failed=False) == "log.mlflow: the last lines were not sent (no server)"
-    server = "back"
-    tracker._thread.join(10)
-    assert tracker._client.get_run(tracker.id).data.metrics["train/loss"] == 1.25
-    assert tracker._client.get_run(tracker.id).info.status == "FINISHED"
 
 
 def wandb_has(folder: Path, number: str) -> tuple[list[dict], dict[str, object]]:
@@ -283,122 +366,3 @@ def test_wandb_has_each_line_of_a_killed_run_once(tmp_path, monkeypatch, sent, l
         assert process.returncode == -signal.SIGKILL
     number = write(tmp_path, "wandb", LINES[lost:], reached)
     assert wandb_has(tmp_path, number)[0] == wandb_rows(LINES)
-
-
-class Server:
-    """MLflow's, with the calls that it had."""
-
-    def __init__(self, experiment: str | None = None, history=()):
-        self.calls, self.failing, self._experiment, self._history = [], 0, experiment, dict(history)
-
-    def get_experiment_by_name(self, title):
-        self.calls.append(("experiment", title))
-        return self._experiment and SimpleNamespace(experiment_id=self._experiment)
-
-    def create_experiment(self, title):
-        return f"new {title}"
-
-    def create_run(self, experiment, run_name):
-        self.calls.append(("run", experiment, run_name))
-        return SimpleNamespace(info=SimpleNamespace(run_id="run 1"))
-
-    def get_metric_history(self, number, name):
-        return [SimpleNamespace(timestamp=at, step=step) for at, step in self._history.get(name, ())]
-
-    def update_run(self, number, status):
-        self.calls.append((number, status))
-
-    def log_batch(self, number, metrics=(), params=()):
-        if self.failing:
-            self.failing -= 1
-            raise ConnectionError("no server")
-        self.calls.append((number, *metrics, len(params)))
-
-    def set_terminated(self, number, status):
-        self.calls.append((number, status))
-
-
-@pytest.fixture
-def mlflow_at(monkeypatch):
-    """Let MLflow have this server; what it is sent of a line is its split and its step."""
-
-    def have(server: Server) -> Server:
-        entities = SimpleNamespace(Param=lambda key, value: (key, value))
-        monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=lambda: server))
-        monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
-        return server
-
-    monkeypatch.setattr(trackers, "_mlflow_metrics", lambda line: [(line["split"], line["step"])])
-    monkeypatch.setattr(trackers, "_RETRY_S", 0.0)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    return have
-
-
-@pytest.mark.parametrize(("there", "number"), [("7", "7"), (None, "new mine")])
-def test_a_new_run_of_mlflow_is_one_of_the_experiment_that_its_variable_names(mlflow_at, tmp_path, there, number):
-    os.environ |= {"MLFLOW_EXPERIMENT_NAME": "mine", "MLFLOW_TRACKING_URI": "http://server"}
-    server, recipe = mlflow_at(Server(there)), recipe_with("mlflow")
-    trackers._MLflow(tmp_path, "name", recipe, None).close(failed=True)
-    params = ("run 1", len(flat_recipe(recipe)))
-    assert server.calls == [("experiment", "mine"), ("run", number, "name"), params, ("run 1", "FAILED")]
-    assert os.environ["MLFLOW_TRACKING_URI"] == "http://server"
-
-
-def test_a_server_that_does_not_answer_is_told_to_be_slow(mlflow_at, tmp_path, monkeypatch):
-    monkeypatch.setattr(trackers, "_CLOSE_S", 0.0)
-    answers = Event()
-    server = mlflow_at(Server("7"))
-    server.set_terminated = lambda *_: answers.wait(60)
-    tracker = trackers._MLflow(tmp_path, "name", recipe_with("mlflow"), None)
-    assert tracker.close(failed=False) == "log.mlflow: the last lines were not sent (the server is slow)"
-    answers.set()
-    tracker._thread.join(60)
-
-
-def test_mlflow_is_sent_what_a_start_before_could_not_send_in_parts_and_until_the_server_takes_it(
-    mlflow_at, tmp_path, monkeypatch
-):
-    """The server has of each split up to the step that it was sent last: that of the evaluations was taken back."""
-    monkeypatch.setattr(trackers, "_AT_ONCE", 2)
-    os.environ.pop("MLFLOW_TRACKING_URI", None)
-    places = [("train", 4), ("eval", 4), ("eval", 8), ("train", 8), ("train", 12)]
-    lines = [json.dumps({"split": split, "step": step}) for split, step in places]
-    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 25, "spl']))
-    server = mlflow_at(Server(history={"train/loss": [(1, 4)], "eval/loss": [(1, 8), (2, 4)]}))
-    server.failing = 3
-    tracker = trackers._MLflow(tmp_path, "name", recipe_with("mlflow"), "run 3")
-    assert tracker.close(failed=False) is None
-    assert (server.calls[0], server.calls[-1]) == (("run 3", "RUNNING"), ("run 3", "FINISHED"))
-    sent = server.calls[1:-1]
-    assert [each for number, *batch, _ in sent for each in batch] == [("eval", 8), ("train", 8), ("train", 12)]
-    assert all(len(batch) <= 4 for batch in sent)
-    assert os.environ["MLFLOW_TRACKING_URI"] == "sqlite:///mlflow.db"
-
-
-@pytest.mark.parametrize("project", ["mine", None])
-def test_wandb_gets_the_figures_of_both_splits_and_how_the_run_ended(tmp_path, monkeypatch, project):
-    logged, made = [], []
-    run = SimpleNamespace(
-        id="run 1",
-        starting_step=0,
-        define_metric=lambda *_, **__: None,
-        log=logged.append,
-        finish=lambda exit_code: logged.append(exit_code),
-    )
-    module = SimpleNamespace(Settings=lambda **_: None, init=lambda **options: made.append(options) or run)
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.setattr(os, "environ", {"WANDB_PROJECT": project} if project else {})
-    for known in (None, "run 1"):
-        tracker = trackers._WandB(tmp_path, "name", recipe_with("wandb"), known)
-        for line in LINES:
-            tracker.add_line(line)
-        tracker.close(failed=known is not None)
-        assert logged == [
-            *({**metrics_of(LINES[n]), "step": LINES[n]["step"], "epoch": LINES[n]["epoch"]} for n in (0, 2, 3)),
-            int(known is not None),
-        ]
-        logged.clear()
-    assert [(each["id"], each["name"], each["dir"], each["resume"]) for each in made] == [
-        (known, "name", tmp_path, "allow") for known in (None, "run 1")
-    ]
-    assert os.environ["WANDB_PROJECT"] == (project or "widemix")
