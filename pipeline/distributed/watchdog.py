@@ -45,10 +45,23 @@ class Watchdog:
 
     An error that leaves the block is reported to the other ranks. If another rank had reported a failure before, a
     `RuntimeError` that starts with that one's reason takes its place.
+
+    interval_s, silence_s: seconds between heartbeats, and without one after which a rank counts as dead. grace_s: for
+    a main thread to end by itself, or for all ranks to write their stacks.
     """
 
-    def __init__(self, run_dir: Path, topology: Topology, store: Store, timeout_s: float):
+    def __init__(
+        self,
+        run_dir: Path,
+        topology: Topology,
+        store: Store,
+        timeout_s: float,
+        interval_s: float = HEARTBEAT_INTERVAL,
+        silence_s: float = HEARTBEAT_TIMEOUT,
+        grace_s: float = GRACE_PERIOD,
+    ):
         self._topology, self._store, self._timeout_s = topology, store, timeout_s
+        self._interval_s, self._silence_s, self._grace_s = interval_s, silence_s, grace_s
         self._name = f"rank {topology.rank} on {platform.node()}"
         self._stacks_path = run_dir / "stacks" / f"rank-{topology.rank}.txt"
         self._clock = _RunningTime(min(LONGEST_GAP, timeout_s / 2))
@@ -86,7 +99,7 @@ class Watchdog:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stopped.set()
         for thread in self._threads:
-            thread.join(GRACE_PERIOD)
+            thread.join(self._grace_s)
         self._countdown.close()
         self._stacks.close()
         _remove_if_empty(self._stacks_path)
@@ -95,7 +108,7 @@ class Watchdog:
             reason = self._report_failure(f"{self._name}: {'interrupted' if interrupted else error}")
             first = reason is not None and reason.startswith(self._name)
             if first and self._topology.is_main and not (interrupted or isinstance(error, InputError)):
-                time.sleep(1.5 * HEARTBEAT_INTERVAL)  # the store may end with this process: the others read it before
+                time.sleep(1.5 * self._interval_s)  # the store may end with this process: the others read it before
             same = isinstance(error, InputError) or (reason or "").endswith(str(error))  # every rank raises it
             if reason is not None and not (interrupted or same or first):
                 raise RunError(f"{reason}; so this rank ends ({error})") from error
@@ -109,13 +122,13 @@ class Watchdog:
                 self._exit_with_stacks(
                     f"{self._name}: no step or batch was finished in {self._timeout_s:g} s; {self._where()}"
                 )
-            elif self._topology.world > 1 and (self._failure or now - self._last_contact > HEARTBEAT_TIMEOUT):
-                reason = self._failure or f"{self._name} had no answer from the store for {HEARTBEAT_TIMEOUT:g} s"
-                if not self._stopped.wait(GRACE_PERIOD):
+            elif self._topology.world > 1 and (self._failure or now - self._last_contact > self._silence_s):
+                reason = self._failure or f"{self._name} had no answer from the store for {self._silence_s:g} s"
+                if not self._stopped.wait(self._grace_s):
                     self._exit_with_stacks(reason)
 
     def _begin_countdown(self) -> None:
-        self._countdown.begin(self._timeout_s + 2 * GRACE_PERIOD)
+        self._countdown.begin(self._timeout_s + 2 * self._grace_s)
 
     def _where(self) -> str:
         return f"the stacks are in {self._stacks_path}"
@@ -124,9 +137,7 @@ class Watchdog:
         self._stacks.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {reason}\n")
         self._stacks.flush()
         faulthandler.dump_traceback(self._stacks, all_threads=True)
-        if self._stopped.wait(
-            GRACE_PERIOD / 2
-        ):  # while other ranks write theirs, the main thread has ended after all
+        if self._stopped.wait(self._grace_s / 2):  # while others write theirs, the main thread has ended after all
             return
         if self._topology.world > 1 and self._failure is None:
             threading.Thread(target=self._report_failure, args=(reason,), daemon=True).start()
@@ -136,19 +147,19 @@ class Watchdog:
 
     def _exchange_heartbeats(self) -> None:
         """In a thread, as any call may block when a host has gone: send heartbeats, and read reported failures."""
-        others = _Heartbeats(self._topology.world, self._clock.now())
+        others = _Heartbeats(self._topology.world, self._clock.now(), self._silence_s)
         try:
             while not self._stopped.is_set():
                 self._store.set(f"alive {self._topology.rank}", str(time.monotonic()))
                 if self._topology.is_main:
                     silent = others.find_silent(self._store, self._clock.now())
                     if silent is not None:
-                        self._report_failure(f"rank {silent} has sent no heartbeat for {HEARTBEAT_TIMEOUT:g} s")
+                        self._report_failure(f"rank {silent} has sent no heartbeat for {self._silence_s:g} s")
                 if self._store.check([_FAILURE]):
                     self._failure = self._store.get(_FAILURE).decode()
                     return
                 self._last_contact = self._clock.now()
-                self._stopped.wait(HEARTBEAT_INTERVAL)
+                self._stopped.wait(self._interval_s)
             self._store.set(f"alive {self._topology.rank}", _DONE)
         except RuntimeError as error:  # rank 0's host, or the launcher that keeps the store, has gone
             self._failure = f"the process group's store is unreachable: {str(error).splitlines()[0]}"
@@ -209,11 +220,12 @@ class _Countdown:
 class _Heartbeats:
     """When rank 0 last saw each rank's heartbeat change."""
 
-    def __init__(self, world: int, now: float):
+    def __init__(self, world: int, now: float, silence_s: float):
+        self._silence_s = silence_s
         self._seen = dict.fromkeys(range(1, world), (b"", now))
 
     def find_silent(self, store: Store, now: float) -> int | None:
-        """Return a rank whose heartbeat has not changed for HEARTBEAT_TIMEOUT; None if there is none."""
+        """Return a rank whose heartbeat has not changed for `silence_s`; None if there is none."""
         for rank, (value, since) in list(self._seen.items()):
             name = f"alive {rank}"
             latest = store.get(name) if store.check([name]) else b""
@@ -221,7 +233,7 @@ class _Heartbeats:
                 del self._seen[rank]
             elif latest != value:
                 self._seen[rank] = (latest, now)
-            elif now - since > HEARTBEAT_TIMEOUT:
+            elif now - since > self._silence_s:
                 return rank
         return None
 

@@ -13,7 +13,8 @@ class Ema:
     """The average of this rank's local tensors (see `contract.Engine`) of the weights: nothing is ever gathered.
 
     Where it is in host memory and the weights are not (`train.ema_device`), they are copied there behind the step,
-    and a thread averages them while the device computes the next one; `tensors` and `updates` wait for it.
+    and a thread averages them while the device computes the next one; `tensors` and `updates` wait for it. `behind`:
+    whether that is so.
     """
 
     def __init__(self, train: TrainSection, weights: Sequence[torch.Tensor]):
@@ -22,7 +23,7 @@ class Ema:
         device = "cpu" if train.ema_device == "cpu" else None
         self._tensors = [weight.detach().to(device, torch.float32, copy=True) for weight in weights]
         self._updates = self._tensors[0].new_zeros((), dtype=torch.float64)
-        self._behind = any(one.device != other.device for one, other in zip(weights, self._tensors, strict=True))
+        self.behind = any(one.device != other.device for one, other in zip(weights, self._tensors, strict=True))
         self._copies: list[torch.Tensor] = []  # of the last step's weights
         self._thread = ThreadPoolExecutor(1, "average")
         self._averaging: Future[None] | None = None
@@ -41,7 +42,7 @@ class Ema:
 
     def update(self, weights: Sequence[torch.Tensor], stepped: torch.Tensor) -> None:
         """Average in the weights, after each optimizer step; nothing changes unless the bool tensor [] is true."""
-        if not self._behind:
+        if not self.behind:
             self._average(weights, stepped)
             return
         self._finish()

@@ -24,7 +24,7 @@ class LogInterval:
 
     steps: UnloggedSteps = field(default_factory=UnloggedSteps)
     pending: list[tuple[int, int, StepResult, int]] = field(default_factory=list)  # step, data step, result, replaced
-    began: float = field(default_factory=time.perf_counter)
+    began: float = field(default_factory=lambda: time.perf_counter())
     waited: float = 0.0  # seconds spent waiting for batches
     paused: float = 0.0  # seconds of evaluation and saving, which are not training time
     block_norms: list[float] = field(default_factory=list)  # of the last step's gradient, if the engine was asked

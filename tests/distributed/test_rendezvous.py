@@ -4,9 +4,9 @@ import os
 import re
 import signal
 import socket
-import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,17 +53,11 @@ def test_a_waiting_rank_says_for_whom(digits, tmp_path, here, awaited, number):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(
-    ("missing", "named"),
-    [
-        ([3], "rank 3"),
-        ([1, 3], "ranks 1, 3"),
-        (range(16), f"ranks {', '.join(map(str, range(16)))}"),
-        (range(20), f"ranks {', '.join(map(str, range(16)))} and 4 more"),
-    ],
-)
-def test_of_many_missing_ranks_the_first_are_named(missing, named):
-    assert rendezvous._list(missing) == named
+@pytest.fixture
+def fast(system) -> None:
+    """A clock that goes a hundred times as fast."""
+    clock = time.monotonic
+    system({"time.monotonic": lambda: 100 * clock()})
 
 
 @pytest.fixture
@@ -132,103 +126,114 @@ def test_a_taken_port_is_one_line(places):
     ],
 )
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_is_no_place_is_one_line(places, monkeypatch, name, value, message, rank):
-    monkeypatch.setattr(rendezvous, "RESOLVE_S", 0.0)
+@pytest.mark.usefixtures("places", "fast")
+def test_what_is_no_place_is_one_line(monkeypatch, name, value, message, rank):
     monkeypatch.setenv(name, value)
     with pytest.raises(LauncherError, match=message):
         join(rank)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_time_limit_ends_the_waiting_and_names_the_missing(places, rank):
-    with pytest.raises(RunError, match=rf"has waited 1 s for rank {1 - rank} at MASTER_ADDR 127.0.0.1, MASTER_PORT"):
-        join(rank, timeout_s=1)
+@pytest.mark.parametrize(
+    ("rank", "world", "awaited"),
+    [
+        (0, 2, "rank 1"),
+        (1, 2, "rank 0"),
+        (0, 3, "ranks 1, 2"),
+        (0, 17, f"ranks {', '.join(map(str, range(1, 17)))}"),
+        (0, 21, f"ranks {', '.join(map(str, range(1, 17)))} and 4 more"),
+    ],
+)
+@pytest.mark.usefixtures("places")
+def test_the_time_limit_ends_the_waiting_and_names_the_missing(rank, world, awaited):
+    refused = r" \(Connection refused\)" * (rank == 1)
+    said = rf"has waited 1 s for {awaited} at MASTER_ADDR 127.0.0.1, MASTER_PORT \d+{refused}; to train"
+    with pytest.raises(RunError, match=said):
+        join(rank, world, timeout_s=1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_whose_torchrun_was_killed_before_they_met_ends(places, monkeypatch, rank):
+@pytest.mark.usefixtures("places", "fast")
+def test_a_rank_whose_torchrun_was_killed_before_they_met_ends(monkeypatch, rank):
     """The kernel's signal comes only to those that have asked for it: some seconds after their start."""
-    monkeypatch.setattr(rendezvous, "REFUSED_S", 0.1)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     with pytest.raises(RunError, match=rf"^rank {rank} of 2 on \S+: torchrun has ended: its store at MASTER_ADDR"):
         join(rank)
 
 
-def test_a_host_that_becomes_known_is_no_error(places, system):
-    here, elsewhere = ((socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, 1)) for host in ("127.0.0.1", "192.0.2.1"))
-    answers = [OSError("not known yet"), UnicodeError("nor now"), [elsewhere, here], [elsewhere]]
+@pytest.mark.usefixtures("places")
+def test_a_host_that_becomes_known_is_no_error(system):
+    elsewhere = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("192.0.2.1", 1))
+    look_up, answers = socket.getaddrinfo, [OSError("not known yet"), UnicodeError("nor now"), [elsewhere]]
 
-    def look_up(*_, **__):
-        answer = answers.pop(0)
+    def look_up_later(*words, **options):
+        answer = answers.pop(0) if answers else []
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return answer + look_up(*words, **options)
 
-    system({"socket.getaddrinfo": look_up})
-    meeting = Rendezvous(0, 2, 60)
-    assert meeting._is_local()
-    assert not meeting._is_local()
+    system({"socket.getaddrinfo": look_up_later})
+    store = Rendezvous(0, 2, 60).connect()
+    store.set("a", "key")
+    assert store.get("a") == b"key"
+    assert not answers
 
 
 @pytest.mark.parametrize(
-    ("agent", "error", "refused_s"),
-    [(True, ConnectionRefusedError, 60.0), (False, ConnectionRefusedError, 0.0), (True, TimeoutError, 0.0)],
+    ("agent", "error", "soon"),
+    [(True, ConnectionRefusedError, True), (False, ConnectionRefusedError, False), (True, TimeoutError, False)],
 )
-def test_a_store_that_does_not_answer_yet_is_waited_for(places, monkeypatch, system, agent, error, refused_s):
+def test_a_store_that_does_not_answer_yet_is_waited_for(places, monkeypatch, system, agent, error, soon):
     """Only torchrun's is open before its ranks start, and only a refusal says that it is not."""
     tried: list[int] = []
+    clock, connect = time.monotonic, socket.create_connection
 
-    def connect(*_, **__):
+    def connect_later(*words, **options):
         tried.append(0)
         if len(tried) < 4:
             raise error(1, "not now")
-        return socket.socket()
+        return connect(*words, **options)
 
-    system({"socket.create_connection": connect})
-    monkeypatch.setattr(rendezvous, "REFUSED_S", refused_s)
+    system({"socket.create_connection": connect_later, "time.monotonic": lambda: (1 if soon else 1000) * clock()})
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", str(agent))
-    meeting = Rendezvous(1, 2, 60)
-    meeting._reach()
+    agents = dist.TCPStore("127.0.0.1", places, None, True, wait_for_workers=False)
+    agents.set("a", "key")
+    assert Rendezvous(1, 2, 60).connect().get("a") == b"key"
     assert len(tried) == 4
-    assert "(not now)" in meeting._awaited
 
 
-def attempt(store: dist.Store, ranks: Sequence[int], monkeypatch, world: int = WORLD) -> list[dist.Store]:
+def attempt(store: dist.Store, ranks: Sequence[int], world: int = WORLD) -> list[dist.Store]:
     """The stores that these ranks, each with its own thread, get from one another."""
-    monkeypatch.setattr(Rendezvous, "connect", lambda self: store)
-    meetings = [Rendezvous(rank, world, 60) for rank in ranks]
-    found: dict[int, dist.Store] = {}
-    threads = [
-        threading.Thread(target=lambda one=one: found.update({one._rank: one.join()}), daemon=True)
-        for one in meetings
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[rank] for rank in ranks]
+    with ThreadPoolExecutor(world) as pool:
+        return list(pool.map(lambda rank: meeting_in(store)(rank, world, 60).join(), ranks))
 
 
-def test_an_attempt_sees_no_key_of_those_before(places, monkeypatch):
+def meeting_in(store: dist.Store) -> type[Rendezvous]:
+    """As where this is the job's store."""
+    return type("Meeting", (Rendezvous,), {"connect": lambda self: store})
+
+
+@pytest.mark.usefixtures("places")
+def test_an_attempt_sees_no_key_of_those_before():
     store = dist.HashStore()
     for number in range(1, 4):
-        stores = attempt(store, range(WORLD), monkeypatch)
+        stores = attempt(store, range(WORLD))
         assert not stores[0].check(["failure"])
         stores[1].set("failure", f"of attempt {number}")
         assert stores[2].get("failure").decode() == f"of attempt {number}"
 
 
-def test_tickets_of_killed_ranks_do_not_count(places, monkeypatch):
+@pytest.mark.usefixtures("places")
+def test_tickets_of_killed_ranks_do_not_count():
     store = dist.HashStore()
     for rank in range(1, WORLD):
         store.set(f"ticket {rank}", f"of a killed rank {rank}")
-    stores = attempt(store, range(WORLD), monkeypatch)
+    stores = attempt(store, range(WORLD))
     stores[0].set("a", "key")
     assert stores[2].get("a") == b"key"
 
 
-def test_a_rank_is_told_that_another_has_its_number(places, monkeypatch, system):
-    monkeypatch.setattr(Rendezvous, "connect", lambda self: store)
+@pytest.mark.usefixtures("places")
+def test_a_rank_is_told_that_another_has_its_number(system):
     for answer, message in (
         ("1 2", "another process has joined as this rank"),
         ("1 5", "rank 0 .* has WORLD_SIZE=5"),
@@ -238,7 +243,7 @@ def test_a_rank_is_told_that_another_has_its_number(places, monkeypatch, system)
         system({"uuid.uuid4": lambda: SimpleNamespace(hex="own")})
         store.set("answer own", answer)
         with pytest.raises(LauncherError, match=message):
-            Rendezvous(1, 2, 60).join()
+            meeting_in(store)(1, 2, 60).join()
 
 
 def test_ranks_of_two_attempts_by_real_stores(places, tmp_path):

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from tests.conftest import ROOT
 from tests.engine.ranks import ENGINES, overrides_for
 from tests.engine.toys import PARTS, known
-from tests.run.test_checkpoint import position
+from tests.run.saved import position
 from widemix.data.batches import Batch
 from widemix.data.precision import DTYPES
 from widemix.distributed.topology import Topology, mean_over_ranks, on_main, read_topology

@@ -13,7 +13,6 @@ from torch import nn
 from tests.conftest import Command
 from tests.engine.ranks import EMA, ENGINES, REPMLP, Setting, overrides_for, stateful_engine
 from tests.forks import Forks, group_of
-from widemix.engine import batch_norm
 from widemix.engine.batch_norm import ForwardBuffers, freeze_batch_norms, sync_batch_norms
 from widemix.errors import InputError
 
@@ -123,7 +122,7 @@ def test_a_network_that_recomputes_by_itself_counts_no_batch_twice(digits):
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_table_of_integers_that_a_forward_pass_changes_is_refused(digits):
+def test_a_table_of_integers_that_changes_is_refused(digits):
     setting = Setting(REPMLP, digits)
     with pytest.raises(InputError, match=r"its forward pass changes layer\.uses, a table of integers"):
         setting.run(stateful_engine(setting, "table"), range(1))
@@ -145,15 +144,14 @@ def test_a_user_sees_no_warning_of_torchs(digits, tmp_path):
 
 
 @pytest.fixture
-def two_ranks(monkeypatch):
+def two_ranks(system):
     """Two ranks with the same batch, as this one sees them."""
-    monkeypatch.setattr(batch_norm, "_sum_over_ranks", lambda own: 2 * own)
-    monkeypatch.setattr(batch_norm.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(batch_norm.dist, "get_world_size", lambda: 2)
+    ranks = {"is_initialized": lambda: True, "get_world_size": lambda: 2, "all_reduce": lambda own: own.mul_(2)}
+    system({f"torch.distributed.{name}": answer for name, answer in ranks.items()})
 
 
 @pytest.mark.usefixtures("two_ranks")
-def test_statistics_are_of_float32_whatever_the_features_are_in():
+def test_statistics_are_of_float32():
     x = (30 + torch.randn(64, 5, 9)).bfloat16()
     norm, expected = nn.Sequential(nn.BatchNorm1d(5)), nn.BatchNorm1d(5)
     sync_batch_norms(norm)
@@ -168,7 +166,7 @@ def test_statistics_are_of_float32_whatever_the_features_are_in():
 @pytest.mark.parametrize(
     "keys", [{"momentum": 0.0}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.5}]
 )
-def test_each_kind_of_batch_norm_is_that_of_both_batches_in_training_and_torchs_own_in_evaluation(keys):
+def test_each_kind_of_batch_norm_is_that_of_both_batches(keys):
     numbers = torch.Generator().manual_seed(1)
     norm, expected = nn.Sequential(nn.BatchNorm1d(5, **keys)), nn.BatchNorm1d(5, **keys)
     sync_batch_norms(norm)
@@ -198,7 +196,7 @@ class OfOwn(nn.BatchNorm1d):
 
 
 @pytest.mark.usefixtures("two_ranks")
-def test_norms_of_the_batch_that_are_no_batch_norms_are_refused_and_those_of_a_sample_are_not():
+def test_only_norms_of_the_batch_with_own_passes_are_refused():
     of_samples = nn.Sequential(nn.InstanceNorm2d(5, affine=True, track_running_stats=True), FrozenBatchNormAct2d(5))
     kinds = [type(part) for part in of_samples]
     sync_batch_norms(of_samples)
@@ -207,10 +205,10 @@ def test_norms_of_the_batch_that_are_no_batch_norms_are_refused_and_those_of_a_s
         sync_batch_norms(nn.Sequential(EvoNorm2dB0(5)))
 
 
-def test_a_batch_norm_that_computes_something_else_is_refused_on_several_ranks_and_none_is_changed_twice(monkeypatch):
+def test_a_batch_norm_with_an_own_pass_needs_one_rank(system):
     for initialized, world in ((False, 1), (True, 1), (True, 2)):
-        monkeypatch.setattr(batch_norm.dist, "is_initialized", lambda initialized=initialized: initialized)
-        monkeypatch.setattr(batch_norm.dist, "get_world_size", lambda world=world: world)
+        system({"torch.distributed.is_initialized": lambda initialized=initialized: initialized})
+        system({"torch.distributed.get_world_size": lambda world=world: world})
         network, x = nn.Sequential(nn.BatchNorm1d(5), nn.SyncBatchNorm(5)), torch.randn(6, 5)
         sync_batch_norms(network)
         kinds = [type(part) for part in network]
@@ -225,7 +223,7 @@ def test_a_batch_norm_that_computes_something_else_is_refused_on_several_ranks_a
             torch.testing.assert_close(network[0](x), nn.BatchNorm1d(5)(x))
 
 
-def test_buffers_that_a_forward_pass_may_change_go_back_to_their_values_and_tables_of_indices_stay():
+def test_buffers_that_a_forward_pass_changes_go_back():
     module = nn.Module()
     counts = {"count": torch.tensor(4), "one": torch.tensor([5])}
     values = {"mean": torch.ones(2, 3), "low": torch.ones(2).half(), **counts}
@@ -243,7 +241,7 @@ def test_buffers_that_a_forward_pass_may_change_go_back_to_their_values_and_tabl
     ForwardBuffers(nn.Linear(2, 2)).restore([])
 
 
-def test_only_batch_norms_that_are_frozen_as_a_whole_keep_their_statistics():
+def test_only_wholly_frozen_batch_norms_keep_their_statistics():
     model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3), nn.BatchNorm1d(3, affine=False))
     model[0].requires_grad_(False)
     model[1].bias.requires_grad_(False)

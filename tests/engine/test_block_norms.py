@@ -9,7 +9,7 @@ from widemix.errors import InputError
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_sum_of_blocks_is_the_whole_norm_of_a_step(alone, digits, precision):
+def test_the_sum_of_blocks_is_the_whole_norm(alone, digits, precision):
     """In fp16 after the loss scale is divided out, as the norm of the whole is."""
     setting = Setting("mixer", digits, ("train.precision", precision))
     engine = setting.engine()
@@ -30,7 +30,7 @@ def test_the_sum_of_blocks_is_the_whole_norm_of_a_step(alone, digits, precision)
         ("cls_token", "cls_token"),
     ],
 )
-def test_a_block_is_the_first_number_of_a_name_that_begins_with_it(name, block):
+def test_a_block_is_the_first_number_of_a_name(name, block):
     assert block_of(name) == block
 
 

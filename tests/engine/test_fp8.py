@@ -1,6 +1,9 @@
 """float8 products: what torchao's emulation computes, against products of numbers rounded by hand."""
 
 import sys
+import types
+from contextlib import nullcontext
+from importlib.machinery import ModuleSpec
 
 import pytest
 import torch
@@ -29,7 +32,7 @@ def mixer(side=16, **values):
     return build_model(MixerSection(kind="mixer", patch_size=4, depth=1, **sizes, **values), side, 10)
 
 
-def test_a_layer_is_the_product_of_rounded_numbers_in_both_directions():
+def test_a_layer_is_the_product_of_rounded_numbers():
     pytest.importorskip("torchao")
     network = mixer()
     multiply_in_fp8(network, CPU)
@@ -48,7 +51,7 @@ def test_a_layer_is_the_product_of_rounded_numbers_in_both_directions():
     assert not torch.allclose(output.float(), x.float() @ layer.weight.T + layer.bias, **bf16)
 
 
-def test_the_mixings_alone_are_changed_and_evaluation_is_as_without():
+def test_the_mixings_alone_are_changed():
     pytest.importorskip("torchao")
     plain, network = mixer().eval(), mixer().eval()
     names = [name for name, _ in network.named_parameters()]
@@ -62,7 +65,7 @@ def test_the_mixings_alone_are_changed_and_evaluation_is_as_without():
         assert not torch.equal(network.train().forward_features(x), plain.forward_features(x))
 
 
-def test_mixings_of_one_layer_are_changed_too_and_evaluate_as_before_where_the_network_did():
+def test_mixings_of_one_layer_are_changed_too():
     pytest.importorskip("torchao")
     keys = {"patch_size": 4, "tokens": 16, "channels": 32, "depth": 1}
     plain, network = (build_model(MixerSection(kind="s_mixer", **keys), 16, 10).eval() for _ in range(2))
@@ -76,7 +79,7 @@ def test_mixings_of_one_layer_are_changed_too_and_evaluate_as_before_where_the_n
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16])
-def test_a_gpu_takes_each_batch(batch, monkeypatch):
+def test_a_gpu_takes_each_batch(batch, system):
     """Its products need sides that 16 divides; in the gradient of a weight one side is the batch times the rows."""
     pytest.importorskip("torchao")
 
@@ -85,7 +88,7 @@ def test_a_gpu_takes_each_batch(batch, monkeypatch):
         torch.ops.aten._scaled_mm(a.to("meta"), b.to("meta"), **scales)  # raises what CUDA would
         return ((a.float() * scale_a) @ (b.float() * scale_b)).to(out_dtype)
 
-    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+    system({"torch._scaled_mm": scaled_mm})
     x, found = torch.randn(batch, 3, 12, 12), []
     for device in (torch.device("cuda"), CPU):  # the latter emulates
         network = mixer(side=12)
@@ -98,7 +101,7 @@ def test_a_gpu_takes_each_batch(batch, monkeypatch):
         assert (one is None and other is None) or torch.equal(one, other)
 
 
-def test_layers_that_do_not_fit_are_left_and_a_network_without_any_other_is_refused():
+def test_layers_that_do_not_fit_are_left():
     pytest.importorskip("torchao")
     network = mixer(permutation="random")
     network.blocks[0].mlp_channels.fc1 = nn.Linear(32, 40)
@@ -112,28 +115,25 @@ def test_layers_that_do_not_fit_are_left_and_a_network_without_any_other_is_refu
         multiply_in_fp8(nn.Linear(32, 32), CPU)
 
 
-def test_without_torchao_or_such_a_gpu_one_line_says_so(monkeypatch):
-    monkeypatch.setattr("widemix.engine.fp8.find_spec", lambda _: None)
+def test_without_torchao_or_such_a_gpu_one_line_says_so(monkeypatch, system):
+    monkeypatch.setitem(sys.modules, "torchao", None)
     with pytest.raises(InputError, match=r"torchao is not installed; pip install 'widemix\[fp8\]'"):
         check_fp8(CPU)
     recipe = load_recipe("digits/mixer", [("train.fp8", "true"), ("train.precision", "bf16")])
     with pytest.raises(InputError, match="torchao is not installed"):
         check_engine(recipe.engine, recipe.optim, recipe.train, Topology(0, 1, 0, 1, CPU))
-    monkeypatch.setattr("widemix.engine.fp8.find_spec", lambda _: "there")
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "V100")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-    with pytest.raises(InputError, match="V100 has no float8 products"):
-        check_fp8(torch.device("cuda"))
-    for capability in ((8, 9), (9, 0), (10, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, capability=capability: capability)
-        check_fp8(torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 6))
-    with pytest.raises(InputError, match="V100 has no float8 products"):
-        check_fp8(torch.device("cuda"))
+    there = types.ModuleType("torchao")
+    there.__spec__ = ModuleSpec("torchao", None)
+    monkeypatch.setitem(sys.modules, "torchao", there)
+    system({"torch.cuda.get_device_name": lambda _: "V100"})
+    for capability, has in (((7, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True), ((10, 0), True)):
+        system({"torch.cuda.get_device_capability": lambda _, capability=capability: capability})
+        with nullcontext() if has else pytest.raises(InputError, match="V100 has no float8 products"):
+            check_fp8(torch.device("cuda"))
     check_fp8(CPU)  # which emulates them, beside whatever GPU
 
 
-def test_a_torchao_that_this_torch_is_too_old_for_is_one_line(monkeypatch):
+def test_a_torchao_too_new_for_this_torch_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchao.float8", None)  # which makes its import fail
     with pytest.raises(InputError, match=r"torchao does not run with torch 2\S+ \(.*torchao.float8") as caught:
         multiply_in_fp8(mixer(), CPU)

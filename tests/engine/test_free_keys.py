@@ -1,33 +1,46 @@
-"""Keys that a run may change change no loss; tests/recipe/test_identity.py has all keys."""
+"""Keys that a run may change change no loss, on any engine; tests/recipe/test_identity.py has all keys."""
 
 import pytest
 
 from tests.engine.ranks import EMA, Setting, overrides_for
 from tests.recipe.test_identity import FREE_KEYS
 
-CHANGES = [
-    ("data.checksums", "false"),
-    ("data.workers", "2"),
-    ("data.prefetch_batches", "1"),
-    ("data.prefetch_mib", "1"),
-    ("train.grad_accum_steps", "2"),
-    ("train.activation_checkpointing", "true"),
-    ("train.ema_device", "cpu"),
-    ("engine.kind", "fsdp"),
-    ("engine.memory_layout", "batch_last"),
-    ("engine.bucket_cap_mb", "1"),
-    ("engine.gradient_as_bucket_view", "false"),
-]
+BUCKETS = [("engine.bucket_cap_mb", "1")]
+ZERO = [*BUCKETS, ("engine.overlap_comm", "false"), ("engine.cpu_offload", "true")]
+CHANGES = {
+    "ddp": [
+        ("data.checksums", "false"),
+        ("data.workers", "2"),
+        ("data.prefetch_batches", "1"),
+        ("data.prefetch_mib", "1"),
+        ("train.grad_accum_steps", "2"),
+        ("train.activation_checkpointing", "true"),
+        ("train.ema_device", "cpu"),
+        ("engine.kind", "fsdp"),
+        ("engine.memory_layout", "batch_last"),
+        ("engine.gradient_as_bucket_view", "false"),
+        ("engine.static_graph", "true"),
+        *BUCKETS,
+    ],
+    "fsdp": [("engine.cpu_offload", "true")],
+    "deepspeed 1": ZERO,
+    "deepspeed 2": ZERO,
+    "deepspeed 3": ZERO,
+}
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("alone")
-def test_free_keys_change_no_loss(digits):
-    def losses(*changes: tuple[str, str]) -> list[float]:
-        setting = Setting("mixer", digits, *overrides_for("ddp"), ("model.depth", "1"), *EMA, *changes)
-        return setting.run(setting.engine(), range(3))
+def losses(digits, name, *changes: tuple[str, str]) -> list[float]:
+    setting = Setting("mixer", digits, *overrides_for(name), ("model.depth", "1"), *EMA, *changes)
+    return setting.run(setting.engine(), range(3))
 
-    expected = losses()
-    for change in CHANGES:
-        assert change[0] in FREE_KEYS
-        assert losses(change) == pytest.approx(expected, rel=1e-6), change
+
+@pytest.fixture(scope="module")
+def expected(alone, digits):
+    return losses(digits, "ddp")
+
+
+@pytest.mark.parametrize(("name", "change"), [(name, each) for name, rows in CHANGES.items() for each in rows])
+def test_free_keys_change_no_loss(digits, expected, name, change):
+    assert change[0] in FREE_KEYS
+    assert losses(digits, name, change) == pytest.approx(expected, rel=1e-6)

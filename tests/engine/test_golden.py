@@ -49,7 +49,7 @@ def test_one_rank_has_the_losses_of_the_plain_loop(one_rank, expected, case):
 
 @pytest.mark.long
 @pytest.mark.parametrize("engine", ["ddp", "fsdp"])
-def test_fp16_skips_a_step_on_all_ranks_that_is_too_large_on_one(ranks, engine):
+def test_fp16_skips_a_step_too_large_on_one_rank(ranks, engine):
     found = ranks(2, "overflowing")[engine]
     scales = [scalars["loss_scale"] for scalars, _ in found["states"]]
     assert scales == [2.0**16, 2.0**16, 2.0**15, 2.0**15]
@@ -84,13 +84,13 @@ def test_two_ranks_sample_and_normalise_what_one_does(ranks, sampled_on_one, eng
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
-def test_the_norm_of_the_weights_is_that_of_what_is_saved(ranks, sampled_on_one, engine):
+def test_the_norm_of_the_weights_is_that_of_those_saved(ranks, sampled_on_one, engine):
     for found in (sampled_on_one[engine], ranks(2, "sampled_and_normed")[engine]):
         weights = [v for name, v in found["model"].items() if not name.endswith(BUFFERS)]
         assert found["norm"] == pytest.approx(math.sqrt(sum(w.double().square().sum().item() for w in weights)))
 
 
-def test_running_statistics_of_each_rank_are_averaged_where_they_are_used(ranks):
+def test_running_statistics_of_each_rank_are_averaged(ranks):
     found = ranks(2, "averaged_buffers")
     for name in found["before"][0]:
         before, after = ([rank[name] for rank in found[when]] for when in ("before", "after"))
@@ -103,7 +103,7 @@ def test_running_statistics_of_each_rank_are_averaged_where_they_are_used(ranks)
 
 
 @pytest.mark.parametrize("layer", STATEFUL)
-def test_what_a_forward_pass_changes_is_one_rank_s_on_all_ranks(ranks, changed_on_one, layer):
+def test_what_a_forward_pass_changes_is_one_ranks_on_all(ranks, changed_on_one, layer):
     """EvoNorm's statistics are of each rank's samples, so that only its ranks agree."""
     (one,), two = changed_on_one[layer], ranks(2, "changed_by_forward_passes")[layer]
     for name, value in two[1].items():

@@ -12,10 +12,11 @@ OVERFLOWS = [0, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1]
 
 
 @pytest.fixture
-def setting(digits, monkeypatch):
+def setting(digits, system):
     from deepspeed.accelerator import get_accelerator
 
-    monkeypatch.setattr(type(get_accelerator()), "is_fp16_supported", lambda _: True)
+    accelerator = type(get_accelerator())
+    system({f"{accelerator.__module__}.{accelerator.__qualname__}.is_fp16_supported": lambda _: True})
 
     def made(name: str) -> Setting:
         keys = [("train.precision", "fp16"), ("model.depth", "1")]
@@ -34,7 +35,7 @@ def scales(scaler, overflows) -> list[float]:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_resumed_run_has_the_scale_its_window_and_its_hysteresis(setting, stage):
+def test_a_resumed_run_has_the_loss_scale_and_its_counts(setting, stage):
     engine, other = (setting(f"deepspeed {stage}").engine() for _ in range(2))
     for one in (engine, other):
         one.zero.loss_scaler.scale_window = 4

@@ -18,7 +18,7 @@ NEVER = {
 
 @pytest.mark.long
 @pytest.mark.parametrize(("job", "count"), [("matrix_begun", 6), ("matrix", 67)])
-def test_each_two_values_that_go_together_train_on_two_ranks(job, count, ranks):
+def test_each_two_values_train_on_two_ranks(job, count, ranks):
     cells, never = ranks(2, job)
     assert {cell: result for cell, result in cells.items() if result != "trained"} == {}
     assert len(cells) == count
@@ -37,7 +37,7 @@ def test_unused_parameters_are_refused_by_all_engines_alike(alone, engine):
 
 
 @pytest.mark.parametrize("optimizer", ["timm:cadamw", "timm:sgdp", "timm:clion"])
-def test_optimizers_that_cannot_step_on_shards_are_refused_at_the_start(alone, optimizer):
+def test_optimizers_that_cannot_step_on_shards_are_refused(alone, optimizer):
     result = run_cell(PLAIN | {"engine": "fsdp", "optimizer": optimizer})
     assert result.startswith(
         f"refused: optim.name {optimizer}: its step fails on the shards of engine.kind fsdp (aten."
@@ -46,7 +46,7 @@ def test_optimizers_that_cannot_step_on_shards_are_refused_at_the_start(alone, o
 
 
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
-def test_an_optimizer_that_has_its_state_before_its_slices_is_refused(alone, stage):
+def test_an_optimizer_with_state_before_slices_is_refused(alone, stage):
     """DeepSpeed would train with another Adagrad, whose rate and decay are not the recipe's."""
     result = run_cell(PLAIN | {"engine": f"deepspeed {stage}", "optimizer": "timm:adagrad"})
     assert result.startswith("refused: optim.name timm:adagrad makes its state when it is built, before ZeRO has cut")
@@ -89,6 +89,6 @@ def test_networks_of_timm(alone, network, engine, precision):
     assert run_cell(cell) == "trained"
 
 
-def test_a_stage_whose_blocks_are_called_from_outside_when_they_are_recomputed(alone):
+def test_a_stage_whose_blocks_are_recomputed(alone):
     cell = PLAIN | {"network": "timm:test_efficientnet", "engine": "fsdp", "recompute": "true"}
     assert run_cell(cell) == "trained"

@@ -9,7 +9,6 @@ import timm
 import torch
 from torch import nn
 
-from widemix.engine import deepspeed
 from widemix.engine.ddp import DDPEngine
 from widemix.engine.fsdp import FSDPEngine
 from widemix.engine.layout import adapt_network, all_names, separable_blocks
@@ -30,7 +29,7 @@ class Tied(nn.Module):
         self.register_buffer("cache", torch.ones(2), persistent=False)
 
 
-def test_each_tensor_of_the_state_dict_is_named_once_with_all_its_names():
+def test_each_tensor_of_the_state_dict_is_named_once():
     for module in (Tied(), timm.create_model("resnet10t")):
         expected = defaultdict(list)
         for name, tensor in module.state_dict().items():
@@ -59,7 +58,7 @@ class Scaled(nn.Module):
         return self.linear(x.to(self.linear.weight.dtype)) * self.scale
 
 
-def test_parameters_get_a_dimension_that_their_module_does_not_see_and_are_contiguous():
+def test_parameters_get_a_dimension_and_are_contiguous():
     network, x = Scaled(), torch.randn(5, 3)
     expected, names = network(x), list(network.state_dict())
     adapt_network(network, torch.float32)
@@ -84,7 +83,7 @@ def test_parameters_get_a_dimension_that_their_module_does_not_see_and_are_conti
         (torch.float16, torch.float16, (0, 1, 2)),
     ],
 )
-def test_norms_see_float32_where_statistics_or_tables_are_and_tables_make_products_of_one_dtype(table, dtype, wide):
+def test_norms_see_float32_where_statistics_or_tables_are(table, dtype, wide):
     network = Scaled(table)
     adapt_network(network, dtype)
     for parameter in network.parameters():
@@ -110,7 +109,7 @@ def blocks_of(*names: str, blocks: nn.Module | None) -> list[str]:
     return [places[id(part)] for part in separable_blocks(network)]
 
 
-def test_blocks_that_share_no_parameter_are_separable_each_within_its_stage():
+def test_blocks_that_share_no_parameter_are_separable():
     def linears(kind, count=2):
         return kind(*(nn.Linear(2, 2) for _ in range(count)))
 
@@ -130,7 +129,7 @@ def test_blocks_that_share_no_parameter_are_separable_each_within_its_stage():
 
 
 @pytest.mark.parametrize("copies", [1, 3, 9])
-def test_ranks_that_have_the_same_slice_save_a_part_of_it_each(copies):
+def test_ranks_of_one_slice_save_a_part_each(copies):
     values, parts = torch.arange(7.0), []
     for number in range(copies):
         rank = SimpleNamespace(replica=(number, copies), local_slice=lambda name, local: (10, local))
@@ -168,37 +167,7 @@ def test_fsdps_slices_are_torchs_chunks_of_rows(shape, ranks):
         assert start == (own.view(-1)[0].item() if own.numel() else whole.numel())
 
 
-@pytest.mark.parametrize(("numbers", "ranks", "size"), [(10, 4, 3), (9, 3, 3), (2, 4, 1), (5, 4, 2)])
-def test_slices_of_the_last_stage_of_zero_are_padded_at_their_end(monkeypatch, numbers, ranks, size):
-    found = []
-    zero = SimpleNamespace(grad_position={7: (2, 100, size)}, get_param_id=lambda parameter: 7)
-    keys = {"stage": 3, "zero": zero, "parameters": {"w": None}, "shapes": {"w": torch.Size([numbers])}}
-    for rank in range(ranks):
-        monkeypatch.setattr(deepspeed.dist, "get_rank", lambda rank=rank: rank)
-        own = deepspeed.DeepSpeedEngine._slice(SimpleNamespace(**keys), "w")  # type: ignore[arg-type]
-        assert (own.index, own.place.start) == (2, 100)
-        assert own.place.stop - own.place.start == own.values.stop - own.values.start <= size
-        assert 0 <= own.values.start <= own.values.stop <= numbers
-        found += range(own.values.start, own.values.stop)
-    assert found == list(range(numbers))
-
-
-def test_slices_of_the_other_stages_lie_where_deepspeed_says_or_are_empty():
-    lies = SimpleNamespace(
-        param_group_index=1,
-        lp_fragment_address=SimpleNamespace(start=4, numel=6),
-        hp_fragment_address=SimpleNamespace(start=20, numel=6),
-    )
-    keys = {"stage": 2, "groups": {"w": 3}}
-    for mapping, expected in (
-        (lies, deepspeed.Slice(1, slice(20, 26), slice(4, 10))),
-        (None, deepspeed.Slice(3, slice(0, 0), slice(0, 0))),
-    ):
-        engine = SimpleNamespace(**keys, parameters={"w": SimpleNamespace(_hp_mapping=mapping)})
-        assert deepspeed.DeepSpeedEngine._slice(engine, "w") == expected  # type: ignore[arg-type]
-
-
-def test_ddps_weights_with_channels_last_are_saved_and_loaded_in_their_order():
+def test_ddps_channels_last_weights_are_saved_in_their_order():
     whole = torch.arange(48.0).view(2, 3, 2, 4)
     local = torch.zeros(2, 3, 2, 4).contiguous(memory_format=torch.channels_last)
     DDPEngine.load_shard(None, "w", whole.view(-1), local)  # type: ignore[arg-type]
@@ -208,7 +177,7 @@ def test_ddps_weights_with_channels_last_are_saved_and_loaded_in_their_order():
     assert torch.equal(values, whole.view(-1))
 
 
-def test_an_optimizer_that_cannot_skip_by_itself_steps_on_finite_norms_alone():
+def test_an_optimizer_steps_on_finite_norms_alone():
     stepped = []
     engine = SimpleNamespace(scaler=SimpleNamespace(is_enabled=lambda: False), skips_on_device=False)
     for norm in (1.0, math.inf, -math.inf, math.nan, 0.0):

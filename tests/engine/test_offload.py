@@ -52,7 +52,7 @@ class OneRank(TorchEngine):
 
 
 @pytest.fixture
-def no_gpu(monkeypatch):
+def no_gpu(system):
     """Without a GPU autograd can't run on its tensors, and fp16 is switched off."""
 
     def backward(loss):
@@ -61,14 +61,14 @@ def no_gpu(monkeypatch):
             parameter.grad = torch.zeros_like(parameter)
 
     parameters: list[nn.Parameter] = []
-    monkeypatch.setattr(torch.Tensor, "backward", backward)
-    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+    system({"torch.Tensor.backward": backward, "torch.cuda.amp.common.amp_definitely_not_available": lambda: False})
     return parameters
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_whether_to_skip_a_step_is_computed_where_the_weights_are(precision, optimizer, no_gpu, alone, monkeypatch):
+@pytest.mark.usefixtures("alone")
+def test_whether_to_skip_is_computed_where_the_weights_are(precision, optimizer, no_gpu):
     optim = OptimSection(name=optimizer, lr=0.1, clip_grad=1.0)
     train = TrainSection(epochs=1, global_batch=2, precision=precision)
     mesh = init_device_mesh("cpu", (1,))
@@ -77,7 +77,7 @@ def test_whether_to_skip_a_step_is_computed_where_the_weights_are(precision, opt
         no_gpu += network.parameters()
         engine = OneRank(network, optim, train, Topology(0, 1, 0, 1, GPU))
         read: list[torch.device] = []
-        monkeypatch.setattr(engine.optimizer, "step", lambda: read.append(engine.optimizer.found_inf.device))
+        engine.optimizer.step = lambda: read.append(engine.optimizer.found_inf.device)
         inputs, targets = (torch.zeros(2, size, device=GPU) for size in (4, 3))
         result = engine.step([Batch(inputs, targets, np.arange(2))], 0.1)
     assert read == [torch.device("cpu")]

@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from tests.engine.ranks import ENGINES, Setting
-from tests.run.test_checkpoint import position
+from tests.run.saved import position
 from widemix.engine import broadcasts_rank0_weights
 from widemix.recipe.engine import EngineSection
 from widemix.run import checkpoint
@@ -32,7 +32,7 @@ def test_all_ranks_shards_are_the_gathered_state(ranks, name):
 
 
 @pytest.mark.parametrize("kind", ["repmlp", "mixer"])
-def test_fsdp_hands_out_the_weights_of_rank_0_to_ranks_that_have_none(ranks, kind):
+def test_fsdp_broadcasts_the_weights_of_rank_0(ranks, kind):
     found = ranks(2, "handed_out")[kind]
     assert found["had"] == [True, False]
     assert found["on_meta"] == {True}
@@ -46,7 +46,7 @@ def test_fsdp_hands_out_the_weights_of_rank_0_to_ranks_that_have_none(ranks, kin
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_deepspeeds_zero_to_fp32_finds_the_weights_that_our_checkpoint_has(ranks, digits, stage):
+def test_deepspeeds_zero_to_fp32_finds_our_weights(ranks, digits, stage):
     theirs, ours = ranks(2, "deepspeeds_own")[stage]
     names = [name for name, _ in Setting("rp_mixer", digits, ("model.depth", "1")).model().named_parameters()]
     assert set(names) <= theirs.keys()
@@ -72,7 +72,7 @@ def test_torchs_distributed_checkpoint_reads_ours(saved):
         assert all(torch.equal(wanted[key], tensor) for key, tensor in expected.items())
 
 
-def test_we_start_from_what_torchs_distributed_checkpoint_writes(saved, digits, tmp_path):
+def test_we_start_from_torchs_distributed_checkpoint(saved, digits, tmp_path):
     state = saved[1]
     writer = HuggingFaceStorageWriter(str(tmp_path / "theirs"), dict.fromkeys(state.model, 1))
     dcp.save(dict(state.model), storage_writer=writer)
@@ -92,5 +92,5 @@ def test_we_start_from_what_torchs_distributed_checkpoint_writes(saved, digits, 
         ({"kind": "deepspeed", "zero_stage": 3}, False),
     ],
 )
-def test_only_fsdp_on_the_device_gives_ranks_weights_that_they_have_no_memory_for(keys, broadcasts):
+def test_only_fsdp_on_the_device_broadcasts_weights(keys, broadcasts):
     assert broadcasts_rank0_weights(EngineSection(**keys)) is broadcasts

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.mark.parametrize("accumulated", [1, 4])
 @pytest.mark.parametrize("engine", REDUCED)
-def test_gradients_in_bf16_are_summed_in_fp32_over_ranks_and_micro_batches(ranks, engine, accumulated):
+def test_gradients_in_bf16_are_summed_in_fp32(ranks, engine, accumulated):
     assert ranks(2, "summed")[engine, accumulated, "fp32"] == 1 + (2 * accumulated - 1) * 2**-8
 
 

@@ -118,7 +118,10 @@ ROWS: list[tuple[str, Row]] = [
         Row("batch_last", of_engine(lambda e: [block.batch_last for block in e.module.blocks]), [True, True]),
     ),
     ("overlap_comm", Row("false", of_engine(lambda e: e.engine.zero_overlap_comm()), False, ZERO_3)),
-    ("timeout_s", Row("3456", of_engine(zero_timeout), 3456, ZERO_1)),
+    *(
+        ("timeout_s", Row("3456", of_engine(zero_timeout), 3456, (*ZERO_1, ("engine.zero_stage", stage))))
+        for stage in "0123"
+    ),
     (
         "timeout_s",
         Row(

@@ -28,7 +28,7 @@ def test_a_step_that_is_not_finite_changes_nothing(digits, name, precision, opti
 @pytest.mark.parametrize("accumulated", ["1", "2"])
 @pytest.mark.parametrize("checkpointed", ["false", "true"])
 @pytest.mark.parametrize("name", ENGINES)
-def test_nor_do_the_statistics_of_batch_norms_and_the_average(digits, name, checkpointed, accumulated):
+def test_nor_do_statistics_of_batch_norms_and_the_average(digits, name, checkpointed, accumulated):
     """The forward pass has already taken the batch into the statistics by then."""
     keys = [("train.activation_checkpointing", checkpointed), ("train.grad_accum_steps", accumulated)]
     setting = Setting(REPMLP, digits, *overrides_for(name), *keys, *EMA)
@@ -67,9 +67,9 @@ def same(one, other):
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
-def test_nor_does_the_very_first_step(digits, name, optim, monkeypatch):
+def test_nor_does_the_very_first_step(digits, name, optim, system):
     """torch's fused SGD would then start from a momentum that was never initialised."""
-    monkeypatch.setattr(torch, "empty_like", functools.partial(torch.full_like, fill_value=7.0))
+    system({"torch.empty_like": functools.partial(torch.full_like, fill_value=7.0)})
     setting = Setting("mixer", digits, *overrides_for(name), ("optim.name", optim), ("model.depth", "1"))
     engine, undisturbed = setting.engine(), setting.engine()
     (batch,) = setting.steps[2]
@@ -81,7 +81,7 @@ def test_nor_does_the_very_first_step(digits, name, optim, monkeypatch):
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 0"])
 @pytest.mark.parametrize("optim", ["adamw", "sgd"])
 @pytest.mark.parametrize("recipe", ["mixer", REPMLP], ids=["mixer", "batch norms"])
-def test_the_host_never_waits_for_the_device_in_a_step(digits, name, optim, recipe):
+def test_the_host_never_waits_for_the_device(digits, name, optim, recipe):
     """Nothing reads a tensor's value: on a GPU that would stop the queue of kernels."""
     setting = Setting(recipe, digits, *overrides_for(name), ("optim.name", optim), ("model.depth", "1"), *EMA)
     engine = setting.engine()

@@ -3,7 +3,6 @@
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,8 @@ import torch
 from tests.conftest import ROOT
 from tests.engine.ranks import FIXED, Setting, overrides_for
 from widemix.distributed.topology import Topology, read_topology
-from widemix.engine import check_engine, torch_versions
-from widemix.engine.deepspeed_config import _merged, deepspeed_config, import_deepspeed
+from widemix.engine import check_engine
+from widemix.engine.deepspeed_config import deepspeed_config, import_deepspeed
 from widemix.engine.torch_versions import set_timeout, without_buffer_sync
 from widemix.errors import InputError
 from widemix.recipe import load_recipe
@@ -24,22 +23,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alo
 def reference(alone, digits):
     setting = Setting("mixer", digits)
     return setting.run(setting.engine())
-
-
-def test_ddps_buckets_and_static_graph_change_no_number(digits, reference):
-    keys = [
-        ("engine.bucket_cap_mb", "1"),
-        ("engine.gradient_as_bucket_view", "false"),
-        ("engine.static_graph", "true"),
-    ]
-    default = Setting("mixer", digits).engine().model
-    assert (default.bucket_bytes_cap, default.bucket_bytes_cap_default) == (25 * 2**20, True)  # the first is of 1 MB
-    setting = Setting("mixer", digits, *keys)
-    engine = setting.engine()
-    assert engine.model.bucket_bytes_cap == 2**20
-    assert not engine.model.gradient_as_bucket_view
-    assert engine.model.static_graph
-    assert setting.run(engine) == pytest.approx(reference, rel=1e-6)
 
 
 def test_gradients_reduced_in_bf16_are_rounded_and_no_more(ranks, reference):
@@ -73,46 +56,6 @@ def test_hybrid_sharding_needs_nodes_of_one_size():
         check_engine(recipe.engine, recipe.optim, recipe.train, topology)
 
 
-@pytest.mark.parametrize("stage", ["1", "2", "3"])
-def test_zeros_buckets_and_overlap_change_no_number(digits, reference, stage):
-    keys = [("engine.bucket_cap_mb", "1"), ("engine.overlap_comm", "false")]
-    setting = Setting("mixer", digits, *overrides_for(f"deepspeed {stage}"), *keys)
-    engine = setting.engine()
-    assert engine.engine.zero_overlap_comm() is False
-    assert engine.engine.zero_reduce_bucket_size() == 2**20 // 4
-    assert setting.run(engine) == pytest.approx(reference, rel=1e-6)
-
-
-@pytest.mark.parametrize("stage", ["0", "2", "3"])
-def test_deepspeeds_own_group_waits_as_long_as_the_recipe_says(digits, stage):
-    engine = (
-        Setting("mixer", digits, *overrides_for(f"deepspeed {stage}"), ("engine.timeout_s", "3456")).engine().engine
-    )
-    group = engine.data_parallel_group
-    assert group is not torch.distributed.group.WORLD
-    assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == 3456
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (
-            [("engine.kind", "fsdp"), ("engine.static_graph", "true")],
-            "engine.static_graph is for engine.kind ddp, fsdp",
-        ),
-        ([("engine.overlap_comm", "false")], "engine.overlap_comm is for engine.kind deepspeed, ddp"),
-        (
-            [("engine.static_graph", "true"), ("train.grad_accum_steps", "2")],
-            "does not go with train.grad_accum_steps",
-        ),
-        ([("engine.static_graph", "true"), ("train.deterministic", "true")], "does not go with train.deterministic"),
-    ],
-)
-def test_keys_without_effect_are_errors(overrides, words):
-    with pytest.raises(InputError, match=words):
-        load_recipe(ROOT / "recipes/digits/mixer.yaml", overrides)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("engine", FIXED)
 def test_deterministic_runs_resume_bit_by_bit_on_three_ranks(ranks, engine):
@@ -121,28 +64,27 @@ def test_deterministic_runs_resume_bit_by_bit_on_three_ranks(ranks, engine):
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
 
 
-def test_timeouts_and_the_sync_of_buffers_have_the_names_that_this_torch_knows(monkeypatch):
+def test_timeouts_and_buffer_sync_have_this_torchs_names(monkeypatch, system):
     given = []
 
     def note(timeout, group):
         given.append((timeout.total_seconds(), group))
 
-    class Newer:
-        def __init__(self, module, broadcast_buffers=True, forward_sync_buffers=True):
-            pass
-
-    class Older:
-        def __init__(self, module, broadcast_buffers=True):
-            pass
-
     monkeypatch.setattr(torch.distributed, "set_timeout", note, raising=False)
     set_timeout(90, "group")
     monkeypatch.delattr(torch.distributed, "set_timeout")
-    monkeypatch.setattr(torch.distributed.distributed_c10d, "_set_pg_timeout", note)
+    system({"torch.distributed.distributed_c10d._set_pg_timeout": note})
     set_timeout(3456, "other")
     assert given == [(90, "group"), (3456, "other")]
-    for kind, name in ((Newer, "forward_sync_buffers"), (Older, "broadcast_buffers")):
-        monkeypatch.setattr(torch_versions, "DistributedDataParallel", kind)
+
+    def newer(self, module, broadcast_buffers=True, forward_sync_buffers=True):
+        pass
+
+    def older(self, module, broadcast_buffers=True):
+        pass
+
+    for constructor, name in ((newer, "forward_sync_buffers"), (older, "broadcast_buffers")):
+        system({"torch.nn.parallel.DistributedDataParallel.__init__": constructor})
         assert without_buffer_sync() == {name: False}
 
 
@@ -177,20 +119,6 @@ def test_what_deepspeed_is_told_follows_from_the_recipe(stage, precision):
     }
 
 
-def test_a_file_may_repeat_the_recipe_or_leave_values_to_it_at_any_depth():
-    ours = {"a": {"b": {"c": 1}, "d": 2}, "e": 3}
-    theirs = {"a": {"b": {"c": "auto", "f": 4}, "d": 2}, "e": "auto", "g": {"h": 5}}
-    merged = {"a": {"b": {"c": 1, "f": 4}, "d": 2}, "e": 3, "g": {"h": 5}}
-    assert _merged(ours, theirs, Path("ds.json")) == merged
-    for theirs, words in (
-        ({"a": {"b": {"c": 2}}}, r"ds\.json: a\.b\.c 2, but the recipe says 1"),
-        ({"e": {"c": 2}}, r'ds\.json: e {"c": 2}, but the recipe says 3'),
-        ({"a": 7}, r"ds\.json: a 7, but the recipe says "),
-    ):
-        with pytest.raises(InputError, match=words):
-            _merged(ours, theirs, Path("ds.json"))
-
-
 def test_no_kernel_of_deepspeeds_is_tried_or_built():
     deepspeed = import_deepspeed(read_topology())
     assert vars(deepspeed.ops)["__compatible_ops__"] == {"deepspeed_shm_comm": False}
@@ -206,55 +134,42 @@ def test_deepspeed_is_told_the_local_rank_unless_a_launcher_has(monkeypatch):
     assert os.environ["LOCAL_RANK"] == "3"
 
 
-class TestDeepSpeedsOwnJson:
-    def test_is_merged_and_reaches_deepspeed(self, digits, tmp_path):
-        path = tmp_path / "ds.json"
-        path.write_text(
-            json.dumps(
-                {
-                    "zero_optimization": {"round_robin_gradients": True, "stage": 1, "overlap_comm": "auto"},
-                    "train_batch_size": "auto",
-                    "gradient_clipping": 1.0,
-                }
-            )
-        )
-        setting = Setting("mixer", digits, *overrides_for("deepspeed 1"), ("engine.deepspeed_config", str(path)))
-        engine = setting.engine()
-        assert engine.config["zero_optimization"]["round_robin_gradients"] is True
-        assert engine.config["zero_optimization"]["stage"] == 1
-        assert engine.config["train_batch_size"] == 64
-        assert engine.zero.round_robin_gradients is True
+def test_deepspeeds_own_json_reaches_it(digits, tmp_path):
+    path = tmp_path / "ds.json"
+    zero = {"round_robin_gradients": True, "stage": 1, "overlap_comm": "auto"}
+    path.write_text(json.dumps({"zero_optimization": zero, "train_batch_size": "auto", "gradient_clipping": 1.0}))
+    setting = Setting("mixer", digits, *overrides_for("deepspeed 1"), ("engine.deepspeed_config", str(path)))
+    engine = setting.engine()
+    assert engine.config["zero_optimization"].items() >= {"round_robin_gradients": True, "stage": 1}.items()
+    assert engine.config["train_batch_size"] == 64
+    assert engine.zero.round_robin_gradients is True
 
-    @pytest.mark.parametrize(
-        ("theirs", "words"),
-        [
-            ({"zero_optimization": {"stage": 2}}, r"zero_optimization.stage 2, but the recipe says 1"),
-            ({"gradient_clipping": 5.0}, r"gradient_clipping 5.0, but the recipe says 1.0"),
-            ({"bf16": {"enabled": True}}, r"bf16.enabled true, but the recipe says false"),
-            ({"optimizer": {"type": "Adam"}}, "optimizer is set by the recipe, in optim"),
-            ({"scheduler": {}}, "scheduler is set by the recipe, in schedule"),
-            ({"amp": {}}, "amp is set by the recipe, in train.precision"),
-            ({"torch_autocast": {}}, "torch_autocast is set by the recipe, in train.precision"),
-            ({"zero_optimization": {"stage": "auto", "overlap_comm": 3}}, "zero_optimization.overlap_comm 3, but"),
-            ({"zero_optimizaton": {"round_robin_gradients": True}}, "did you mean zero_optimization"),
-            ({"zero_optimization": {"round_robin": True}}, "zero_optimization.round_robin: Extra inputs are not"),
-            ({"bf16": {"enbled": True}}, "bf16.enbled: Extra inputs are not"),
-            ({"wallclock_breakdown": True}, "unknown key wallclock_breakdown; did you mean wall_clock_breakdown"),
-            ({"activation_checkpointing": 3}, "DeepSpeed refuses it"),
-            ("{", "is not JSON"),
-            ("[]", "is not a JSON object"),
-        ],
-    )
-    def test_what_contradicts_the_recipe_is_an_error(self, tmp_path, theirs, words):
-        path = tmp_path / "ds.json"
-        path.write_text(theirs if isinstance(theirs, str) else json.dumps(theirs))
-        self.refused(path, words)
 
-    def test_a_file_that_is_not_there_is_an_error(self, tmp_path):
-        self.refused(tmp_path / "none.json", "cannot be read")
-
-    def refused(self, path, words):
-        keys = [*overrides_for("deepspeed 1"), ("engine.deepspeed_config", str(path))]
-        recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", keys)
-        with pytest.raises(InputError, match=words):
-            check_engine(recipe.engine, recipe.optim, recipe.train, read_topology())
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        ({"zero_optimization": {"stage": 2}}, r"zero_optimization.stage 2, but the recipe says 1"),
+        ({"zero_optimization": 7}, r"zero_optimization 7, but the recipe says "),
+        ({"gradient_clipping": 5.0}, r"gradient_clipping 5.0, but the recipe says 1.0"),
+        ({"gradient_clipping": {"c": 2}}, r'ds\.json: gradient_clipping {"c": 2}, but the recipe says 1.0'),
+        ({"bf16": {"enabled": True}}, r"bf16.enabled true, but the recipe says false"),
+        ({"optimizer": {"type": "Adam"}}, "optimizer is set by the recipe, in optim"),
+        ({"scheduler": {}}, "scheduler is set by the recipe, in schedule"),
+        ({"amp": {}}, "amp is set by the recipe, in train.precision"),
+        ({"torch_autocast": {}}, "torch_autocast is set by the recipe, in train.precision"),
+        ({"zero_optimization": {"stage": "auto", "overlap_comm": 3}}, "zero_optimization.overlap_comm 3, but"),
+        ({"zero_optimizaton": {"round_robin_gradients": True}}, "did you mean zero_optimization"),
+        ({"zero_optimization": {"round_robin": True}}, "zero_optimization.round_robin: Extra inputs are not"),
+        ({"bf16": {"enbled": True}}, "bf16.enbled: Extra inputs are not"),
+        ({"wallclock_breakdown": True}, "unknown key wallclock_breakdown; did you mean wall_clock_breakdown"),
+        ({"activation_checkpointing": 3}, "DeepSpeed refuses it"),
+        ("[]", "is not a JSON object"),
+    ],
+)
+def test_what_contradicts_the_recipe_is_an_error(tmp_path, theirs, words):
+    path = tmp_path / "ds.json"
+    path.write_text(theirs if isinstance(theirs, str) else json.dumps(theirs))
+    keys = [*overrides_for("deepspeed 1"), ("engine.deepspeed_config", str(path))]
+    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", keys)
+    with pytest.raises(InputError, match=words):
+        check_engine(recipe.engine, recipe.optim, recipe.train, read_topology())

@@ -28,8 +28,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -40,17 +42,34 @@ from widemix.data.loader import TrainLoader
 from widemix.run import checkpoint, run_dir
 from widemix.training.loop import Loop
 
+run = Path()  # the folder of the run, from its command
+
+
+def each_step(around) -> None:
+    """Call `around(loop, batches, step)` for each step, which `step(batches)` makes, in place of it.
+
+    Both return whether the run is to stop.
+    """
+    advance = Loop.advance
+
+    def faulty(loop, batches, steps):
+        iterator = iter(batches)
+        return any(around(loop, iterator, lambda given: advance(loop, given, 1)) for _ in range(steps))
+
+    Loop.advance = faulty
+
 
 def nan(first: int, last: int) -> None:
-    finish = TrainLoader._finish
+    def around(loop, batches, step):
+        def poisoned():
+            for batch in batches:
+                if first <= loop.data_step <= last:
+                    batch.inputs.fill_(float("nan"))
+                yield batch
 
-    def faulty(self, host, epoch):
-        batch = finish(self, host, epoch)
-        if first <= host.step <= last:
-            batch.inputs.fill_(float("nan"))
-        return batch
+        return step(poisoned())
 
-    TrainLoader._finish = faulty
+    each_step(around)
 
 
 class NanGradient(torch.autograd.Function):
@@ -64,16 +83,16 @@ class NanGradient(torch.autograd.Function):
 
 
 def gradient(first: int, last: int) -> None:
-    train_step = Loop._train_step
+    def around(loop, batches, step):
+        loss = loop.engine.loss
+        if first <= loop.data_step <= last:
+            loop.engine.loss = lambda logits, targets: loss(NanGradient.apply(logits), targets)
+        try:
+            return step(batches)
+        finally:
+            loop.engine.loss = loss
 
-    def faulty(self, iterator):
-        loss = self.engine.loss
-        if first <= self.data_step <= last:
-            self.engine.loss = lambda logits, targets: loss(NanGradient.apply(logits), targets)
-        train_step(self, iterator)
-        self.engine.loss = loss
-
-    Loop._train_step = faulty
+    each_step(around)
 
 
 def half(_: int, __: int) -> None:
@@ -89,20 +108,19 @@ def skipped_ranges(first: int, last: int) -> None:
 
 def between(step: int, rank: int, action) -> None:
     """Do something between the steps of one rank, with its loop."""
-    after_step = Loop._after_step
 
-    def faulty(self, epoch):
-        stopping = after_step(self, epoch)
-        if (self.step, dist.get_rank()) == (step, rank):
-            action(self)
+    def around(loop, batches, make):
+        stopping = make(batches)
+        if (loop.step, dist.get_rank()) == (step, rank):
+            action(loop)
         return stopping
 
-    Loop._after_step = faulty
+    each_step(around)
 
 
 def after(step: int, rank: int, action) -> None:
-    """Do something between the steps of one rank, with its run folder."""
-    between(step, rank, lambda loop: action(loop.context.saver._run_dir))
+    """Do something between the steps of one rank."""
+    between(step, rank, lambda loop: action())
 
 
 def wait_until(condition) -> None:
@@ -111,17 +129,17 @@ def wait_until(condition) -> None:
 
 
 def die(step: int, rank: int) -> None:
-    after(step, rank, lambda run: os.kill(os.getpid(), signal.SIGKILL))
+    after(step, rank, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def kills(most: int, steps: int) -> None:
-    after_step, own = Loop._after_step, itertools.count(1)
+    own = itertools.count(1)
     before = 0  # kills of the starts before; no rank gets a step ahead of another
 
-    def faulty(self, epoch):
+    def around(loop, batches, make):
         nonlocal before
-        stopping = after_step(self, epoch)
-        killed, step = self.context.saver._run_dir.with_suffix(".kills"), next(own)
+        stopping = make(batches)
+        killed, step = run.with_suffix(".kills"), next(own)
         if step == 1 and killed.exists():
             before = killed.stat().st_size
         if step == steps and before < most and dist.get_rank() == before % dist.get_world_size():
@@ -129,15 +147,15 @@ def kills(most: int, steps: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return stopping
 
-    Loop._after_step = faulty
+    each_step(around)
 
 
 def stuck(step: int, rank: int) -> None:
-    after(step, rank, lambda run: time.sleep(3600))
+    after(step, rank, lambda: time.sleep(3600))
 
 
 def stop(step: int, rank: int) -> None:
-    after(step, rank, lambda run: os.kill(os.getpid(), signal.SIGTERM))
+    after(step, rank, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def hold(step: int, rank: int) -> None:
@@ -146,8 +164,7 @@ def hold(step: int, rank: int) -> None:
 
 def saved(step: int, rank: int) -> None:
     def wait(loop: Loop) -> None:
-        saver = loop.context.saver
-        newest, every = saver._run_dir / "checkpoints", loop.recipe.train.save_every_steps
+        newest, every = run / "checkpoints", loop.recipe.train.save_every_steps
         assert every
         wait_until((newest / f"{loop.step // every * every:08d}/COMPLETE").exists)
 
@@ -155,7 +172,7 @@ def saved(step: int, rank: int) -> None:
 
 
 def rename(step: int, rank: int) -> None:
-    def move(run: Path) -> None:
+    def move() -> None:
         wait_until(lambda: any(run.glob("checkpoints/*/COMPLETE")))  # a thread writes it
         run.rename(run.with_name("elsewhere"))
 
@@ -163,31 +180,38 @@ def rename(step: int, rank: int) -> None:
 
 
 def silent(step: int, rank: int) -> None:
-    after(step, rank, lambda run: os.kill(os.getpid(), signal.SIGSTOP))
+    after(step, rank, lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
 def fill(first: int, last: int) -> None:
     def take(loop: Loop) -> None:
-        saver, run = loop.context.saver, loop.context.saver._run_dir
-        wait_until(lambda: not saver.writing)  # a save that failed now would leave space again
+        wait_until(lambda: not loop.context.saver.writing)  # a save that failed now would leave space again
         with run.with_name("others").open("wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(4096))
 
     between(first, 0, take)
-    after(last, 0, lambda run: run.with_name("others").unlink())
+    after(last, 0, lambda: run.with_name("others").unlink())
 
 
 def within_loader(step: int, rank: int, action) -> None:
-    read = TrainLoader._read
+    """Do something in the thread that reads, before it reads a step of one rank."""
+    batches, seen = TrainLoader.batches, []
 
-    def faulty(self, epoch, first_step):
-        for host in read(self, epoch, first_step):
-            if (host.step, self.topology.rank) == (step, rank):
+    def faulty(self, epoch, first_step=0):
+        order = self.order
+
+        def of_step(epoch, number):
+            if (epoch * self.steps + number, self.topology.rank) == (step, rank):
                 action()
-            yield host
+            return order.step(epoch, number)
 
-    TrainLoader._read = faulty
+        if not seen:  # the loader's order is kept
+            seen.append(self)
+            self.order = SimpleNamespace(step=of_step, prefetch_ranges=order.prefetch_ranges)
+        return batches(self, epoch, first_step)
+
+    TrainLoader.batches = faulty
 
 
 def raise_(step: int, rank: int) -> None:
@@ -204,7 +228,7 @@ def loader(step: int, rank: int) -> None:
 def within_save(first: int, last: int, action) -> None:
     save = checkpoint.save
 
-    def faulty(run, state, position, retention):
+    def faulty(folder, state, position, *others):
         save_tensors = checkpoint.save_tensors
 
         def half(tensors, path):
@@ -215,7 +239,7 @@ def within_save(first: int, last: int, action) -> None:
         if first <= position.step <= last:
             checkpoint.save_tensors = half
         try:
-            return save(run, state, position, retention)
+            return save(folder, state, position, *others)
         finally:
             checkpoint.save_tensors = save_tensors
 
@@ -256,20 +280,23 @@ FAULTS = {
 }
 
 
-def build_in(fault: str) -> None:
+def build_in(fault: str, words: Sequence[str]) -> None:
+    global run
+    if "--run-dir" in words:
+        run = Path(words[words.index("--run-dir") + 1])
     for name, one, other in re.findall(r"(\w+)@(\d+)(?:[-:](\d+))?", fault):
         FAULTS[name](int(one), int(other or 0))
 
 
 def train_with(fault: str, *arguments: str) -> None:
     """Be a rank of `python -m widemix train ARGUMENTS` with a fault; ends the process."""
-    build_in(fault)
+    build_in(fault, arguments)
     be_rank(*arguments)
 
 
 def widemix_with(fault: str, *words: str) -> None:
     """`widemix WORDS` with a fault."""
-    build_in(fault)
+    build_in(fault, words)
     be_widemix(*words)
 
 

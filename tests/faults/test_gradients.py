@@ -18,7 +18,7 @@ FP16 = ("--engine.kind", "deepspeed", "--train.precision", "fp16")
         ("half@0,gradient@6-40", (*FP16, "--model.channels", "16"), [26, 30]),
     ],
 )
-def test_the_run_rolls_back_when_one_step_too_many_has_failed(digits, tmp_path, fault, options, excluded):
+def test_a_run_rolls_back_when_too_many_steps_have_failed(digits, tmp_path, fault, options, excluded):
     run = tmp_path / "run"
     options = (*options, "--log.every", "50", "--train.save_every_steps", "4", "--train.max_steps", "45")
     codes, output = ranks(1, fault, digits, run, *options).wait()

@@ -65,7 +65,7 @@ def test_a_closure_computes_the_gradients_and_its_loss_is_returned():
     assert torch.equal(ours, reference)
 
 
-def test_a_weight_at_the_threshold_stays_and_one_without_a_gradient_is_left_alone():
+def test_weights_at_the_threshold_or_without_a_gradient_stay():
     weight, other = (torch.nn.Parameter(torch.tensor([0.75, 0.625, -0.75, 0.0])) for _ in range(2))
     optimizer = BetaLasso([{"params": [weight, other]}], lr=1.0, l1=0.25, beta=2.0)
     weight.grad = torch.zeros(4)
@@ -74,7 +74,7 @@ def test_a_weight_at_the_threshold_stays_and_one_without_a_gradient_is_left_alon
     assert other.tolist() == [0.75, 0.625, -0.75, 0.0]
 
 
-def test_momentum_is_of_gradient_and_sign_together_with_the_values_of_each_group():
+def test_momentum_is_of_gradient_and_sign_together():
     first, second = (torch.nn.Parameter(torch.tensor([4.0, -4.0])) for _ in range(2))
     groups = [{"params": [first]}, {"params": [second], "lr": 0.25, "l1": 0.5, "momentum": 0.0, "beta": 7.0}]
     optimizer = BetaLasso(groups, lr=0.5, l1=0.25, beta=1.0, momentum=0.5)

@@ -97,7 +97,7 @@ def test_layer_wise_decay_needs_layers():
 
 
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
-def test_frozen_weights_are_in_no_group_and_have_no_layers_rate(layer_decay):
+def test_frozen_weights_are_in_no_group(layer_decay):
     model = build_model(MixerSection(kind="s_mixer", patch_size=4, tokens=4, channels=6, depth=2), 8, 3)
     model.stem.requires_grad_(False)
     groups = parameter_groups(OptimSection(lr=0.1, layer_decay=layer_decay), model)
@@ -106,7 +106,7 @@ def test_frozen_weights_are_in_no_group_and_have_no_layers_rate(layer_decay):
     assert max(group["lr_scale"] for group in groups) == 1
 
 
-def test_groups_come_in_a_fixed_order_with_the_penalty_that_the_optimizer_has():
+def test_groups_come_in_a_fixed_order_with_their_penalty():
     """Matrices for Muon first, slower layers before faster ones, decayed before others: checkpoints go by it."""
     torch.manual_seed(0)
     model = build_model(MixerSection(kind="s_mixer", patch_size=4, tokens=4, channels=6, depth=1), 8, 3)
@@ -133,7 +133,7 @@ def test_groups_come_in_a_fixed_order_with_the_penalty_that_the_optimizer_has():
     assert scales == [(0.25, 0.05), (0.25, 0.0), (0.5, 0.05), (0.5, 0.0), (1.0, 0.05), (1.0, 0.0)]
 
 
-def test_counters_of_groups_are_saved_and_restored_as_the_numbers_that_they_were():
+def test_counters_of_groups_are_restored_as_numbers():
     parameters = [nn.Parameter(torch.zeros(1)) for _ in range(11)]
     optimizer = torch.optim.SGD([{"params": [p]} for p in parameters], lr=0.1)
     for number, group in enumerate(optimizer.param_groups):
@@ -158,7 +158,7 @@ def test_counters_of_groups_are_saved_and_restored_as_the_numbers_that_they_were
     assert {group["k"] for group in other.param_groups} == {3}  # what two shared, whatever begins with its name
 
 
-def test_the_rates_of_a_layers_own_parameters_are_those_of_its_depth_times_its_factors():
+def test_rates_of_a_layer_are_its_depths_times_its_factors():
     sizes = {"patch_size": 4, "tokens": 4, "channels": 6, "depth": 1, "token_weights": "low_rank", "rank": 2}
     model = build_model(MixerSection(kind="s_mixer", **sizes), 8, 3)
     layer = model.blocks[0].mlp_tokens.fc
@@ -170,7 +170,7 @@ def test_the_rates_of_a_layers_own_parameters_are_those_of_its_depth_times_its_f
     assert found[id(model.blocks[0].mlp_channels.fc.weight)] == 0.5
 
 
-def test_rates_of_a_network_that_is_one_layer_are_those_of_its_factors():
+def test_rates_of_a_single_layer_are_those_of_its_factors():
     groups = parameter_groups(OptimSection(lr=0.1), linear_of(Structure("low_rank", 2))(8, 4))
     assert {group["lr_scale"] for group in groups} == {8 / 8 / 2, 8 / 2 / 2, 1.0}
 
@@ -264,7 +264,7 @@ def test_muon_is_torchs_bit_by_bit(shape):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_sgd_of_the_recipe_is_torchs_with_nesterovs_momentum_if_any(momentum):
+def test_sgd_is_torchs_with_nesterovs_momentum_if_any(momentum):
     ours, theirs, idle = (nn.Linear(3, 2, bias=False) for _ in range(3))
     theirs.load_state_dict(ours.state_dict())
     section = OptimSection(name="sgd", lr=0.1, momentum=momentum, weight_decay=0.2)
@@ -281,7 +281,7 @@ def test_sgd_of_the_recipe_is_torchs_with_nesterovs_momentum_if_any(momentum):
     assert idle.weight not in fused.state
 
 
-def test_the_schedule_free_average_of_a_weight_before_its_first_step_is_a_copy():
+def test_a_schedule_free_average_begins_as_a_copy():
     weight = nn.Parameter(torch.ones(3))
     groups = [{"params": [weight], "weight_decay": 0.0}]
     optimizer = OPTIMIZERS["schedule_free"].build(
@@ -341,7 +341,7 @@ def test_the_schedule_without_warm_up_is_torchs_cosine():
         theirs.step()
 
 
-def test_a_run_ends_after_its_epochs_or_its_max_steps_if_that_is_fewer():
+def test_a_run_ends_after_its_epochs_or_its_max_steps():
     for max_steps, last in ((None, 20), (7, 7), (100, 20)):
         train = train_section(8, epochs=4, max_steps=max_steps)
         schedule = build_run_schedule(ScheduleSection(min_lr=0.1), 1.0, train, steps_per_epoch=5)

@@ -32,7 +32,7 @@ def test_its_momentum_is_the_recipes(momentum: float) -> None:
     assert {group["momentum"] for group in optimizer.param_groups} == {momentum}
 
 
-def test_values_that_it_does_not_take_are_told_in_one_line() -> None:
+def test_values_that_it_does_not_take_are_one_line() -> None:
     section = OptimSection(name="timm:sgdw", lr=0.1, momentum=0.0)
     with pytest.raises(InputError, match=r"optim\.name timm:sgdw: does not take .* \(Nesterov momentum requires"):
         build_optimizer(section, torch.nn.Linear(2, 2))
@@ -80,7 +80,7 @@ def test_adans_steps_stay_a_plain_number_from_the_start() -> None:
     assert isinstance(optimizer.param_groups[0]["step"], int)
 
 
-def test_other_groups_than_those_saved_get_the_count_that_these_share() -> None:
+def test_other_groups_than_those_saved_share_their_count() -> None:
     """As after --resume PATH with another optim.layer_decay: new groups once counted from 0."""
     groups = [{"params": [torch.nn.Parameter(torch.ones(3))], "weight_decay": 0.0} for _ in range(3)]
     optimizer = OPTIMIZERS["timm:lamb"].build(groups, OptimSection(name="timm:lamb", lr=0.1))

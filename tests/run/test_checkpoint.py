@@ -53,7 +53,7 @@ def expected(before: Kept, policy: RetentionPolicy, lower: bool) -> Kept:
 
 
 @pytest.mark.parametrize("how", [KILLED, FAILED])
-def test_whichever_change_of_a_file_is_the_last_no_checkpoint_is_lost(tmp_path, how, capfd):
+def test_no_checkpoint_is_lost_whichever_change_is_the_last(tmp_path, how, capfd):
     """Of a step that is saved again, as after a stop that left its evaluation due, and with an old one to remove."""
     ends, policy = list[str](), RetentionPolicy(1)
     while DONE not in ends:

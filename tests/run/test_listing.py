@@ -120,7 +120,7 @@ def test_a_run_is_as_its_files_say(tmp_path, capsys, files, saved, minutes, cell
     assert found[:5] == cells
 
 
-def test_the_runs_of_runs_are_listed_where_no_folder_is_named(runs, monkeypatch, capsys):
+def test_the_folder_runs_is_listed_where_none_is_named(runs, monkeypatch, capsys):
     (runs / "runs").mkdir()
     (runs / "a").rename(runs / "runs/a")
     monkeypatch.chdir(runs)
@@ -198,7 +198,7 @@ def test_a_damaged_file_is_named_and_hides_no_other_run(runs, name, content, rea
     assert said(capsys, "runs", runs, code=2).startswith(f"error: {what}")
 
 
-def test_a_line_too_long_for_the_terminal_has_its_last_column_below():
+def test_a_line_too_long_has_its_last_column_below():
     rows = [("state", "step", "run", "differs in"), ("done", "20", "runs/a", "optim.lr=0.004, train.ema_decay=null")]
     wide = ["state  step  run     differs in", "done     20  runs/a  optim.lr=0.004, train.ema_decay=null"]
     assert list(table_lines(rows)) == list(table_lines(rows, 57)) == wide

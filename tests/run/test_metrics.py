@@ -178,7 +178,7 @@ def test_any_kills_rollbacks_and_clocks(tmp_path, system, count):
     run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=8))
 
 
-def test_lines_that_do_not_fit_on_a_full_disk_are_written_later(tmp_path):
+def test_lines_on_a_full_disk_are_written_later(tmp_path):
     writer, path, number = MetricsWriter(tmp_path, 0, False), tmp_path / "metrics.jsonl", itertools.count(1)
     assert writer.write(line(next(number))) is None
     for _ in range(2):
@@ -191,7 +191,7 @@ def test_lines_that_do_not_fit_on_a_full_disk_are_written_later(tmp_path):
     assert lines_of(tmp_path) == [line(step) for step in range(1, 604)]
 
 
-def test_curves_that_do_not_fit_on_a_full_disk_are_written_later(tmp_path):
+def test_curves_on_a_full_disk_are_written_later(tmp_path):
     writer = MetricsWriter(tmp_path, 0, tensorboard=True)
     writer.write(line(1))
     with disk_of(max(path.stat().st_size for path in tmp_path.iterdir()) + 10):
@@ -218,7 +218,7 @@ def test_images_and_confusions_that_do_not_fit_stop_no_run(tmp_path):
     assert json.loads((tmp_path / "confusion.json").read_text()) == {"counts": [[1]]}
 
 
-def test_lines_that_move_are_on_disk_before_they_leave_their_file(tmp_path, system):
+def test_lines_are_on_disk_before_they_leave_their_file(tmp_path, system):
     lines, flushed = [line(step) for step in (1, 2, 3)], []
     (tmp_path / "metrics.jsonl").write_bytes(encoded(lines))
     files = (tmp_path / SUPERSEDED, tmp_path / "metrics.jsonl")
@@ -243,7 +243,7 @@ def test_a_kill_while_lines_move_loses_none(tmp_path, at):
     assert moves or ended == KILLED
 
 
-def test_a_writer_that_is_closed_or_goes_back_leaves_no_file_open(tmp_path):
+def test_a_writer_leaves_no_file_open(tmp_path):
     before = os.listdir("/proc/self/fd")
     writer = MetricsWriter(tmp_path, 0, tensorboard=True)
     opened = len(os.listdir("/proc/self/fd"))
@@ -344,7 +344,7 @@ def test_figures_of_an_analysis_replace_those_of_the_same_step(tmp_path):
         ("first_batch", 1, True, True),
     ],
 )
-def test_a_start_from_step_5_takes_over_what_it_does_not_repeat(tmp_path, tag, at, evaluates, kept):
+def test_a_start_takes_over_what_it_does_not_repeat(tmp_path, tag, at, evaluates, kept):
     writer = MetricsWriter(tmp_path, 0, tensorboard=True)
     split, name = {"loss/train": ("train", "loss"), "loss/eval_ema": ("eval", "ema_loss")}.get(tag) or (
         tag.split("/") if "/" in tag else (None, tag)
@@ -391,7 +391,7 @@ def test_a_kill_while_curves_are_taken_over_loses_none(tmp_path, at):
     assert not list(tmp_path.glob(f".{EVENTS}"))
 
 
-def test_a_new_file_is_the_last_by_its_name_whatever_the_clock_says(tmp_path, system):
+def test_a_new_file_is_last_whatever_the_clock_says(tmp_path, system):
     """As two starts within a second, and after a clock was set back twice."""
     system({"time.time": lambda: 1e9})
     for name in ("1500000000.here.1.0", "1600000000.here.1.1", "mine"):

@@ -143,7 +143,7 @@ def test_only_a_complete_run_says_that_its_epochs_are_over(digits, tmp_path):
         (["leases/run.0", "slurm/1"], None),
     ],
 )
-def test_what_a_job_leaves_before_the_first_start_is_no_run(digits, tmp_path, names, said):
+def test_what_a_job_leaves_before_is_no_run(digits, tmp_path, names, said):
     for number, resume in enumerate(("auto", "never")):
         for name in names:
             (tmp_path / f"{number}/{name}").parent.mkdir(parents=True, exist_ok=True)
@@ -237,7 +237,7 @@ def test_an_origin_that_could_not_be_kept_is_found_again(digits, tmp_path, monke
         ("eval.batch_size", "3", True),
     ],
 )
-def test_a_run_goes_on_from_another_of_its_network_and_order(digits, tmp_path, name, value, may):
+def test_a_run_goes_on_from_one_of_its_network(digits, tmp_path, name, value, may):
     """Anything else, such as learning rates, may differ."""
     begin(tmp_path / "base", digits)
     changes = {name: value}

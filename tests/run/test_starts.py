@@ -73,7 +73,7 @@ def test_no_part_is_negative_or_made_up(noted, seconds):
         (None, None, {}),
     ],
 )
-def test_only_rank_0_writes_a_line_and_only_of_its_first_step(tmp_path, monkeypatch, logs, layout, known):
+def test_only_rank_0_writes_a_line_of_its_first_step(tmp_path, monkeypatch, logs, layout, known):
     monkeypatch.delenv(STATUS_DIR_VARIABLE, raising=False)
     if logs is not None:
         monkeypatch.setenv(STATUS_DIR_VARIABLE, logs)

@@ -77,7 +77,7 @@ def test_a_package_that_is_not_installed_is_named(name, package, monkeypatch):
 
 
 @pytest.mark.parametrize("folder", ["wandb", ".wandb"])
-def test_no_key_is_sent_to_a_server_of_the_current_folder(folder, tmp_path, monkeypatch):
+def test_no_key_is_sent_to_a_server_of_strangers(folder, tmp_path, monkeypatch):
     pytest.importorskip("wandb", reason="Weights & Biases is not installed: pip install 'widemix[wandb]'")
     monkeypatch.chdir(tmp_path)
     (tmp_path / folder).mkdir()
@@ -194,7 +194,7 @@ def test_a_new_run_of_mlflow_is_one_of_its_experiment(server, tmp_path, there, n
 
 
 @pytest.mark.parametrize("down", [True, False])
-def test_the_end_of_a_run_does_not_wait_for_a_server(server, tmp_path, system, down):
+def test_the_end_of_a_run_waits_for_no_server(server, tmp_path, system, down):
     """One that is gone, or slow; it gets the rest when it is back."""
     join, began = threading.Thread.join, time.monotonic()
     system({"threading.Thread.join": lambda thread, seconds=None: join(thread, seconds and seconds / 100)})
@@ -215,7 +215,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_server(server, tmp_path, system, d
     assert server.calls[-2:] == [("mlflow 1", ("train/loss", 10), ("train/lr", 10)), ("mlflow 1", "FINISHED")]
 
 
-def test_mlflow_is_sent_each_step_once_and_again_after_a_rollback(server, tmp_path):
+def test_mlflow_is_sent_each_step_again_after_a_rollback(server, tmp_path):
     (tmp_path / "trackers.json").write_text('{"mlflow": "mlflow 1"}')
     server.history = {"train/loss": [(1, 10)]}
     (tracker,) = opened(tmp_path, "mlflow")
@@ -281,7 +281,7 @@ def test_mlflow_has_every_figure_and_the_recipe(tmp_path, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
-def test_mlflow_gets_what_a_killed_start_could_not_send_and_nothing_twice(tmp_path, monkeypatch):
+def test_mlflow_gets_what_a_killed_start_could_not_send(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="MLflow is not installed: pip install 'widemix[mlflow]'")
     import mlflow
 

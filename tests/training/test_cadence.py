@@ -5,7 +5,6 @@ import pytest
 from widemix.distributed.requests import Request
 from widemix.recipe.eval import EvalSection
 from widemix.recipe.train import TrainSection
-from widemix.training import cadence
 from widemix.training.cadence import Cadence, rarely_kept
 
 
@@ -22,9 +21,7 @@ def when(evaluation=None, **train) -> Cadence:
         ({"save_minutes": 5.0, "save_every_steps": 10}, True, False, True),
     ],
 )
-def test_a_run_saves_by_steps_by_minutes_by_both_or_at_the_end_of_epochs(
-    keys, at_step_20, at_an_epochs_end, when_asked
-):
+def test_a_run_saves_by_steps_by_minutes_or_by_epochs(keys, at_step_20, at_an_epochs_end, when_asked):
     given = when(**keys)
     assert given.saves(20, False, Request.EVALUATE) is at_step_20
     assert given.saves(21, True, Request.NONE) is at_an_epochs_end
@@ -32,7 +29,7 @@ def test_a_run_saves_by_steps_by_minutes_by_both_or_at_the_end_of_epochs(
 
 
 @pytest.mark.parametrize(("every", "saved"), [(40, None), (1000, None), (30, None), (30, 10), (25, 10), (5, 10)])
-def test_a_run_that_does_not_save_each_step_that_it_is_to_keep_says_which_it_keeps(every, saved):
+def test_a_run_says_which_steps_it_does_not_keep(every, saved):
     """Of keep_every_steps 1000 and epochs of 1251 steps none was kept, without a word."""
     train = TrainSection(epochs=600, global_batch=8, keep_every_steps=every, save_every_steps=saved)
     given = Cadence(train, EvalSection())
@@ -55,9 +52,9 @@ def test_minutes_thin_out_the_epochs_to_evaluate():
     assert when(save_minutes=5.0).evaluates(0, Request.NONE)  # those of saves are no others
 
 
-def test_the_clock_asks_once_each_time_the_minutes_have_passed(monkeypatch):
+def test_the_clock_asks_once_for_each_time(system):
     clock = [100.0]
-    monkeypatch.setattr(cadence.time, "monotonic", lambda: clock[0])
+    system({"time.monotonic": lambda: clock[0]})
     given, asked = when({"every_minutes": 2.0}, save_minutes=3.0), {}
     for clock[0] in range(100, 100 + 12 * 60 + 1):
         request = given.requests()
@@ -72,9 +69,9 @@ def test_the_clock_asks_once_each_time_the_minutes_have_passed(monkeypatch):
     assert when().requests() == Request.NONE
 
 
-def test_the_minutes_count_from_the_last_evaluation_and_it_is_asked_for_once(monkeypatch):
+def test_the_minutes_count_from_the_last_evaluation(system):
     clock = [0.0]
-    monkeypatch.setattr(cadence.time, "monotonic", lambda: clock[0])
+    system({"time.monotonic": lambda: clock[0]})
     given, asked = when({"every_minutes": 2.0}), []
     for clock[0] in range(0, 9 * 60 + 1, 30):
         if given.requests():

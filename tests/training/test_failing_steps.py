@@ -6,12 +6,11 @@ import math
 import pytest
 import torch
 
-from tests.run.test_checkpoint import position, state
-from widemix.distributed.topology import Topology, process_group
+from tests.run.saved import ALONE, position, state
+from widemix.distributed.topology import Topology
 from widemix.recipe.faults import FaultsSection
 from widemix.run import checkpoint
 from widemix.run.events import describe_event
-from widemix.training import faults
 from widemix.training.faults import Diverged, GradientWatch, HealthMonitor, Rollback, StepMetrics
 
 NAN, INF = math.nan, math.inf
@@ -64,7 +63,7 @@ def test_an_event_is_said_with_its_figures(event, said):
     assert describe_event({"step": 3, "split": "event", **event}) == said
 
 
-def test_failed_steps_are_events_and_some_in_a_row_are_allowed():
+def test_failed_steps_are_events_and_some_are_allowed():
     events = health(max_skipped_steps=2).check_steps(steps_of(1, NAN, 1, NAN, INF, 1))
     assert [(event["event"], event["step"], event["loss"]) for event in events] == [
         ("step_skipped", 2, "nan"),
@@ -75,7 +74,7 @@ def test_failed_steps_are_events_and_some_in_a_row_are_allowed():
 
 
 @pytest.mark.parametrize("cut", range(1, 6))
-def test_one_more_names_its_data_steps_however_the_checks_are_divided(cut):
+def test_one_more_names_its_data_steps(cut):
     monitor, steps = health(max_skipped_steps=2), steps_of(1, NAN, NAN, NAN, NAN)
 
     def check():
@@ -99,7 +98,7 @@ def test_no_checkpoint_is_to_be_saved_while_steps_fail():
     assert not monitor.failing
 
 
-def test_a_gradient_fails_a_step_but_not_while_fp16_searches_its_loss_scale():
+def test_a_gradient_fails_a_step_but_in_fp16():
     steps = steps_of(1, 1, norms=[INF, 1])
     assert [event["grad_norm"] for event in health().check_steps(steps)] == ["inf"]
     assert health(fp16=True).check_steps(steps) == []
@@ -116,12 +115,12 @@ def test_fp16_that_finds_no_loss_scale_fails():
         monitor.check_steps(steps_of(1, norms=[INF], first=44))
 
 
-def test_an_overflow_whose_loss_is_no_number_either_is_one_of_those_in_a_row():
+def test_an_overflow_without_a_loss_counts():
     steps = steps_of(*[1] * 10, NAN, *[1] * 10, norms=[INF] * 21)
     assert [event["step"] for event in health(fp16=True).check_steps(steps)] == [11, 21]
 
 
-def test_a_spike_is_flagged_once_there_are_losses_to_compare_it_with():
+def test_a_spike_is_flagged_once_there_are_losses():
     calm = [1.0 + 0.1 * (-1) ** i for i in range(30)]  # mean 1, deviation 0.1
     (event,) = health(loss_spike_std=6).check_steps(steps_of(5.0, *calm, 1.55, 2.2, 1.0)[1:])
     assert (event["event"], event["step"], event["loss"]) == ("loss_spike", 33, 2.2)
@@ -141,13 +140,7 @@ def test_a_spike_is_measured_against_the_last_hundred_losses():
     assert (event["step"], event["expected"]) == (131, 1.0)
 
 
-@pytest.fixture
-def one_rank():
-    topology = Topology(0, 1, 0, 1, torch.device("cpu"))
-    with process_group(topology, 60):
-        yield topology
-
-
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("saved", "first", "origin", "left"),
     [
@@ -157,14 +150,12 @@ def one_rank():
         ([], 3, None, []),
     ],
 )
-def test_a_rollback_resumes_before_the_failure_and_keeps_what_it_skips(
-    tmp_path, one_rank, saved, first, origin, left
-):
+def test_a_rollback_resumes_before_the_failure(tmp_path, saved, first, origin, left):
     """The data steps are three greater than the steps, as two rollbacks have left them."""
     for step in saved:
         saved_at = position(step, data_step=step + 3)
         checkpoint.save(tmp_path, state(1.0), saved_at, checkpoint.RetentionPolicy(9))
-    rollback = Rollback(tmp_path, one_rank, 3, [(2, 4), (0, 1)])
+    rollback = Rollback(tmp_path, ALONE, 3, [(2, 4), (0, 1)])
     diverged = Diverged("the loss is nan", first, first + 2)
     if origin is None:
         with pytest.raises(Diverged, match="and there is no checkpoint before it") as raised:
@@ -179,13 +170,13 @@ def test_a_rollback_resumes_before_the_failure_and_keeps_what_it_skips(
         rollback.exclude(diverged)
 
 
-def test_skipped_ranges_are_stepped_over_also_where_one_follows_another(tmp_path):
-    rollback = Rollback(tmp_path, Topology(0, 1, 0, 1, torch.device("cpu")), 5, [(10, 12), (6, 9), (4, 6)])
+def test_skipped_ranges_are_stepped_over(tmp_path):
+    rollback = Rollback(tmp_path, ALONE, 5, [(10, 12), (6, 9), (4, 6)])
     assert [rollback.next_used(step) for step in range(14)] == [0, 1, 2, 3, 9, 9, 9, 9, 9, 9, 12, 12, 12, 13]
     assert [rollback.next_skipped(step) for step in (0, 4, 5, 9, 11)] == [4, 4, 6, 10, None]
 
 
-def test_on_a_cpu_the_watch_tells_of_a_step_whether_its_own_gradient_was_finite():
+def test_on_a_cpu_the_watch_tells_of_the_own_step():
     watch = GradientWatch(torch.device("cpu"))
     norms = (1.0, INF, 1e30, NAN, 0.0)
     assert [watch.failed(torch.tensor(norm)) for norm in norms] == [False, True, False, True, False]
@@ -193,7 +184,7 @@ def test_on_a_cpu_the_watch_tells_of_a_step_whether_its_own_gradient_was_finite(
     assert not watch.failed(torch.tensor(1.0))
 
 
-def test_after_a_rollback_neither_losses_nor_overflows_of_before_count():
+def test_after_a_rollback_nothing_of_before_counts():
     monitor = health(fp16=True, loss_spike_std=6)
     monitor.check_steps(steps_of(*[1.0 + 0.1 * (-1) ** i for i in range(30)]))
     monitor.check_steps(steps_of(*[1.0] * 20, norms=[INF] * 20))
@@ -201,7 +192,7 @@ def test_after_a_rollback_neither_losses_nor_overflows_of_before_count():
     assert monitor.check_steps(steps_of(100.0, *[1.0] * 19, norms=[INF] * 20)) == []
 
 
-def test_too_many_failed_steps_are_no_better_for_one_that_follows_and_the_first_says_what_it_was():
+def test_one_good_step_does_not_mend_too_many_failed():
     with pytest.raises(Diverged, match="the loss is nan at step 2") as raised:
         health(max_skipped_steps=2).check_steps(steps_of(1, NAN, NAN, NAN, 1))
     assert (raised.value.first, raised.value.stop) == (11, 14)
@@ -211,15 +202,18 @@ def test_too_many_failed_steps_are_no_better_for_one_that_follows_and_the_first_
     assert (raised.value.first, raised.value.stop) == (7, 13)
 
 
-def test_another_rank_skips_what_rank_0_has_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(faults, "on_main", lambda topology, act: "the checkpoint")
+def test_another_rank_skips_what_rank_0_has_written(tmp_path, system):
+    def answer(shared, **_):
+        shared[0] = "the checkpoint"
+
+    system({"torch.distributed.broadcast_object_list": answer})
     rollback = Rollback(tmp_path, Topology(1, 2, 1, 2, torch.device("cpu")), 2, [])
     assert rollback.exclude(Diverged("the loss is nan", 3, 5)) == "the checkpoint"
     assert [rollback.next_used(step) for step in (2, 3, 4, 5)] == [2, 5, 5, 5]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_on_a_gpu_the_watch_tells_of_the_step_two_before_once_it_has_been_copied(monkeypatch):
+def test_on_a_gpu_the_watch_tells_of_two_steps_before(system):
     events = []
 
     class Event:
@@ -233,7 +227,7 @@ def test_on_a_gpu_the_watch_tells_of_the_step_two_before_once_it_has_been_copied
         def synchronize(self):
             self.calls.append("synchronize")
 
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    system({"torch.cuda.Event": Event})
     watch = GradientWatch(torch.device("cuda"))
     assert [watch.failed(torch.tensor(norm)) for norm in (INF, 1.0, 1.0, NAN)] == [False, False, True, False]
     assert events == [["record", "synchronize"]] * 2 + [["record"]] * 2

@@ -10,7 +10,7 @@ import timm
 import torch
 from safetensors.torch import load_file, save_file, save_model
 
-from tests.run.test_checkpoint import position
+from tests.run.saved import position
 from widemix.engine.state import State
 from widemix.errors import InputError
 from widemix.models.mixer.network import Mixer
@@ -56,7 +56,7 @@ def test_a_file_and_a_folder_of_safetensors(tmp_path):
 
 
 @pytest.mark.parametrize("ema", [False, True])
-def test_a_widemix_run_with_its_averaged_weights_if_it_has_them(tmp_path, ema):
+def test_a_run_with_its_averaged_weights_if_it_has_them(tmp_path, ema):
     raw, averaged, target = mixer(seed=1), mixer(seed=2), mixer(seed=3)
     state = State(raw.state_dict(), {}, {}, averaged.state_dict() if ema else {})
     path = checkpoint.save(tmp_path, state, position(1), checkpoint.RetentionPolicy(1))
@@ -65,7 +65,7 @@ def test_a_widemix_run_with_its_averaged_weights_if_it_has_them(tmp_path, ema):
         assert same(target, averaged if ema else raw)
 
 
-def test_a_head_for_other_classes_is_newly_initialised_and_the_rest_is_loaded(tmp_path):
+def test_a_head_for_other_classes_is_new(tmp_path):
     source, target = mixer(seed=1, classes=5), mixer(seed=2, classes=7)
     initial = target.head.weight.clone()
     assert len(load_init_weights(target, written(source, tmp_path / "weights"))) == 2
@@ -92,7 +92,7 @@ def test_a_mixer_for_larger_images_is_grown(tmp_path, kind, method):
     assert same(target, source.grown(2, method), 16)
 
 
-def test_a_mixer_of_other_classes_is_grown_with_a_new_head(tmp_path):
+def test_a_mixer_of_other_classes_has_a_new_head(tmp_path):
     source, target = mixer(seed=1, classes=5), mixer(16, classes=7, seed=2, token_hidden=24)
     initial, body = target.head.weight.clone(), source.grown(2, "copies").state_dict()
     assert any("2 x 2" in done for done in load_init_weights(target, written(source, tmp_path / "weights")))
@@ -102,7 +102,7 @@ def test_a_mixer_of_other_classes_is_grown_with_a_new_head(tmp_path):
     assert all(torch.equal(value, body[name]) for name, value in loaded.items())
 
 
-def test_a_head_of_as_many_classes_is_reset_on_demand_and_may_be_missing(tmp_path):
+def test_a_head_is_reset_on_demand_and_may_be_missing(tmp_path):
     source, target = mixer(seed=1), mixer(seed=2)
     initial = target.head.weight.clone()
     assert len(load_init_weights(target, written(source, tmp_path / "weights"), reset_head=True)) == 2
@@ -115,7 +115,7 @@ def test_a_head_of_as_many_classes_is_reset_on_demand_and_may_be_missing(tmp_pat
         load_init_weights(target, str(tmp_path / "body"))
 
 
-def test_a_head_that_the_body_shares_is_reset_under_all_its_names(tmp_path):
+def test_a_shared_head_is_reset_under_all_its_names(tmp_path):
     class Tied(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -139,7 +139,7 @@ def test_a_head_that_the_body_shares_is_reset_under_all_its_names(tmp_path):
         assert torch.equal(target.embedding.weight, source.embedding.weight)
 
 
-def test_both_heads_of_a_distilled_network_are_new_for_other_classes(tmp_path):
+def test_both_heads_of_a_distilled_network_are_new(tmp_path):
     source, target = (timm.create_model(DISTILLED, num_classes=classes) for classes in (7, 5))
     save_file(source.state_dict(), tmp_path / "weights.safetensors")
     assert load_init_weights(target, str(tmp_path / "weights.safetensors")) == [
@@ -157,7 +157,7 @@ DISTILLED = "deit_tiny_distilled_patch16_224"
     ("name", "heads"),
     [("resnet10t", ["fc"]), ("vit_tiny_patch16_224", ["head"]), (DISTILLED, ["head", "head_dist"])],
 )
-def test_all_but_the_head_of_any_network_is_frozen_and_its_batch_norms_keep_their_statistics(name, heads):
+def test_the_body_of_any_network_is_frozen(name, heads):
     network = timm.create_model(name, num_classes=5)
     freeze(network, ["body"])
     trained = {key for key, p in network.named_parameters() if p.requires_grad}
@@ -241,7 +241,7 @@ class Code:
     ],
     ids=["code", "a whole model", "a list", "numbers"],
 )
-def test_what_else_torch_save_wrote_is_refused_and_never_run(tmp_path, content, says):
+def test_what_else_torch_save_wrote_is_never_run(tmp_path, content, says):
     torch.save(content(tmp_path / "run"), tmp_path / "weights.pth")
     with pytest.raises(InputError) as raised:
         load_init_weights(mixer(), str(tmp_path / "weights.pth"))
@@ -250,10 +250,10 @@ def test_what_else_torch_save_wrote_is_refused_and_never_run(tmp_path, content, 
     assert not (tmp_path / "run").exists()
 
 
-def test_timms_pretrained_by_name(monkeypatch):
+def test_timms_pretrained_by_name(system):
     source, target = mixer(seed=1), mixer(seed=2)
     asked = []
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: asked.append((name, pretrained)) or source)
+    system({"timm.create_model": lambda name, pretrained: asked.append((name, pretrained)) or source})
     load_init_weights(target, "timm:mixer_b16_224.goog_in21k")
     assert asked == [("mixer_b16_224.goog_in21k", True)]
     assert same(target, source)
@@ -274,7 +274,7 @@ def test_timms_pretrained_by_name(monkeypatch):
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_in_one_line(tmp_path, target, says):
+def test_weights_that_do_not_fit_are_refused(tmp_path, target, says):
     with pytest.raises(InputError) as raised:
         load_init_weights(target(), written(mixer(), tmp_path / "weights"))
     assert says in str(raised.value)
@@ -336,105 +336,108 @@ def mixer_of_digits(tmp_path: Path) -> str:
     return written(model, tmp_path / "weights")
 
 
-class TestDamagedWeights:
-    """What would train, or read other memory, without a word."""
+FC1 = "blocks.1.mlp_channels.fc1.weight"
 
-    @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-    def test_values_that_are_not_finite_are_refused(self, tmp_path, value, kind):
-        source = mixer().to(kind)
-        with torch.no_grad():
-            source.blocks[1].mlp_channels.fc1.weight[3, 2] = value
-        with pytest.raises(InputError, match=r"blocks.1.mlp_channels.fc1.weight has values that are not finite"):
-            load_init_weights(mixer(), written(source, tmp_path / "weights.safetensors"))
 
-    def test_weights_of_another_shape_are_refused_though_they_are_as_many(self, tmp_path):
-        weights = mixer().state_dict()
-        name = "blocks.1.mlp_channels.fc1.weight"
-        weights[name] = weights[name].T.contiguous()
-        save_file(weights, tmp_path / "weights.safetensors")
-        with pytest.raises(InputError, match=rf"{name} has shape \[12, 24\] there, \[24, 12\] in the recipe's model"):
-            load_init_weights(mixer(), str(tmp_path / "weights.safetensors"))
+def index_of(model: Mixer) -> torch.Tensor:
+    return next(part for name, part in model.named_buffers() if name.endswith("index"))
 
-    def test_a_checkpoint_with_a_flipped_bit_is_refused(self, tmp_path):
-        saved = State(mixer().state_dict(), {}, {}, {})
-        path = checkpoint.save(tmp_path, saved, position(1), checkpoint.RetentionPolicy(1)) / "model.safetensors"
-        damaged = bytearray(path.read_bytes())
-        damaged[-2] ^= 1
-        path.write_bytes(damaged)
-        with pytest.raises(InputError, match=r"model.safetensors: is damaged"):
-            load_init_weights(mixer(), str(tmp_path))
 
-    @pytest.mark.parametrize("index", ["zeros", "out of range"])
-    def test_indices_that_are_no_permutation_are_refused(self, tmp_path, index):
-        source = mixer(permutation="random")
-        permutation = next(part for name, part in source.named_buffers() if name.endswith("index"))
-        permutation.copy_(torch.zeros_like(permutation) if index == "zeros" else permutation + 1)
-        with pytest.raises(InputError, match="index is not a permutation"):
-            load_init_weights(mixer(permutation="random"), written(source, tmp_path / "w.safetensors"))
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        *(
+            (
+                lambda model, value=value: model.get_parameter(FC1).data[3, 2].fill_(value),
+                "has values that are not finite",
+            )
+            for value in (float("nan"), float("inf"))
+        ),
+        (lambda model: index_of(model).zero_(), "index is not a permutation"),
+        (lambda model: index_of(model).add_(1), "index is not a permutation"),
+    ],
+)
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_weights_that_would_train_wrongly_are_refused(tmp_path, change, says, kind):
+    source = mixer(permutation="random").to(kind)
+    change(source)
+    with pytest.raises(InputError, match=says):
+        load_init_weights(mixer(permutation="random"), written(source, tmp_path / "weights.safetensors"))
 
-    @pytest.mark.parametrize(
-        ("name", "change", "words"),
-        [
-            ("columns", lambda t: t + 1000, "columns has entries outside of 0 to 11"),
-            ("order", lambda t: t.flip(0), "order does not fit"),
-            ("row_starts", lambda t: t + 1, "row_starts does not divide"),
-        ],
-    )
-    def test_positions_of_sparse_weights_that_do_not_fit_are_refused(self, name, change, words):
-        layer = SparseLinear(12, 8, 0.5, (1,))
+
+def test_as_many_weights_of_another_shape_are_refused(tmp_path):
+    weights = mixer().state_dict()
+    weights[FC1] = weights[FC1].T.contiguous()
+    save_file(weights, tmp_path / "weights.safetensors")
+    with pytest.raises(InputError, match=rf"{FC1} has shape \[12, 24\] there, \[24, 12\] in the recipe's model"):
+        load_init_weights(mixer(), str(tmp_path / "weights.safetensors"))
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    saved = State(mixer().state_dict(), {}, {}, {})
+    path = checkpoint.save(tmp_path, saved, position(1), checkpoint.RetentionPolicy(1)) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(InputError, match=r"model.safetensors: is damaged"):
+        load_init_weights(mixer(), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("columns", lambda t: t + 1000, "columns has entries outside of 0 to 11"),
+        ("order", lambda t: t.flip(0), "order does not fit"),
+        ("row_starts", lambda t: t + 1, "row_starts does not divide"),
+    ],
+)
+def test_positions_of_sparse_weights_that_do_not_fit_are_refused(name, change, words):
+    layer = SparseLinear(12, 8, 0.5, (1,))
+    check_indices(layer)
+    layer.get_buffer(name).copy_(change(layer.get_buffer(name)))
+    with pytest.raises(ValueError, match=words):
         check_indices(layer)
-        layer.get_buffer(name).copy_(change(layer.get_buffer(name)))
-        with pytest.raises(ValueError, match=words):
-            check_indices(layer)
 
 
 class LooksAtNumbers(torch.nn.Module):
-    """As routing does: which of its parts are used depends on numbers, which the meta device has none of."""
+    """As routing does: which of its parts are used depends on numbers, which the meta device has none of.
 
-    def __init__(self):
+    In training it drops out, and uses another part than in evaluation.
+    """
+
+    def __init__(self, looks: bool):
         super().__init__()
-        self.norm, self.used = torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
-        self.other, self.frozen = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2).requires_grad_(False)
+        self.norm, self.used, self.other, self.evaluated = (
+            torch.nn.BatchNorm1d(4),
+            *(torch.nn.Linear(4, 2) for _ in "abc"),
+        )
+        self.frozen, self.looks = torch.nn.Linear(4, 2).requires_grad_(False), looks
 
     def forward(self, x):
-        x = self.norm(x)
-        return self.used(x) if x.isfinite().all().item() else self.other(x)
+        if not self.training:
+            return self.evaluated(x)
+        x = torch.nn.functional.dropout(self.norm(x), 0.5)
+        return self.used(x) if not self.looks or x.isfinite().all().item() else self.other(x)
 
 
+@pytest.mark.parametrize("looks", [False, True])
 @pytest.mark.parametrize("training", [True, False])
-def test_unused_parameters_of_a_network_that_looks_at_numbers(training):
-    module = LooksAtNumbers().train(training)
+def test_unused_parameters_are_those_of_training(looks, training):
+    module = LooksAtNumbers(looks).train(training)
     before, state = copy.deepcopy(module.state_dict()), torch.random.get_rng_state()
-    assert unused_parameters(module, torch.randn(8, 4, generator=torch.Generator().manual_seed(0))) == {
-        "other.weight",
-        "other.bias",
-    }
+    with torch.no_grad():
+        unused = unused_parameters(module, torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
+    assert unused == {f"{part}.{name}" for part in ("other", "evaluated") for name in ("weight", "bias")}
     assert module.training is training
     assert torch.equal(torch.random.get_rng_state(), state)
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, before[name]), name
 
 
-class Trains(torch.nn.Module):
-    """In training it drops out, and uses another part than in evaluation; `refuses` the meta device as some do."""
-
-    def __init__(self, refuses: bool):
-        super().__init__()
-        self.training_part, self.other = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
-        self.frozen = torch.nn.Linear(4, 2).requires_grad_(False)
-        self.refuses = refuses
-
+class RefusesMeta(LooksAtNumbers):
     def forward(self, x):
-        if self.refuses and x.is_meta:
+        if x.is_meta:
             raise ValueError("no numbers")
-        return self.training_part(torch.nn.functional.dropout(x, 0.5)) if self.training else self.other(x)
+        return super().forward(x)
 
 
-@pytest.mark.parametrize("refuses", [False, True])
-def test_unused_parameters_are_those_of_training_that_are_trained_and_no_random_number_is_used_up(refuses):
-    module, state = Trains(refuses).eval(), torch.random.get_rng_state()
-    with torch.no_grad():
-        assert unused_parameters(module, torch.ones(8, 4)) == {"other.weight", "other.bias"}
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert not module.training
+def test_unused_parameters_of_a_network_without_a_meta_device():
+    assert "evaluated.bias" in unused_parameters(RefusesMeta(False), torch.ones(8, 4))

@@ -2,24 +2,27 @@
 
 import json
 import math
-from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from tests.conftest import ROOT
+from tests.run.saved import ALONE, state
+from widemix.data.batches import Batch
+from widemix.data.grid import training_grid
 from widemix.data.random import DROPOUT, key
 from widemix.distributed.requests import Request
 from widemix.engine import StepResult
 from widemix.formats.manifest import Prepared
 from widemix.recipe import load_recipe
-from widemix.run.checkpoint import Checkpoint, Position, UnloggedSteps
+from widemix.run import checkpoint
+from widemix.run.checkpoint import Checkpoint, Position, RetentionPolicy, UnloggedSteps
 from widemix.run.run_dir import ResumeState
-from widemix.training import log_interval, loop
-from widemix.training.faults import Diverged, GradientWatch
+from widemix.training.faults import Diverged, Rollback
 from widemix.training.log_interval import LogInterval
 from widemix.training.loop import Loop, RunContext
 from widemix.training.schedule import Schedule
@@ -27,78 +30,65 @@ from widemix.training.schedule import Schedule
 STEP_S, WAIT_S, EVALUATION_S, SAVE_S = 1.0, 0.25, 100.0, 10.0
 BATCH, EPOCH, LAST, EVERY = 64, 4, 12, 2  # samples of a step, and steps
 WORLD = 3  # ranks, all of which have the same
+EVALUATE, SAVE, STOP = Request.EVALUATE, Request.SAVE, Request.STOP
+RARELY, NO_SKIPS, ONE_SKIP = {"log.every": 100}, {"faults.max_skipped_steps": 0}, {"faults.max_skipped_steps": 1}
+MINUTES = {"eval.every_minutes": 5, "train.save_minutes": 5}
 
 
 class Run:
-    """A loop of three epochs of four steps whose parts take the seconds above; the loss of a step is its number."""
+    """A loop of three epochs of four steps whose parts take the seconds above; the loss of a step is its number.
 
-    parts = 1  # micro-batches of a step
+    failing: data steps whose losses are not finite, which their gradients do not show; norms: others of gradients, by
+    the step; asked: requests by the number of their poll, from 1; ranges: data steps that are skipped.
+    """
 
     def __init__(
-        self,
-        monkeypatch,
-        tmp_path,
-        *overrides,
-        position=None,
-        asked=None,
-        rank=0,
-        rollback=None,
-        context=None,
-        **known,
-    ):
+        self, system, tmp_path, keys=(), position=None, asked=(), rank=0, ranges=(), rollbacks=0, failing=(),
+        norms=(), block_norms=(), parts=1, draws=False, metrics=None, context=None, recipe="digits/mixer", **known,
+    ):  # fmt: skip
         self.now, self.lines, self.saved, self.evaluated, self.seeds = 0.0, [], [], [], []
         self.averaged, self.loaded, self.beats, self.rewound = [], [], [], []  # each by the step at which it was
-        self.asked = asked or {}  # by the number of its poll, from 1
-        self.polls = 0
-        self.notes = []
+        self.asked, self.polls = dict(asked), 0
+        self.notes, self.stepped = [], 0
         self.calls = []  # of what a run ends with, and of its log
-        monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        monkeypatch.setattr(log_interval, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        monkeypatch.setattr(loop, "LogInterval", lambda *steps: LogInterval(*steps, began=self.now))
-        monkeypatch.setattr(log_interval, "mean_over_ranks", lambda tensor: tensor)
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: WORLD)
-        fixed = [
-            ("train.epochs", "3"),
-            ("train.global_batch", f"{BATCH}"),
-            ("log.every", f"{EVERY}"),
-            ("eval.every_epochs", "1"),
-        ]
-        recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [*fixed, *overrides])
+        self.failing, self.norms, self.block_norms = failing, dict(norms), dict(block_norms)
+        self.parts, self.draws, self.metrics = parts, draws, metrics or {}
+        clock = lambda: self.now  # noqa: E731
+        system({"time.perf_counter": clock, "time.monotonic": clock})
+        ranks = {"get_rank": lambda: rank, "get_world_size": lambda: WORLD}
+        ranks |= {"all_reduce": lambda tensor: tensor.mul_(WORLD), "broadcast_object_list": lambda *_, **__: None}
+        system({f"torch.distributed.{name}": answer for name, answer in ranks.items()})
+        fixed = {"train.epochs": 3, "train.global_batch": BATCH, "log.every": EVERY, "eval.every_epochs": 1}
+        overrides = [(name, str(value)) for name, value in (fixed | dict(keys)).items()]
+        self.recipe = load_recipe(ROOT / f"recipes/{recipe}.yaml", overrides)
         engine = SimpleNamespace(
             device=torch.device("cpu"),
             step=self._step,
             blocks=lambda: ["stem", "head"],
             weight_norm=lambda: 3.0,
             average_buffers=lambda: self.averaged.append((self.loop.step, len(self.evaluated), len(self.saved))),
-            load=self.loaded.append,
+            load=lambda weights: self.loaded.append(weights.model["fc.bias"].tolist()[0]),
             scalars=lambda: {"loss_scale": 2.0},
             local_shards=list,
         )
+        log = {kind: partial(self._log, kind) for kind in ("write", "report_event", "record")}
+        saver = {"failure": lambda: None, "finish": lambda: None}
         parts = {
-            "log": SimpleNamespace(
-                **{kind: partial(self._log, kind) for kind in ("write", "report_event", "record")},
-                note=self.notes.append,
-                rewind=self.rewound.append,
-                writer=None,
-            ),
+            "log": SimpleNamespace(**log, note=self.notes.append, rewind=self.rewound.append, writer=None),
             "saver": SimpleNamespace(
-                begin=self._save,
-                failure=lambda: None,
-                finish=lambda: None,
-                finish_all_ranks=lambda: self.calls.append("the last save"),
+                **saver, begin=self._save, finish_all_ranks=lambda: self.calls.append("the last save")
             ),
-            "rollback": rollback or SimpleNamespace(next_used=lambda step: step, next_skipped=lambda step: None),
+            "rollback": Rollback(tmp_path, ALONE, len(ranges) + rollbacks, ranges),
             "watchdog": SimpleNamespace(beat=lambda: self.beats.append(self.loop.step)),
             "stop": SimpleNamespace(requested=False),
             "requests": SimpleNamespace(poll=self._poll, finish=lambda: self.calls.append("the last requests")),
             "peak_fraction": 0.001,
         }
-        state = ResumeState(tmp_path, position and Checkpoint(tmp_path, position), **known)
+        resume = ResumeState(tmp_path, position and Checkpoint(tmp_path, position), **known)
         schedule = Schedule(EPOCH, LAST, lambda step: 0.5**step)
-        self.recipe = recipe
-        context = RunContext(**(parts | (context or {})))
-        self.loop = Loop(recipe, engine, schedule, self._evaluate, context, state)
+        self.loop = Loop(
+            self.recipe, engine, schedule, self._evaluate, RunContext(**(parts | (context or {}))), resume
+        )
         self.result = self.loop.fit(SimpleNamespace(batches=self._batches))
         self.trained = [line for line in self.lines if line["split"] == "train"]
 
@@ -107,8 +97,13 @@ class Run:
         assert len(batches) == self.parts
         self.seeds.append(torch.initial_seed())
         self.now += STEP_S
-        norms = torch.tensor([1.0, 2.0]) if self.loop.engine.wants_block_norms else None
-        return StepResult(torch.tensor(self.loop.step + 1.0), torch.tensor(2.0 * self.loop.step), norms)
+        self.stepped += 1
+        if self.draws:
+            torch.rand(1)
+        step, fails = self.loop.step, self.loop.data_step in self.failing
+        blocks = torch.tensor(self.block_norms.get(step, [1.0, 2.0])) if self.loop.engine.wants_block_norms else None
+        norm = torch.tensor(self.norms.get(step, 2.0 * step))
+        return StepResult(torch.tensor(math.nan if fails else step + 1.0), norm, blocks)
 
     @contextmanager
     def _batches(self, epoch, first):
@@ -117,7 +112,8 @@ class Run:
                 assert step == self.loop.data_step
                 self.now += WAIT_S
                 for part in range(self.parts):
-                    yield SimpleNamespace(step=step, part=part, replaced=(1 + part) * (step == 5))
+                    images = torch.full((8, 3, 8, 8), step + part / 10)
+                    yield Batch(images, torch.eye(10)[:8], np.arange(8), replaced=(1 + part) * (step == 5))
 
         yield each()
 
@@ -128,7 +124,7 @@ class Run:
     def _evaluate(self):
         self.now += EVALUATION_S
         self.evaluated.append(self.loop.step)
-        return {"top1": float(self.loop.step), "loss": 1.0}
+        return {"top1": float(self.loop.step), "loss": 1.0} | self.metrics
 
     def _save(self, shards, position):
         self.now += SAVE_S
@@ -136,21 +132,79 @@ class Run:
 
     def _poll(self, own):
         self.polls += 1
-        return self.asked.get(self.polls, Request.NONE)
+        return own | self.asked.get(self.polls, Request.NONE)
+
+    def events(self, kind: str) -> list[dict]:
+        return [line for line in self.lines if line.get("event") == kind]
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
-    return lambda *overrides, **others: Run(monkeypatch, tmp_path, *overrides, **others)
+def run(system, tmp_path):
+    return lambda keys=(), **others: Run(system, tmp_path, keys, **others)
 
 
-def place(step: int, **others) -> Position:
+def place(step: int, ahead: int = 0, **others) -> Position:
     fixed = {"scalars": {}, "metrics": {}, "recipe": {}}
-    return Position(step=step, data_step=step, seconds=1000.0, **fixed, **others)
+    return Position(step=step, data_step=step + ahead, seconds=1000.0, **fixed, **others)
 
 
-def test_a_line_has_the_means_of_its_steps_and_their_speed_without_evaluations_and_saves(run):
-    whole = run(("log.block_norms", "true"))
+def ended(match: str, run, keys, **options) -> Diverged:
+    with pytest.raises(Diverged, match=match) as raised:
+        run(keys, **options)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "evaluated", "saved"),
+    [
+        ({}, {}, [4, 8, 12], [4, 8, 12]),
+        ({"eval.every_epochs": 2}, {}, [8, 12], [4, 8, 12]),
+        ({"train.save_every_steps": 3}, {}, [4, 8, 12], [3, 6, 9, 12]),
+        ({"train.save_every_steps": 5, "train.keep_best": "top1"}, {}, [4, 8, 12], [4, 5, 8, 10, 12]),
+        ({}, {"position": place(LAST)}, [12], []),  # it was killed before its result
+        ({}, {"position": place(4, evaluation_due=True)}, [4, 8, 12], [4, 8, 12]),
+        # The clock asks once: for an evaluation at the end of an epoch, not at that of the next.
+        (MINUTES, {"asked": {2: EVALUATE}}, [4, 12], [12]),
+        (MINUTES, {"asked": {6: SAVE}}, [12], [6, 12]),
+        ({"eval.every_minutes": 0.05}, {}, [4, 8, 12], [4, 8, 12]),  # which count from each evaluation
+        ({"eval.every_minutes": 1}, {}, [12], [4, 8, 12]),
+        ({"eval.every_minutes": 0.05}, {"position": place(4, evaluation_due=True)}, [4, 8, 12], [4, 8, 12]),
+        ({}, {"asked": {3: STOP}}, [], [3]),
+        ({}, {"asked": {4: STOP}}, [], [4]),
+        # Steps are counted without the data that are skipped; an epoch ends also where its last ones are.
+        ({"eval.every_epochs": 2, "train.save_every_steps": 5}, {"position": place(3, 2)}, [6, 12], [5, 10, 12]),
+        ({}, {"position": place(4), "ranges": [(4, 6)]}, [6, 10, 12], [6, 10, 12]),
+        ({}, {"ranges": [(3, 6)]}, [3, 5, 9, 12], [3, 5, 9, 12]),
+        # No step is saved unless its loss was finite, but the last.
+        ({"train.save_every_steps": 3, **RARELY}, {"failing": (2, 4)}, [4, 8, 12], [6, 9, 12]),
+        ({"train.save_every_steps": 3, **RARELY}, {"failing": (9, 10, 11)}, [4, 8, 12], [3, 6, 9, 12]),
+        ({"train.save_minutes": 5, **RARELY}, {"failing": (4,), "asked": {5: SAVE}}, [4, 8, 12], [6, 12]),
+        ({}, {"failing": (LAST - 1,), "asked": {LAST: STOP}}, [4, 8], [4, 8, 12]),
+    ],
+)
+def test_a_run_evaluates_and_saves_at_its_steps(run, keys, options, evaluated, saved):
+    whole = run(keys, **options)
+    assert whole.evaluated == evaluated
+    assert [position.step for position in whole.saved] == saved
+    stopped = STOP in dict(options.get("asked", {})).values()
+    assert (whole.result is None) == stopped
+    ahead = sum(stop - first for first, stop in options.get("ranges", ())) or 2 * (saved == [5, 10, 12])
+    assert whole.loop.data_step == whole.loop.step + ahead
+    for position in whole.saved:
+        done = position.step in evaluated
+        assert position.metrics == ({"top1": float(position.step), "loss": 1.0} if done else {})
+        assert position.evaluation_due is (stopped and position.step in (4, LAST) and not done)
+    if stopped:
+        assert whole.lines[-1] == {"step": whole.loop.step, "split": "event", "event": "stopped"}
+        assert not whole.loop.health.failing
+    else:
+        last = {"top1": 12.0, "loss": 1.0, "step": 12}
+        assert whole.result == last | {"seconds": whole.now + 1000.0 * ("position" in options)}
+
+
+def test_a_line_has_means_and_speed_of_its_steps(run):
+    """Without evaluations and saves; the epoch has four decimals."""
+    whole = run({"log.block_norms": "true"})
     assert [line["step"] for line in whole.trained] == [2, 4, 6, 8, 10, 12]
     for line in whole.trained:
         last = line["step"]
@@ -162,38 +216,24 @@ def test_a_line_has_the_means_of_its_steps_and_their_speed_without_evaluations_a
         assert line["data_wait"] == pytest.approx(WAIT_S / (STEP_S + WAIT_S))
         assert line.get("replaced") == (WORLD if last == 6 else None)
         assert (line["grad_norm/stem"], line["grad_norm/head"], line["weight_norm"]) == (1, 2, 3)
+    assert whole.now == 12 * (STEP_S + WAIT_S) + 3 * (EVALUATION_S + SAVE_S)
+    assert [position.seconds for position in whole.saved] == [105.0, 220.0, 335.0]  # each before it is saved
+    lines = [(line["step"], line["epoch"], line["top1"]) for line in whole.lines if line["split"] == "eval"]
+    assert lines == [(4, 1.0, 4.0), (8, 2.0, 8.0), (12, 3.0, 12.0)]
+    assert whole.beats == list(range(1, LAST + 1))
 
 
-def test_norms_that_are_not_finite_are_left_out(monkeypatch, tmp_path):
+def test_norms_that_are_not_finite_are_left_out(run):
     """As of a step that fp16 skips, the last one before a line: JSON has neither NaN nor Infinity."""
-
-    class Overflows(Run):
-        def _step(self, batches, lr):
-            result = super()._step(batches, lr)
-            norms = torch.tensor([math.inf, 2.0]) if self.loop.step == 3 else result.block_norms
-            return StepResult(result.loss, result.grad_norm, norms)
-
-    lines = Overflows(monkeypatch, tmp_path, ("log.block_norms", "true")).trained
+    lines = run({"log.block_norms": "true"}, block_norms={3: [math.inf, 2.0]}).trained
     assert [line.get("grad_norm/stem") for line in lines] == [1.0, None, 1.0, 1.0, 1.0, 1.0]
     assert all(line["grad_norm/head"] == 2.0 for line in lines)
     json.dumps(lines, allow_nan=False)
 
 
-def test_evaluations_and_saves_come_with_epochs_and_the_result_has_all_seconds(run):
-    whole = run()
-    assert whole.evaluated == [position.step for position in whole.saved] == [4, 8, 12]
-    lines = [(line["step"], line["epoch"], line["top1"]) for line in whole.lines if line["split"] == "eval"]
-    assert lines == [(4, 1.0, 4.0), (8, 2.0, 8.0), (12, 3.0, 12.0)]
-    assert [position.metrics for position in whole.saved] == [{"top1": s, "loss": 1.0} for s in (4.0, 8.0, 12.0)]
-    assert whole.now == 12 * (STEP_S + WAIT_S) + 3 * (EVALUATION_S + SAVE_S)
-    assert whole.result == {"top1": 12.0, "loss": 1.0, "step": 12, "seconds": whole.now}
-    assert [position.seconds for position in whole.saved] == [105.0, 220.0, 335.0]  # each before it is saved
-
-
-def test_an_evaluation_that_is_not_finite_is_an_event_and_null_in_the_result(run, monkeypatch):
-    monkeypatch.setattr(Run, "_evaluate", lambda self: {"top1": 0.0, "loss": math.nan})
+def test_an_evaluation_that_is_not_finite_is_an_event(run):
     written: list[tuple] = []
-    failing = run(context={"mistakes": Noted(written, "mistakes")})
+    failing = run(context={"mistakes": Noted(written, "mistakes")}, metrics={"top1": 0.0, "loss": math.nan})
     assert [step for *_, step in written] == [4, 8, 12]
     assert [line["split"] for line in failing.lines if line["step"] == 8] == ["train", "event"]
     event = {"step": 8, "split": "event", "event": "evaluation_failed", "loss": "nan"}
@@ -202,144 +242,93 @@ def test_an_evaluation_that_is_not_finite_is_an_event_and_null_in_the_result(run
     assert (failing.result["top1"], failing.result["loss"]) == (0.0, None)
 
 
-def test_a_resumed_run_has_the_seconds_before_and_the_speed_of_its_own_steps(run):
-    """Step 3 was trained before, and is in the line of step 4."""
+@pytest.mark.parametrize("due", [False, True])
+def test_a_resumed_run_has_the_speed_of_its_own_steps(run, due):
+    """Step 3 was trained before, and is in the line of step 4; no line counts an evaluation at the start."""
     unlogged = UnloggedSteps(losses=[9.0], grad_norms=[8.0], replaced=3)
-    resumed = run(position=place(3, unlogged=unlogged))
+    resumed = run(position=place(4, evaluation_due=True) if due else place(3, unlogged=unlogged))
     first, second, *_ = resumed.trained
-    assert (first["step"], first["loss"], first["grad_norm"]) == (4, (9 + 4) / 2, (8 + 6) / 2)
-    assert first["replaced"] == 3
+    if not due:
+        assert (first["step"], first["loss"], first["grad_norm"]) == (4, (9 + 4) / 2, (8 + 6) / 2)
+        assert first["replaced"] == 3
+        assert resumed.saved[0].seconds == 1000 + STEP_S + WAIT_S + EVALUATION_S
     for line in (first, second):
         assert line["images_per_s"] == pytest.approx(BATCH / (STEP_S + WAIT_S))
         assert line["data_wait"] == pytest.approx(WAIT_S / (STEP_S + WAIT_S))
-    assert resumed.result["seconds"] == 1000 + resumed.now
-    assert resumed.saved[0].seconds == 1000 + STEP_S + WAIT_S + EVALUATION_S
 
 
 def test_a_save_keeps_the_steps_that_no_line_has_yet(run):
-    saving = run(("train.save_every_steps", "3"))
+    saving = run({"train.save_every_steps": 3})
     assert [line["loss"] for line in saving.trained] == [1.5, 3.5, 5.5, 7.5, 9.5, 11.5]  # no step is counted twice
     assert [line.get("replaced") for line in saving.trained] == [None, None, WORLD, None, None, None]
-    saved = saving.saved
-    assert [(each.step, each.unlogged.losses) for each in saved] == [(3, [3]), (6, []), (9, [9]), (12, [])]
-    assert [each.unlogged.grad_norms for each in saved] == [[4], [], [16], []]
+    unlogged = [(each.step, each.unlogged.losses, each.unlogged.grad_norms) for each in saving.saved]
+    assert unlogged == [(3, [3], [4]), (6, [], []), (9, [9], [16]), (12, [], [])]
     # Each once, before what is evaluated and saved at its step.
     assert saving.averaged == [(3, 0, 0), (4, 0, 1), (6, 1, 1), (8, 1, 2), (9, 2, 2), (12, 2, 3)]
-    assert saving.beats == list(range(1, LAST + 1))
 
 
-def test_a_save_keeps_recipe_and_data_and_both_counts_of_steps(run):
+def test_a_save_keeps_recipe_and_data(run):
     prepared, data = Prepared(max_size=77), {"train.beton": "1"}
     whole = run(data=data, prepared=prepared)
     for each in whole.saved:
         assert (each.data, each.prepared, each.recipe) == (data, prepared, whole.recipe.model_dump(mode="json"))
         assert each.scalars == {"loss_scale": 2.0}
-        assert each.step == each.data_step
-
-
-def test_a_run_that_was_killed_before_its_result_only_evaluates(run):
-    resumed = run(position=place(LAST))
-    assert (resumed.evaluated, resumed.saved, resumed.beats) == ([LAST], [], [])
-    assert resumed.result == {"top1": 12.0, "loss": 1.0, "step": 12, "seconds": 1000 + EVALUATION_S}
-
-
-class Draws(Run):
-    """A network with dropout."""
-
-    def _step(self, batches, lr):
-        torch.rand(1)
-        return super()._step(batches, lr)
 
 
 @pytest.mark.parametrize(
-    ("kind", "before", "told"),
-    [(Run, [2], []), (Draws, [], [""]), (Draws, [2, WORLD], [""]), (Draws, [2], ["its last start had 2 ranks"])],
+    ("draws", "before", "told"),
+    [(False, [2], []), (True, [], [""]), (True, [2, WORLD], [""]), (True, [2], ["its last start had 2 ranks"])],
 )
-def test_each_start_says_once_that_random_numbers_depend_on_ranks(monkeypatch, tmp_path, kind, before, told):
+def test_a_start_says_once_that_random_numbers_depend_on_ranks(run, tmp_path, draws, before, told):
     (tmp_path / "starts.jsonl").write_text("".join(f'{{"step": 1, "ranks": {ranks}}}\n' for ranks in before))
-    notes = kind(monkeypatch, tmp_path).notes
+    notes = run(draws=draws).notes
     assert len(notes) == len(told)
     for note, end in zip(notes, told, strict=True):
         assert "the network draws random numbers" in note
         assert note.endswith(end or "by more than rounding")
 
 
-class Fails(Run):
-    """The losses of some data steps are not finite, which their gradients do not show."""
+def test_dropout_has_a_seed_for_each_step_and_rank(run):
+    """Whatever came before."""
+    first, other = run(), run(rank=1)
+    assert first.seeds == [int(key(0, step, 0, DROPOUT)) for step in range(LAST)]
+    assert other.seeds == [int(key(0, step, 1, DROPOUT)) for step in range(LAST)]
+    assert len({*first.seeds, *other.seeds}) == 2 * LAST
+    assert run(position=place(5, 2)).seeds == first.seeds[5:]
+    assert not {*run({"train.seed": 1}).seeds} & {*first.seeds}
 
-    failing: Sequence[int] = ()
 
-    def _step(self, batches, lr):
-        result, fails = super()._step(batches, lr), self.loop.data_step in self.failing
-        return StepResult(torch.tensor(math.nan) if fails else result.loss, result.grad_norm, result.block_norms)
+OFTEN = {"train.save_every_steps": 3, **RARELY}
 
 
-def test_no_step_is_saved_unless_its_loss_was_finite_but_the_last(monkeypatch, tmp_path):
-    class NoWay(SimpleNamespace):
-        def exclude(self, diverged):
-            raise Diverged(f"{diverged}; no way", diverged.first, diverged.stop)
-
-    rollback = NoWay(next_used=lambda step: step, next_skipped=lambda step: None)
-    often = ("train.save_every_steps", "3"), ("log.every", "100")
-    monkeypatch.setattr(Fails, "failing", (2, 4))
-    failing = Fails(monkeypatch, tmp_path, *often)
-    assert [each.step for each in failing.saved] == [6, 9, 12]
-    skipped = [line["step"] for line in failing.lines if line.get("event") == "step_skipped"]
-    assert skipped == [3, 5]
+def test_steps_that_failed_are_in_no_mean(run):
+    failing = run(OFTEN, failing=(2, 4))
+    assert [line["step"] for line in failing.events("step_skipped")] == [3, 5]
     (line,) = failing.trained
     assert line["loss"] == (sum(range(1, 13)) - 3 - 5) / 10
-    monkeypatch.setattr(Fails, "failing", (9, 10, 11))
-    ended = Fails(monkeypatch, tmp_path, *often, rollback=rollback)
-    assert ([each.step for each in ended.saved], ended.result["step"]) == ([3, 6, 9, 12], 12)
-    lines = []
-    monkeypatch.setattr(Fails, "_evaluate", lambda self: lines.append(self.lines) or {"loss": 1.0})
-    with pytest.raises(Diverged, match="the loss is nan at step 10; no way"):
-        Fails(monkeypatch, tmp_path, *often, ("faults.max_skipped_steps", "2"), rollback=rollback)
-    event = {"step": 12, "split": "event", "event": "diverged", "reason": "the loss is nan at step 10; no way"}
-    assert lines[0][-1] == event
-    monkeypatch.setattr(Fails, "failing", (9, 10))
-    ahead = place(3).model_copy(update={"data_step": 5})
-    with pytest.raises(Diverged) as raised:
-        Fails(monkeypatch, tmp_path, *often, ("faults.max_skipped_steps", "1"), rollback=rollback, position=ahead)
-    assert (raised.value.first, raised.value.stop) == (9, 11)
+
+
+def test_too_many_failed_steps_end_a_run(run):
+    no_way = "the loss is nan at step 10; .*allows no further rollback"
+    raised = ended(no_way, run, {**OFTEN, "faults.max_skipped_steps": 2}, failing=(9, 10, 11))
+    assert (raised.first, raised.stop) == (9, 12)
+    raised = ended("nan at step 8", run, {**OFTEN, **ONE_SKIP}, failing=(9, 10), position=place(3, 2))
+    assert (raised.first, raised.stop) == (9, 11)
+    ended("the loss is nan at step 12", run, NO_SKIPS, failing=(LAST - 1,), asked={LAST: STOP})
 
 
 @pytest.mark.parametrize(
-    ("data_step", "saved"),
-    [(3, [(4, 4), (4, 4), (6, 8), (10, 12), (12, 14)]), (5, [(4, 4), (4, 8), (8, 12), (12, 16)])],
+    ("ahead", "saved"),
+    [(0, [(4, 4), (4, 4), (6, 8), (10, 12), (12, 14)]), (2, [(4, 4), (4, 8), (8, 12), (12, 16)])],
 )
-def test_a_rollback_goes_on_from_the_checkpoint_without_the_data_of_the_failed_steps(
-    monkeypatch, tmp_path, data_step, saved
-):
+def test_a_rollback_goes_on_without_the_data_that_failed(run, tmp_path, ahead, saved):
     """Data steps 5 and 6 fail, as the line of step 8 finds; the checkpoint has a step that no line has yet."""
-    skipped, excluded, asked = [], [], []
-
-    def next_used(step):
-        return next((stop for first, stop in skipped if first <= step < stop), step)
-
-    def exclude(diverged):
-        assert not excluded
-        excluded.append((diverged.first, diverged.stop))
-        skipped.append(excluded[-1])
-        origin = place(3, unlogged=UnloggedSteps(losses=[3.0], grad_norms=[4.0]))
-        origin = origin.model_copy(update={"data_step": data_step})
-        return SimpleNamespace(position=origin, load=lambda verify: f"state, verified again: {verify}")
-
-    def next_skipped(step):
-        asked.append(step)
-        assert len(asked) < 20
-        return min((first for first, _ in skipped if first >= step), default=None)
-
-    rollback = SimpleNamespace(next_used=next_used, exclude=exclude, next_skipped=next_skipped)
-    resets: list[GradientWatch] = []
-    monkeypatch.setattr(GradientWatch, "reset", lambda self: resets.append(self))
-    monkeypatch.setattr(Fails, "failing", (5, 6))
-    failing = Fails(monkeypatch, tmp_path, ("faults.max_skipped_steps", "1"), rollback=rollback)
-    assert excluded == [(5, 7)]
-    assert failing.loaded == ["state, verified again: False"]
-    assert failing.rewound == [3]
-    assert resets == [failing.loop._watch]
-    (event,) = (line for line in failing.lines if line.get("event") == "rollback")
+    origin = place(3, ahead, unlogged=UnloggedSteps(losses=[3.0], grad_norms=[4.0]))
+    checkpoint.save(tmp_path, state(7.0), origin, RetentionPolicy(1))
+    failing = run(ONE_SKIP, failing=(5, 6), rollbacks=1)
+    assert failing.loop.context.rollback.skipped_ranges == [(5, 7)]
+    assert (failing.loaded, failing.rewound) == ([7.0], [3])
+    (event,) = failing.events("rollback")
     assert event == {
         "step": 3, "split": "event", "event": "rollback", "from": 8, "skipped_ranges": [5, 7],
         "reason": "the loss is nan at step 6",
@@ -351,55 +340,10 @@ def test_a_rollback_goes_on_from_the_checkpoint_without_the_data_of_the_failed_s
     assert failing.result["step"] == 12
 
 
-def test_a_run_that_was_stopped_before_its_evaluation_begins_with_it_and_no_line_counts_it(run):
-    resumed = run(position=place(4, evaluation_due=True))
-    assert resumed.evaluated == [4, 8, 12]
-    assert resumed.saved[0].step == 4
-    assert resumed.saved[0].metrics == {"top1": 4.0, "loss": 1.0}
-    assert not resumed.saved[0].evaluation_due
-    assert resumed.trained[0]["images_per_s"] == pytest.approx(BATCH / (STEP_S + WAIT_S))
-
-
-def test_a_stop_saves_at_once_and_leaves_the_evaluation_to_the_next_start(run):
-    stopped = run(asked={4: Request.STOP})
-    assert stopped.result is None
-    assert stopped.lines[-1] == {"step": 4, "split": "event", "event": "stopped"}
-    assert stopped.evaluated == []
-    assert [(each.step, each.evaluation_due) for each in stopped.saved] == [(4, True)]
-    early = run(asked={3: Request.STOP})
-    assert [(each.step, each.evaluation_due) for each in early.saved] == [(3, False)]
-
-
-def test_the_clock_asks_for_one_evaluation_and_for_one_save(run):
-    timed = run(("eval.every_minutes", "5"), ("train.save_minutes", "5"), asked={2: Request.EVALUATE})
-    assert timed.evaluated == [4, 12]  # at the end of the epoch, not at that of the next
-    assert [each.step for each in timed.saved] == [12]
-    timed = run(("eval.every_minutes", "5"), ("train.save_minutes", "5"), asked={6: Request.SAVE})
-    assert timed.evaluated == [12]
-    assert [each.step for each in timed.saved] == [6, 12]
-
-
-def test_the_best_is_kept_only_if_each_evaluation_is_saved(run):
-    options = ("train.save_every_steps", "5"), ("train.keep_best", "top1")
-    saved = run(*options).saved
-    assert [each.step for each in saved] == [4, 5, 8, 10, 12]
-    assert [each.metrics.get("top1") for each in saved] == [4, None, 8, None, 12]
-
-
-def test_dropout_has_a_seed_of_its_own_in_each_step_of_each_rank_whatever_came_before(run):
-    first, other = run(), run(rank=1)
-    resumed = run(position=place(5))
-    assert first.seeds == [int(key(0, step, 0, DROPOUT)) for step in range(LAST)]
-    assert other.seeds == [int(key(0, step, 1, DROPOUT)) for step in range(LAST)]
-    assert len({*first.seeds, *other.seeds}) == 2 * LAST
-    assert resumed.seeds == first.seeds[5:]
-    assert not {*run(("train.seed", "1")).seeds} & {*first.seeds}
-
-
-def test_means_are_of_the_steps_and_the_norms_that_are_finite(monkeypatch):
+def test_means_are_of_steps_and_norms_that_are_finite(system):
     kinds = set()
-    monkeypatch.setattr(log_interval, "mean_over_ranks", lambda tensor: kinds.add(tensor.dtype) or tensor)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    ranks = {"all_reduce": lambda tensor: kinds.add(tensor.dtype) or tensor.mul_(2), "get_world_size": lambda: 2}
+    system({f"torch.distributed.{name}": answer for name, answer in ranks.items()})
     interval = LogInterval(began=0.0)
     rows = [(1.0, 6.0), (math.nan, 1.0), (10.0, math.inf), (7.0, 2.0)]
     for step, (loss, norm) in enumerate(rows, start=5):
@@ -412,23 +356,13 @@ def test_means_are_of_the_steps_and_the_norms_that_are_finite(monkeypatch):
     assert [(each.loss, each.grad_norm) for each in (metrics[0], metrics[3])] == [rows[0], rows[3]]
     line = interval.summary(64)
     assert (line["loss"], line["grad_norm"], line["replaced"]) == (6.0, 4.0, 4)
-    failed = LogInterval(began=0.0)
-    failed.pending.append((1, 1, StepResult(torch.tensor(math.nan), torch.tensor(math.nan)), 0))
-    failed.collect()
-    assert failed.summary(64) is None
-    resumed = LogInterval(UnloggedSteps(losses=[9.0], grad_norms=[8.0]), began=0.0)
-    resumed.pending.append((1, 1, StepResult(torch.tensor(math.nan), torch.tensor(math.nan)), 0))
-    resumed.collect()
-    line = resumed.summary(64)  # of the step before this start
-    assert (line["loss"], line["grad_norm"], line["images_per_s"]) == (9.0, 8.0, 0.0)
-
-
-def no_way(diverged: Diverged):
-    """Find no checkpoint to go back to."""
-    raise diverged
-
-
-NO_WAY = SimpleNamespace(next_used=lambda step: step, next_skipped=lambda step: None, exclude=no_way)
+    for interval in (LogInterval(began=0.0), LogInterval(UnloggedSteps(losses=[9.0], grad_norms=[8.0]), began=0.0)):
+        before = bool(interval.steps.losses)
+        interval.pending.append((1, 1, StepResult(torch.tensor(math.nan), torch.tensor(math.nan)), 0))
+        interval.collect()
+        line = interval.summary(64)
+        assert (line is not None) == before
+    assert (line["loss"], line["grad_norm"], line["images_per_s"]) == (9.0, 8.0, 0.0)  # of the step before this start
 
 
 class Noted:
@@ -441,154 +375,82 @@ class Noted:
         return lambda *words: self._calls.append((self._name, method, *words))
 
 
-def test_steps_are_counted_without_those_of_the_data_that_were_skipped(run):
-    """Two were before this start: step 3 is the data's step 5, and its epoch 1 ends after step 6."""
+def test_profiler_start_and_mistakes_are_told_of_each_step(run):
+    """By the steps of the network: step 3 is the data's step 5, and its epoch 1 ends after step 6."""
     calls: list = []
     parts = {name: Noted(calls, name) for name in ("profiler", "start", "mistakes")}
-    ahead = place(3).model_copy(update={"data_step": 5})
-    keys = ("eval.every_epochs", "2"), ("train.save_every_steps", "5")
-    whole = run(*keys, position=ahead, context=parts)
+    whole = run({"eval.every_epochs": 2}, position=place(3, 2), context=parts)
     expected = []
     for step in range(3, LAST):
         expected += [("profiler", "before", step), ("start", "got_batch"), ("start", "stepped", step + 1)]
         expected += [("mistakes", "write", step + 1)] if step + 1 in (6, LAST) else []
     assert calls == expected
-    assert whole.evaluated == [6, LAST]
-    assert [(each.step, each.data_step) for each in whole.saved] == [(5, 7), (10, 12), (LAST, LAST + 2)]
     assert [(line["step"], line["epoch"]) for line in whole.trained] == [(n, n / EPOCH) for n in (4, 6, 8, 10, 12)]
-    assert whole.seeds == [int(key(0, step, 0, DROPOUT)) for step in range(3, LAST)]
 
 
-def test_the_epoch_of_a_line_has_four_decimals(run):
-    whole = run()
-    whole.loop.schedule = Schedule(7, LAST, lambda step: 1.0)
-    for whole.loop.step in (1, 2):
-        whole.loop._write({})
-    assert [line["epoch"] for line in whole.lines[-2:]] == [0.1429, 0.2857]
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, 0),
+        ({"ranges": [(0, 2)]}, 2),  # whose first data are skipped
+        ({"keys": {"log.images": 0}}, None),
+        ({"position": place(4)}, None),
+        ({"recipe": "mnli/mixer"}, None),
+    ],
+)
+def test_the_first_batch_is_shown_once_where_asked_for(run, digits, options, shown):
+    """By its first part."""
+    images, lines = [], []
+    writer = SimpleNamespace(add_image=lambda name, image, step: images.append((name, image, step)))
+    log = SimpleNamespace(writer=writer, write=lines.append, note=None)
+    keys = {"log.images": 7, "train.grad_accum_steps": 2, "data.path": digits}
+    whole = run(keys | options.pop("keys", {}), parts=2, context={"log": log}, **options)
+    assert [line["replaced"] for line in lines if "replaced" in line] == [3 * WORLD]
+    assert len(images) == (shown is not None)
+    for name, image, step in images:
+        first = Batch(torch.full((8, 3, 8, 8), float(shown)), torch.eye(10)[:8], np.arange(8))
+        assert (name, step) == ("first_batch", 1)
+        assert np.array_equal(image, training_grid(first, 7, whole.recipe.data))
 
 
-def test_a_start_within_a_range_that_is_skipped_goes_on_behind_it(run):
-    skips = SimpleNamespace(next_used=lambda step: 6 if step in (4, 5) else step, next_skipped=lambda step: None)
-    resumed = run(position=place(4), rollback=skips)
-    assert [(each.step, each.data_step) for each in resumed.saved] == [(6, 8), (10, 12), (12, 14)]
-
-
-def test_the_first_batch_is_shown_once_by_its_first_part_and_only_where_images_are_asked_for(monkeypatch, tmp_path):
-    class TwoParts(Run):
-        parts = 2
-
-    shown: list = []
-    monkeypatch.setattr(loop, "training_grid", lambda batch, images, data: (batch.step, batch.part, images, data))
-    writer = SimpleNamespace(add_image=lambda name, image, step: shown.append((name, *image, step)))
-    skips = SimpleNamespace(next_used=lambda step: max(step, 2), next_skipped=lambda step: None)
-
-    def show(images, **others):
-        log = SimpleNamespace(writer=writer, write=lambda line: lines.append(line))
-        lines: list = []
-        keys = ("log.images", images), ("train.grad_accum_steps", "2")
-        recipe = TwoParts(monkeypatch, tmp_path, *keys, context={"log": log}, **others).recipe
-        replaced = [line["replaced"] for line in lines if "replaced" in line]
-        assert replaced == [3 * WORLD]
-        found = [(*image[:4], image[4] is recipe.data, image[5]) for image in shown]
-        shown.clear()
-        return found
-
-    assert show("7") == [("first_batch", 0, 0, 7, True, 1)]
-    assert show("7", rollback=skips) == [("first_batch", 2, 0, 7, True, 1)]  # whose first data are skipped
-    assert show("0") == show("7", position=place(4)) == []
-    monkeypatch.setattr(loop, "DataSection", int)  # as of texts
-    assert show("7") == []
-
-
-def test_a_run_is_said_to_have_stopped_once_all_is_saved_and_by_no_warning(run):
+def test_a_run_has_stopped_once_all_is_saved(run):
     asks = SimpleNamespace(poll=lambda own: own, finish=lambda: None)
     stopped = run(context={"stop": SimpleNamespace(requested=True), "requests": asks})
     assert (stopped.result, [each.step for each in stopped.saved]) == (None, [1])
     assert stopped.calls == ["the last save", "record"]
-    assert run(asked={3: Request.STOP}).calls[-3:] == ["the last requests", "the last save", "record"]
+    assert run(asked={3: STOP}).calls[-3:] == ["the last requests", "the last save", "record"]
     assert run().calls[-3:] == ["write", "the last requests", "the last save"]
 
 
-def test_each_save_that_failed_is_an_event_wherever_it_is_told(run, monkeypatch, tmp_path):
-    def failed(found):
-        return [(each["step"], each["reason"]) for each in found.lines if each.get("event") == "save_failed"]
-
-    calls: list = []
-
+def test_each_save_that_failed_is_an_event(run):
     def saver(**answers):
         others = dict.fromkeys(("begin", "failure", "finish", "finish_all_ranks"), lambda *_: None)
         return {"saver": SimpleNamespace(**(others | answers))}
 
-    assert failed(run(context=saver(begin=lambda shards, position: f"before {position.step}"))) == [
-        (4, "before 4"),
-        (8, "before 8"),
-        (12, "before 12"),
-    ]
+    def failed(found):
+        return [(each["step"], each["reason"]) for each in found.events("save_failed")]
+
+    begin, calls = saver(begin=lambda shards, position: f"before {position.step}"), []
+    assert failed(run(context=begin)) == [(step, f"before {step}") for step in (4, 8, 12)]
     told = saver(failure=lambda: calls.append(0) or ("it is full" if len(calls) == 3 else None))
     assert failed(run(context=told)) == [(3, "it is full")]
-
-    monkeypatch.setattr(Fails, "failing", (5,))
     ends: list = []
-    monkeypatch.setattr(Run, "_log", lambda self, kind, line: ends.append((kind, line.get("event"))))
-    keys = ("faults.max_skipped_steps", "0")
-    with pytest.raises(Diverged):
-        Fails(monkeypatch, tmp_path, keys, rollback=NO_WAY, context=saver(finish=lambda: "it is full"))
-    assert ends[-2:] == [("report_event", "save_failed"), ("record", "diverged")]
+    log = SimpleNamespace(
+        write=lambda line: None, report_event=lambda line: ends.append(("told", line["event"])), writer=None,
+        record=lambda line: ends.append((line["event"], line["step"], line["reason"].partition(";")[0])),
+    )  # fmt: skip
+    ended("nan", run, NO_SKIPS, failing=(5,), context=saver(finish=lambda: "it is full") | {"log": log})
+    assert ends == [("told", "save_failed"), ("diverged", 6, "the loss is nan at step 6")]
 
 
-def test_only_in_fp16_a_gradient_that_is_not_finite_is_usual(run, monkeypatch):
-    step = Run._step
-
-    def overflows(self, batches, lr):
-        result = step(self, batches, lr)
-        return StepResult(result.loss, torch.tensor(math.inf), None) if self.loop.step == 2 else result
-
-    monkeypatch.setattr(Run, "_step", overflows)
-    for precision, skipped in (("fp32", [3]), ("bf16", [3]), ("fp16", [])):
-        whole = run(("train.precision", precision), ("log.every", "100"))
-        assert [line["step"] for line in whole.lines if line.get("event") == "step_skipped"] == skipped
+@pytest.mark.parametrize(("precision", "skipped"), [("fp32", [3]), ("bf16", [3]), ("fp16", [])])
+def test_only_in_fp16_an_infinite_gradient_is_usual(run, precision, skipped):
+    whole = run({"train.precision": precision, **RARELY}, norms={2: math.inf})
+    assert [line["step"] for line in whole.events("step_skipped")] == skipped
 
 
-def test_a_gradient_that_is_not_finite_is_found_at_its_own_step(monkeypatch, tmp_path):
-    class Ends(Fails):
-        def _step(self, batches, lr):
-            result = super()._step(batches, lr)
-            steps.append(self.loop.step + 1)
-            return StepResult(result.loss, torch.tensor(math.inf), None) if self.loop.step == 1 else result
-
-    steps: list[int] = []
-    keys = ("log.every", "100"), ("faults.max_skipped_steps", "0")
-    with pytest.raises(Diverged, match="the gradient norm is inf at step 2"):
-        Ends(monkeypatch, tmp_path, *keys, rollback=NO_WAY)
-    assert steps == [1, 2]
-
-
-def test_a_save_that_was_asked_for_at_a_failed_step_is_made_after_the_next(monkeypatch, tmp_path):
-    monkeypatch.setattr(Fails, "failing", (4,))
-    keys = ("train.save_minutes", "5"), ("log.every", "100")
-    assert [each.step for each in Fails(monkeypatch, tmp_path, *keys, asked={5: Request.SAVE}).saved] == [6, LAST]
-
-
-def test_the_minutes_to_the_next_evaluation_count_from_each(run, monkeypatch):
-    noted: list[int] = []
-    monkeypatch.setattr(loop.Cadence, "evaluated", lambda self: noted.append(0))
-    assert len(run().evaluated) == len(noted) == 3
-    run(position=place(LAST, evaluation_due=True))
-    assert len(noted) == 4
-
-
-def test_an_epoch_ends_also_where_its_last_steps_are_skipped_with_the_next_ones_first(run):
-    rollback = SimpleNamespace(
-        next_used=lambda step: 6 if 3 <= step < 6 else step, next_skipped=lambda step: 3 if step <= 3 else None
-    )
-    whole = run(rollback=rollback)
-    assert whole.evaluated == [3, 5, 9, 12]
-    assert [(each.step, each.data_step) for each in whole.saved] == [(3, 6), (5, 8), (9, 12), (12, 15)]
-
-
-def test_a_last_step_that_failed_is_saved_though_the_run_is_asked_to_stop(monkeypatch, tmp_path):
-    monkeypatch.setattr(Fails, "failing", (LAST - 1,))
-    stopped = Fails(monkeypatch, tmp_path, rollback=NO_WAY, asked={LAST: Request.STOP})
-    assert (stopped.saved[-1].step, stopped.loop.health.failing) == (LAST, False)
-    with pytest.raises(Diverged, match="the loss is nan at step 12"):
-        Fails(monkeypatch, tmp_path, ("faults.max_skipped_steps", "0"), rollback=NO_WAY, asked={LAST: Request.STOP})
+def test_an_infinite_gradient_is_found_at_its_own_step(run, capsys):
+    steps: list = []
+    start = {"start": Noted(steps, "start")}
+    ended("the gradient norm is inf at step 2", run, NO_SKIPS | RARELY, norms={1: math.inf}, context=start)
+    assert [step for _, _, *words in steps for step in words] == [1, 2]

@@ -1,9 +1,11 @@
 """What a run shows on request: misclassified images, confusions, gradients by block, a trace; on any ranks."""
 
 import gzip
+import itertools
 import json
 import os
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,13 +14,14 @@ import pytest
 import torch
 
 from tests.conftest import ROOT, SMALL, Fork
+from widemix.data.grid import denormalise, grid
 from widemix.errors import InputError
 from widemix.estimate.utilisation import find_gpu, fraction_of_peak
 from widemix.models.cost import model_cost
 from widemix.recipe import load_recipe
 from widemix.run.run_dir import default_run_dir
-from widemix.training import mistakes, profile
-from widemix.training.mistakes import confusion_image
+from widemix.training.mistakes import Mistakes, confusion_image, mistakes_grid
+from widemix.training.profile import Profiler, torch_profiler
 
 WATCHED = (
     *("--log.mistakes", "9", "--log.block_norms", "true", "--train.profile", "3:5", "--log.images", "0"),
@@ -92,56 +95,60 @@ def test_the_trace_is_of_the_asked_steps(watched):
     assert len(list((watched / "two/profile").iterdir())) == 1  # of rank 0
 
 
-REGRESSION = [("data.targets", "regression"), ("train.loss", "mse"), ("augment.smoothing", "0")]
+REGRESSION = {"data.targets": "regression", "train.loss": "mse", "augment.smoothing": "0"}
 
 
 @pytest.mark.parametrize(
-    ("overrides", "error_message"),
+    ("keys", "error_message"),
     [
-        ([("train.profile", "30:20")], "should be FIRST:STOP, two step numbers such as 20:30"),
-        ([("train.profile", "20")], "train.profile '20': "),
-        ([("log.mistakes", "8"), ("data.num_classes", "2001")], "too many for a confusion matrix"),
-        ([("log.mistakes", "8"), *REGRESSION], "log.mistakes is for data.targets class, not regression; set it to 0"),
-        ([("log.block_norms", "true"), ("engine.kind", "deepspeed")], "take engine.kind ddp or fsdp"),
+        ({"train.profile": "30:20"}, "should be FIRST:STOP, two step numbers such as 20:30"),
+        ({"train.profile": "20"}, "train.profile '20': "),
+        ({"log.mistakes": "8", "data.num_classes": "2001"}, "too many for a confusion matrix"),
+        ({"log.mistakes": "8", "data.num_classes": "2000"}, None),
+        ({"log.mistakes": "0", "data.num_classes": "2001"}, None),
+        ({"log.mistakes": "8"} | REGRESSION, "log.mistakes is for data.targets class, not regression; set it to 0"),
+        ({"log.mistakes": "0"} | REGRESSION, None),
+        ({"log.block_norms": "true", "engine.kind": "deepspeed"}, "take engine.kind ddp or fsdp"),
+        ({"log.block_norms": "true", "engine.kind": "fsdp"}, None),
+        ({"engine.kind": "deepspeed"}, None),
     ],
 )
-def test_what_cannot_be_watched(overrides, error_message):
-    with pytest.raises(InputError, match=error_message):
-        load_recipe("digits/mixer", overrides)
+def test_what_can_be_watched(keys, error_message):
+    with pytest.raises(InputError, match=error_message) if error_message else nullcontext():
+        load_recipe("digits/mixer", list(keys.items()))
 
 
-def test_what_can_be_watched():
-    for overrides in (
-        [("log.mistakes", "8"), ("data.num_classes", "2000")],
-        [("log.mistakes", "0"), ("data.num_classes", "2001")],
-        [("log.mistakes", "0"), *REGRESSION],
-        [("log.block_norms", "true"), ("engine.kind", "fsdp")],
-        [("engine.kind", "deepspeed")],
-    ):
-        assert load_recipe("digits/mixer", overrides).log.images
-
-
-def test_utilisation_is_flops_over_the_peak():
-    assert find_gpu("NVIDIA A100-SXM4-80GB").half == 312e12
-    assert find_gpu("NVIDIA H200").half == 989e12
-    assert find_gpu("NVIDIA GeForce RTX 3090").half == 71e12
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA GeForce RTX 3090", 71e12),
+        *((f"NVIDIA {name}", None) for name in ("A100-PCIE-40GB", "H100 PCIe", "H100 NVL", "GeForce RTX 3090 Ti")),
+        *((f"NVIDIA {name}", None) for name in ("A100-SXM4-40GB MIG 3g.20gb", "L4", "B200", "GH200 480GB")),
+    ],
+)
+def test_peaks_are_of_gpus_by_their_whole_names(name, peak):
+    found = find_gpu(name)
+    assert (found and found.half) == peak
     assert find_gpu("Tesla V100-SXM2-32GB").single == 15.7e12
-    assert find_gpu("NVIDIA A100-PCIE-40GB") is None
-    assert find_gpu("NVIDIA H100 PCIe") is None
-    for name in ("NVIDIA H100 NVL", "NVIDIA GeForce RTX 3090 Ti", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"):
-        assert find_gpu(name) is None
-    for name in ("NVIDIA L4", "NVIDIA B200", "NVIDIA GH200 480GB"):
-        assert find_gpu(name) is None
-    recipe = load_recipe("imagenet/mixer_b16", [("train.precision", "bf16")])
+
+
+@pytest.mark.parametrize(
+    ("keys", "gpu", "known"),
+    [
+        ({"train.precision": "bf16"}, "NVIDIA A100-SXM4-80GB", True),
+        ({"train.precision": "fp32", "train.matmul_precision": "high"}, "NVIDIA A100-SXM4-80GB", False),
+        # Of which the peak is twice as high, and most of the backward pass is left out.
+        ({"train.precision": "bf16", "train.fp8": "true"}, "NVIDIA H100 80GB HBM3", False),
+        ({"train.precision": "bf16", "train.freeze": "[body]"}, "NVIDIA A100-SXM4-80GB", False),
+    ],
+)
+def test_utilisation_is_flops_over_the_peak(keys, gpu, known):
+    recipe = load_recipe("imagenet/mixer_b16", list(keys.items()))
     flops = model_cost(recipe.model, 224, 1000).training_flops
     # 1,000 images/s on 4 GPUs, each of 12.6 GFLOPs forward and twice as many backward
-    assert 1000 * fraction_of_peak(recipe, "NVIDIA A100-SXM4-80GB", 4) == pytest.approx(1000 * flops / (4 * 312e12))
-    fp32 = load_recipe("imagenet/mixer_b16", [("train.precision", "fp32"), ("train.matmul_precision", "high")])
-    assert fraction_of_peak(fp32, "NVIDIA A100-SXM4-80GB", 4) is None
-    fp8 = load_recipe("imagenet/mixer_b16", [("train.precision", "bf16"), ("train.fp8", "true")])
-    assert fraction_of_peak(fp8, "NVIDIA H100 80GB HBM3", 4) is None  # of which the peak is twice as high
-    probe = load_recipe("imagenet/mixer_b16", [("train.precision", "bf16"), ("train.freeze", "[body]")])
-    assert fraction_of_peak(probe, "NVIDIA A100-SXM4-80GB", 4) is None  # most of the backward pass is left out
+    assert fraction_of_peak(recipe, gpu, 4) == (pytest.approx(flops / (4 * 312e12)) if known else None)
 
 
 def test_the_image_of_confusions_has_a_cell_for_each_pair():
@@ -173,7 +180,7 @@ def ink(colors: set[tuple[int, ...]], fraction: float) -> str | None:
     return "white" if max(points) > paper + 30 else "black" if min(points) < paper - 30 else None
 
 
-def test_counts_stand_in_their_cells_in_a_colour_that_can_be_read():
+def test_counts_are_in_their_cells_and_can_be_read():
     """White where most of a true class is, black elsewhere; and none in the cell of a pair that never came."""
     (a, b), (c, d) = cells([[3, 1], [0, 0]])
     assert [ink(a, 0.75), ink(b, 0.25), ink(c, 0), ink(d, 0)] == ["white", "black", None, None]
@@ -184,14 +191,7 @@ def test_counts_stand_in_their_cells_in_a_colour_that_can_be_read():
     assert ink(cells(torch.eye(13, dtype=torch.int64).tolist())[12][12], 1) is None
 
 
-def test_a_class_without_a_name_is_shown_by_its_number():
-    counts = [[3, 1], [0, 4]]
-    one, two, three = (confusion_image(counts, names) for names in (["a"], ["a", "1"], ["a", "b"]))
-    assert np.array_equal(one, two)
-    assert not np.array_equal(two, three)
-
-
-def test_a_run_without_a_folder_is_named_by_what_is_changed():
+def test_a_run_folder_is_named_by_what_is_changed():
     overrides = [("data.path", "/x"), ("optim.lr", "1e-3"), ("data.mean", "[0, 1]"), ("log.every", "5")]
 
     assert str(default_run_dir(Path("recipes/digits/mixer.yaml"), overrides)).startswith(
@@ -201,127 +201,101 @@ def test_a_run_without_a_folder_is_named_by_what_is_changed():
     assert re.fullmatch(r"runs/r-freeze-stem-name-x{81}-\d{8}-\d{6}", str(long))
 
 
-class Trace:
-    """A profiler that notes when it began and ended."""
-
-    def __init__(self, log):
-        self.start, self.stop = (lambda: log.append("start")), (lambda: log.append("stop"))
-        self.export_chrome_trace = lambda path: log.append(Path(path).name)
-
-
 @pytest.mark.parametrize(
-    ("steps", "expected"),
+    ("steps", "traced"),
     [
-        (range(8), ["start", "stop", "steps-3-6.pt.trace.json.gz"]),
-        (range(4, 8), ["start", "stop", "steps-4-6.pt.trace.json.gz"]),  # of a run that begins within them
-        (range(5), ["start", "stop", "steps-3-5.pt.trace.json.gz"]),  # of one that ends within them
+        (range(8), [3, 4, 5]),
+        (range(4, 8), [4, 5]),  # of a run that begins within them
+        (range(5), [3, 4]),  # of one that ends within them
         (range(3), []),
         (range(6, 8), []),
     ],
 )
-def test_a_trace_has_those_of_the_steps_that_the_run_makes(tmp_path, monkeypatch, steps, expected):
-    log: list[str] = []
-    monkeypatch.setattr(profile, "torch_profiler", lambda record_shapes: Trace(log))
-    with profile.Profiler(tmp_path, 3, 6) as profiler:
-        for step in steps:
-            profiler.before(step)
-    assert log == expected
-
-
-def test_each_step_of_a_trace_is_a_slice_of_its_own_also_of_a_second_run_of_a_folder(tmp_path, monkeypatch):
-    log: list[str] = []
-
-    class Slice:
-        def __init__(self, name):
-            self.name = name
-
-        def __enter__(self):
-            log.append(f"begin {self.name}")
-
-        def __exit__(self, *_):
-            log.append(f"end {self.name}")
-
-    monkeypatch.setattr(profile, "torch_profiler", lambda record_shapes: Trace(log))
-    monkeypatch.setattr(profile, "record_function", Slice)
-    for steps in (range(6), range(4)):
-        with profile.Profiler(tmp_path, 3, 5) as profiler:
+def test_a_trace_has_the_steps_that_the_run_makes(tmp_path, steps, traced):
+    """Each is a slice of its own; also of a second run of the folder."""
+    for _ in range(2):
+        with Profiler(tmp_path, 3, 6) as profiler:
             for step in steps:
                 profiler.before(step)
-        slices = [f"{what} ProfilerStep#{step}" for step in (3, 4) if step in steps for what in ("begin", "end")]
-        assert log == ["start", *slices, "stop", f"steps-3-{min(5, len(steps))}.pt.trace.json.gz"]
-        log.clear()
+        names = [f"steps-{traced[0]}-{traced[-1] + 1}.pt.trace.json.gz"] if traced else []
+        assert [path.name for path in tmp_path.glob("profile/*")] == names
+    for path in tmp_path.glob("profile/*"):
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        slices = [event for event in events if str(event.get("name", "")).startswith("ProfilerStep#")]
+        assert [event["name"] for event in slices] == [f"ProfilerStep#{step}" for step in traced]
+        for one, other in itertools.pairwise(slices):
+            assert one["ts"] + one["dur"] <= other["ts"]
 
 
 @pytest.mark.parametrize(("gpu", "given", "level"), [(False, None, "9"), (False, "3", "3"), (True, None, None)])
-def test_a_trace_is_of_the_devices_that_are_there(monkeypatch, gpu, given, level):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(profile, "profile", lambda **options: options)
-    monkeypatch.setattr(os, "environ", {"KINETO_LOG_LEVEL": given} if given else {})
-    options = profile.torch_profiler(record_shapes=True)
-    assert [activity.name for activity in options["activities"]] == ["CPU", "CUDA"][: 1 + gpu]
-    assert options["record_shapes"]
-    assert os.environ.get("KINETO_LOG_LEVEL") == level
+def test_a_trace_is_of_the_devices_that_are_there(system, gpu, given, level):
+    environ = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    environ |= {"KINETO_LOG_LEVEL": given} if given else {}
+    system({"torch.cuda.is_available": lambda: gpu, "os.environ": environ})
+    made = torch_profiler(record_shapes=True)
+    assert {activity.name for activity in made.activities} == ({"CPU", "CUDA"} if gpu else {"CPU"})
+    assert made.record_shapes
+    assert environ.get("KINETO_LOG_LEVEL") == level
 
 
-def batch_of(samples, targets) -> SimpleNamespace:
-    return SimpleNamespace(samples=np.array(samples), targets=torch.tensor(targets))
-
-
-def test_confusions_have_true_classes_in_rows_and_mistakes_are_the_first_of_the_split(tmp_path, monkeypatch):
-    data, shown = SimpleNamespace(num_classes=3, path=str(tmp_path)), []
-    writer = SimpleNamespace(
-        write_confusion=lambda confusion: shown.append(confusion),
-        show=lambda name, image, step: shown.append((name, step)),
-        add_image=lambda name, image, step: shown.append((name, image, step)),
+@pytest.mark.parametrize("main", [True, False])
+def test_confusions_and_mistakes_are_of_all_ranks(digits, system, main):
+    """True classes are rows, mistakes the first of the split; the second evaluation begins anew, on each rank."""
+    section = load_recipe("digits/mixer", [("data.path", str(digits)), ("data.num_classes", "12")]).data
+    images = torch.linspace(-1, 1, 360 * 3 * 64).view(360, 3, 8, 8)
+    source = SimpleNamespace(
+        read=lambda samples, views, epoch: ((samples, views, epoch), None),
+        finish=lambda host, samples, epoch: images[host[0]] + float(np.abs(host[0] - host[1]).sum() + epoch),
     )
-    loader = SimpleNamespace(data=data, topology=SimpleNamespace(device=torch.device("cpu")))
-    monkeypatch.setattr(mistakes.dist, "all_reduce", lambda tensor: None)
-    monkeypatch.setattr(mistakes.dist, "get_world_size", lambda: 2)
-    other = [(1, 0, 2), (8, 2, 1)]  # of another rank
+    loader = SimpleNamespace(data=section, source=source, topology=SimpleNamespace(device=torch.device("cpu")))
+    other, sums, shown = [(1, 0, 2), (8, 2, 11)], [], {}  # of another rank
 
     def gather(every, own):
         every[:] = [own, other]
 
-    monkeypatch.setattr(mistakes.dist, "all_gather_object", gather)
-    monkeypatch.setattr(mistakes, "read_manifest", lambda folder: SimpleNamespace(classes=("a", "b", "c")))
-    monkeypatch.setattr(mistakes, "mistakes_grid", lambda loader, wrong, classes: (wrong, classes))
-    watched = mistakes.Mistakes(3, loader, SimpleNamespace(writer=writer))
-    for step in (5, 9):  # the second begins anew
-        watched.observe(torch.eye(3)[[1, 1, 2, 0]], batch_of([0, 2, 4, 6], [0, 1, 0, 2]))
-        watched.observe(torch.eye(3)[[0, 2]], batch_of([10, 12], [0, 0]))
+    ranks = {
+        "get_world_size": lambda: 2,
+        "all_gather_object": gather,
+        "all_reduce": lambda t: sums.append(t.tolist()),
+    }
+    system({f"torch.distributed.{name}": answer for name, answer in ranks.items()})
+    writer = SimpleNamespace(
+        write_confusion=lambda confusion: shown.update(counts=confusion),
+        show=lambda name, image, step: shown.update({name: (image, step)}),
+        add_image=lambda name, image, step: shown.update({name: (image, step)}),
+    )
+    watched = Mistakes(3, loader, SimpleNamespace(writer=writer if main else None))
+    names = [str(digit) for digit in range(10)]
+    for step in (5, 9):
+        for predicted, samples, targets in (([1, 1, 2, 0], [0, 2, 4, 6], [0, 1, 0, 2]), ([0, 2], [10, 12], [0, 0])):
+            batch = SimpleNamespace(samples=np.array(samples), targets=torch.tensor(targets))
+            watched.observe(torch.eye(12)[predicted], batch)
         watched.write(step)
-        confusion, matrix, grid = shown
-        assert confusion == {"step": step, "classes": ["a", "b", "c"], "counts": [[1, 1, 2], [0, 1, 0], [1, 0, 0]]}
-        assert matrix == ("confusion", step)
-        assert grid == ("mistakes", ([(0, 0, 1), (1, 0, 2), (4, 0, 2)], ["a", "b", "c"]), step)
+        counts = np.zeros((12, 12), int)
+        counts[:3, :3] = [[1, 1, 2], [0, 1, 0], [1, 0, 0]]
+        assert sums.pop() == counts.reshape(-1).tolist()
+        if main:
+            assert shown["counts"] == {"step": step, "classes": names, "counts": counts.tolist()}
+            tiles = list(denormalise(images[[0, 1, 4]], section))
+            wrong = grid(tiles, ["is 0\nnot 1", "is 0\nnot 2", "is 0\nnot 2"], columns=8)
+            for name, image in (("confusion", confusion_image(counts.tolist(), names)), ("mistakes", wrong)):
+                assert np.array_equal(shown[name][0], image)
+                assert shown[name][1] == step
+        else:
+            assert not shown
         shown.clear()
 
 
-def test_ranks_that_write_nothing_begin_anew_too(monkeypatch):
-    loader = SimpleNamespace(
-        data=SimpleNamespace(num_classes=2), topology=SimpleNamespace(device=torch.device("cpu"))
-    )
-    counted = []
-    monkeypatch.setattr(mistakes.dist, "all_reduce", lambda tensor: counted.append(tensor.tolist()))
-    monkeypatch.setattr(mistakes.dist, "get_world_size", lambda: 1)
-    monkeypatch.setattr(mistakes.dist, "all_gather_object", lambda every, own: every.__setitem__(0, own))
-    watched = mistakes.Mistakes(3, loader, SimpleNamespace(writer=None))
-    for step in (1, 2):
-        watched.observe(torch.eye(2), batch_of([3, 4], [0, 0]))
-        watched.write(step)
-    assert counted == [[1, 1, 0, 0]] * 2
-
-
-def test_mistakes_are_shown_with_their_classes_and_those_without_a_name_by_their_number(monkeypatch):
-    section = load_recipe("digits/mixer").data
-    source = SimpleNamespace(
-        read=lambda samples, views, epoch: (("images of", samples.tolist(), (views - samples).tolist(), epoch), None),
-        finish=lambda host, samples, epoch: host,
-    )
-    monkeypatch.setattr(mistakes, "denormalise", lambda images, own: images[:3] if own is section else None)
-    monkeypatch.setattr(mistakes, "grid", lambda tiles, texts, columns: (tiles, texts, columns))
-    wrong = [(7, 0, 1), (4, 3, 0), (5, 0, 6)]
-    found = mistakes.mistakes_grid(SimpleNamespace(data=section, source=source), wrong, ["cat", "dog"])
-    assert found == (["images of", [7, 4, 5], 3 * [0]], ["is cat\nnot dog", "is 3\nnot cat", "is cat\nnot 6"], 8)
-    assert mistakes.mistakes_grid(SimpleNamespace(data=section, source=source), [], ["cat"]) is None
-    assert mistakes.mistakes_grid(SimpleNamespace(data="of texts", source=source), wrong, ["cat"]) is None
+def test_a_class_without_a_name_is_shown_by_number(digits):
+    section = load_recipe("digits/mixer", [("data.path", str(digits))]).data
+    images = torch.zeros(9, 3, 8, 8)
+    source = SimpleNamespace(read=lambda samples, *_: (samples, None), finish=lambda host, *_: images[host])
+    loader, wrong = SimpleNamespace(data=section, source=source), [(7, 0, 1), (4, 3, 0), (5, 0, 6)]
+    captions = ["is cat\nnot dog", "is 3\nnot cat", "is cat\nnot 6"]
+    expected = grid(list(denormalise(images[:3], section)), captions, columns=8)
+    assert np.array_equal(mistakes_grid(loader, wrong, ["cat", "dog"]), expected)
+    assert mistakes_grid(loader, [], ["cat"]) is None
+    assert mistakes_grid(SimpleNamespace(data="of texts", source=source), wrong, ["cat"]) is None
+    one, two, three = (confusion_image([[3, 1], [0, 4]], names) for names in (["a"], ["a", "1"], ["a", "b"]))
+    assert np.array_equal(one, two)
+    assert not np.array_equal(two, three)

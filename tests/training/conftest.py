@@ -1,0 +1,1 @@
+from tests.run.conftest import alone  # noqa: F401 - a fixture
