@@ -32,6 +32,7 @@ OPENMPI_5 = variables(
     "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=2 "
     "PMIX_NAMESPACE=prterun-vm-9831@1 PMIX_RANK=1"
 )
+OPENMPI_4 = OPENMPI_5 | {"PMIX_NAMESPACE": "2094661633"}
 GFORKER = variables("PMI_RANK=1 PMI_SIZE=2 PMI_FD=12 MPI_UNIVERSE_SIZE=-1")
 PALS = variables("PMI_RANK=1 PMI_SIZE=2 PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2 PALS_APID=3ce0")
 JSRUN = variables(
@@ -130,6 +131,8 @@ def test_a_port_is_1_to_65535():
 def test_what_tells_jobs_apart_gives_their_ports():
     ports = {torchrun_env(said)["MASTER_PORT"] for said in (INTEL, OPENMPI_5, PALS, JSRUN, FLUX, PMI2)}
     assert len(ports) == 6
+    assert torchrun_env(SRUN)["MASTER_PORT"] != torchrun_env(SRUN | {"SLURM_JOB_ID": "78"})["MASTER_PORT"]
+    assert torchrun_env(OPENMPI_5)["MASTER_PORT"] != torchrun_env(OPENMPI_4)["MASTER_PORT"]
     other = INTEL | {"I_MPI_HYDRA_UUID": "48260000-2ab1-5d85-1961-06007782714e", "PMI_RANK": "0"}
     assert torchrun_env(other)["MASTER_PORT"] != torchrun_env(INTEL)["MASTER_PORT"]
     assert torchrun_env(INTEL | {"PMI_RANK": "0"})["MASTER_PORT"] == torchrun_env(INTEL)["MASTER_PORT"]
@@ -141,6 +144,8 @@ def test_what_tells_jobs_apart_gives_their_ports():
 @pytest.mark.parametrize(
     ("said", "more", "place", "address"),
     [
+        (SRUN, "", (2, 4, 0, 2), "n2"),
+        (OPENMPI_4, "OMPI_COMM_WORLD_RANK=3 OMPI_COMM_WORLD_SIZE=4 MASTER_ADDR=head", (3, 4, 1, 2), "head"),
         # MPI within a job of Slurm is the innermost, and rank 0 is on the first node.
         (SRUN | INTEL, "SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=1(x2) SLURM_PROCID=1 PMI_RANK=3 PMI_SIZE=4 "
          "SLURM_JOB_NODELIST=n[2-3]", (3, 4, 1, 2), "n2"),
@@ -185,6 +190,7 @@ STANDALONE = variables("TORCHELASTIC_RUN_ID=9b0f8ab4-5b7a-4f5e-9d57-0c7c3a2e6f11
           for more in ({}, {"TORCHELASTIC_RUN_ID": "none"})),
         (SRUN | STANDALONE, "SLURM_STEP_NUM_TASKS=4: srun started 4 .* to train apart unset SLURM_STEP_NUM_TASKS"),
         (HYDRA | {"MPI_LOCALNRANKS": "1"}, "MASTER_ADDR is not set: on several nodes mpiexec needs `-genv MASTER_"),
+        (OPENMPI_4 | {"OMPI_COMM_WORLD_SIZE": "4"}, "MASTER_ADDR is not set: on several nodes mpirun needs"),
     ],
 )  # fmt: skip
 def test_variables_of_more_processes_are_an_error(said, message):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import ROOT, Command
-from widemix.distributed.launchers import USES, first_host, job_port, route_from, tasks_per_node, torchrun_env
+from widemix.distributed.launchers import USES, first_host, job_port, route_from, tasks_per_node
 from widemix.distributed.rank_status import (
     RankStatus,
     has_rank_status,
@@ -29,14 +29,7 @@ from widemix.distributed.topology import (
 )
 from widemix.errors import InputError
 
-# As OpenMPI 4.1.4 set them for rank 3 of 2 x 2, and Slurm 22.05 for rank 2 of the same.
-OPENMPI = {
-    "OMPI_COMM_WORLD_RANK": "3",
-    "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "PMIX_NAMESPACE": "2094661633",
-}
+# As Slurm 22.05 set them for rank 2 of 2 x 2.
 SRUN = {
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_NUM_TASKS": "4",
@@ -72,14 +65,6 @@ def test_torch_computes_on_a_share_of_the_cpus(system, monkeypatch, given, torch
     assert chosen == ([threads] if threads else [])
 
 
-def test_openmpi_and_srun_are_read_like_torchrun():
-    rank = read_topology(torchrun_env(OPENMPI | {"MASTER_ADDR": "head"}))
-    assert (rank.rank, rank.world, rank.local_rank, rank.local_world) == (3, 4, 1, 2)
-    rank = read_topology(torchrun_env(SRUN))
-    assert (rank.rank, rank.world, rank.local_rank, rank.local_world) == (2, 4, 0, 2)
-    assert torchrun_env(SRUN)["MASTER_ADDR"] == "n2"
-
-
 @pytest.mark.parametrize(("gpus", "hint"), [(1, True), (2, False), (3, False)])
 def test_a_rank_without_a_gpu_is_an_error(system, gpus, hint):
     system({"torch.cuda.is_available": lambda: True, "torch.cuda.device_count": lambda: gpus})
@@ -102,33 +87,11 @@ def test_ranks_more_than_the_cpus_have_one_each(system):
     assert shares == [3, 1, 1, 1]
 
 
-def test_ranks_of_one_job_agree_on_a_port():
-    def port(job: str, rank: str) -> str:
-        mine = {"PMIX_NAMESPACE": job, "OMPI_COMM_WORLD_RANK": rank, "MASTER_ADDR": "head"}
-        return torchrun_env(OPENMPI | mine)["MASTER_PORT"]
-
-    assert port("2094661633", "0") == port("2094661633", "3") != port("2094661634", "0")
-    assert torchrun_env(SRUN)["MASTER_PORT"] != torchrun_env(SRUN | {"SLURM_JOB_ID": "78"})["MASTER_PORT"]
-
-
 def test_jobs_that_may_share_a_node_share_no_port():
     ports = [job_port(job, use) for job in range(9_000, 13_000) for use in USES]
     assert len(set(ports)) == len(ports)
     assert min(ports) >= 20_000
     assert max(ports) < 32_000
-
-
-def test_torchruns_variables_take_precedence():
-    assert torchrun_env({**SRUN, **OPENMPI, "RANK": "0", "WORLD_SIZE": "1"}) == {}
-    assert torchrun_env({}) == {}
-    assert torchrun_env({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}) == {}  # an interactive `srun --pty bash`
-    batch = {name: value for name, value in SRUN.items() if "STEP" not in name} | {"SLURM_PROCID": "0"}
-    assert torchrun_env(batch) == {}  # a batch script without srun is one process
-
-
-def test_mpirun_on_several_nodes_needs_master_addr():
-    with pytest.raises(InputError, match="MASTER_ADDR"):
-        torchrun_env(OPENMPI)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Each two of the matrix's values that go together train, resume and export together; others are refused."""
 
+import re
+
 import pytest
 
 from tests.engine.matrix import ENGINES, run_cell
@@ -28,67 +30,49 @@ def test_each_two_values_train_on_two_ranks(job, count, ranks):
     assert found == NEVER
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_unused_parameters_are_refused_by_all_engines_alike(alone, engine):
-    result = run_cell(PLAIN | {"network": "unused", "engine": engine})
-    assert result.startswith("refused: model: the loss does not depend on 7 of its parameters (token, blocks.0.")
-    assert "train.freeze [unused] leaves out" in result
-
-
-@pytest.mark.parametrize("optimizer", ["timm:cadamw", "timm:sgdp", "timm:clion"])
-def test_optimizers_that_cannot_step_on_shards_are_refused(alone, optimizer):
-    result = run_cell(PLAIN | {"engine": "fsdp", "optimizer": optimizer})
-    assert result.startswith(
-        f"refused: optim.name {optimizer}: its step fails on the shards of engine.kind fsdp (aten."
-    )
-    assert result.endswith("take engine.kind ddp")
-
-
-@pytest.mark.parametrize("stage", ["1", "2", "3"])
-def test_an_optimizer_with_state_before_slices_is_refused(alone, stage):
-    """DeepSpeed would train with another Adagrad, whose rate and decay are not the recipe's."""
-    result = run_cell(PLAIN | {"engine": f"deepspeed {stage}", "optimizer": "timm:adagrad"})
-    assert result.startswith("refused: optim.name timm:adagrad makes its state when it is built, before ZeRO has cut")
-
-
-@pytest.mark.parametrize("optimizer", ["timm:adan", "timm:lion", "timm:lamb"])
-def test_timms_optimizers_resume_exactly(alone, optimizer):
-    assert run_cell(PLAIN | {"optimizer": optimizer}) == "trained"
-
-
-@pytest.mark.parametrize("engine", ["fsdp", "deepspeed 1"])
-def test_buffers_stay_float32_in_half_precision(alone, engine):
-    cell = PLAIN | {"network": "tables", "engine": engine, "precision": "bf16", "ema": "0.9"}
-    assert run_cell(cell) == "trained"
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    ("engine", "precision"), [("fsdp", "fp32"), ("deepspeed 1", "bf16"), ("deepspeed 3", "fp32")]
+UNUSED = (
+    r"model: the loss does not depend on 7 of its parameters \(token, blocks.0..*train.freeze \[unused\] leaves out"
 )
-def test_structured_matrices(alone, engine, precision):
-    """With a rate of its own for each factor."""
-    cell = PLAIN | {"network": "structured", "engine": engine, "precision": precision, "ema": "0.9", "freeze": ""}
-    assert run_cell(cell) == "trained"
+SHARDS = r"optim.name {}: its step fails on the shards of engine.kind fsdp \(aten\..*take engine.kind ddp$"
+# DeepSpeed would train with another Adagrad, whose rate and decay are not the recipe's.
+SLICES = r"optim.name timm:adagrad makes its state when it is built, before ZeRO has cut"
+EMA = {"ema": "0.9"}
 
 
-TIMM = [
-    ("test_nfnet", "fsdp", "fp32"),  # standardised weights; scalars: the part of the toys
-    ("test_nfnet", "deepspeed 3", "bf16"),
-    ("test_efficientnet", "fsdp", "bf16"),  # batch norms of timm's own
-    ("test_efficientnet", "deepspeed 1", "bf16"),
-    ("test_vit", "deepspeed 2", "bf16"),
-]
+def some(n: int, *rows: tuple) -> list:
+    """Of which each n-th runs in `make test`."""
+    return [pytest.param(*row, marks=pytest.mark.one_in(n)) for row in rows]
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize(("network", "engine", "precision"), TIMM)
-def test_networks_of_timm(alone, network, engine, precision):
-    cell = PLAIN | {"network": f"timm:{network}", "engine": engine, "precision": precision, "ema": "0.9"}
-    assert run_cell(cell) == "trained"
-
-
-def test_a_stage_whose_blocks_are_recomputed(alone):
-    cell = PLAIN | {"network": "timm:test_efficientnet", "engine": "fsdp", "recompute": "true"}
-    assert run_cell(cell) == "trained"
+@pytest.mark.parametrize(
+    ("network", "engine", "others", "refused"),
+    [
+        *some(5, *(("unused", engine, {}, UNUSED) for engine in ENGINES)),
+        *(
+            ("plain", "fsdp", {"optimizer": name}, SHARDS.format(name))
+            for name in ("timm:cadamw", "timm:sgdp", "timm:clion")
+        ),
+        *(("plain", f"deepspeed {stage}", {"optimizer": "timm:adagrad"}, SLICES) for stage in (1, 2, 3)),
+        *(("plain", "ddp", {"optimizer": name}, None) for name in ("timm:adan", "timm:lion", "timm:lamb")),
+        # Buffers stay float32 in half precision.
+        *(("tables", engine, {"precision": "bf16", **EMA}, None) for engine in ("fsdp", "deepspeed 1")),
+        # A stage whose blocks are called from outside when they are recomputed.
+        ("timm:test_efficientnet", "fsdp", {"recompute": "true"}, None),
+        # Matrices of factors, with a rate of its own for each; standardised weights; batch norms of timm's own.
+        *some(
+            2,
+            ("structured", "fsdp", {"freeze": "", **EMA}, None),
+            ("structured", "deepspeed 1", {"precision": "bf16", "freeze": "", **EMA}, None),
+            ("structured", "deepspeed 3", {"freeze": "", **EMA}, None),
+            ("timm:test_nfnet", "fsdp", EMA, None),
+            ("timm:test_nfnet", "deepspeed 3", {"precision": "bf16", **EMA}, None),
+            ("timm:test_efficientnet", "fsdp", {"precision": "bf16", **EMA}, None),
+            ("timm:test_efficientnet", "deepspeed 1", {"precision": "bf16", **EMA}, None),
+            ("timm:test_vit", "deepspeed 2", {"precision": "bf16", **EMA}, None),
+        ),
+    ],
+)
+@pytest.mark.usefixtures("alone")
+def test_a_cell_trains_or_is_refused_with_a_reason(network, engine, others, refused):
+    result = run_cell(PLAIN | {"network": network, "engine": engine} | others)
+    assert re.match(f"refused: {refused}", result) if refused else result == "trained"

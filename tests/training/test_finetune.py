@@ -3,6 +3,7 @@
 import copy
 import re
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,24 +46,46 @@ def same(one: torch.nn.Module, other: torch.nn.Module, side: int = 8) -> bool:
     return torch.equal(one.eval()(images), other.eval()(images))
 
 
-def test_a_file_and_a_folder_of_safetensors(tmp_path):
+def saved_run(folder: Path, weights: dict, ema: dict | None = None) -> Path:
+    return checkpoint.save(folder, State(weights, {}, {}, ema or {}), position(1), checkpoint.RetentionPolicy(1))
+
+
+def torch_saved(folder: Path, content: object, **options) -> Path:
+    torch.save(content, folder / "weights.pth.tar", **options)
+    return folder / "weights.pth.tar"
+
+
+def of_timms_script(weights: dict, other: dict) -> dict:
+    averaged = {f"module.{name}": value for name, value in weights.items()}
+    return {"epoch": 3, "args": Namespace(lr=0.1), "state_dict": other, "state_dict_ema": averaged}
+
+
+SOURCES = {
+    "a file": lambda folder, model, _: written(model, folder / "model.safetensors"),
+    # As zero_to_fp32 --safe_serialization leaves one.
+    "a folder": lambda folder, model, _: Path(written(model, folder / "model.safetensors")).parent,
+    "a checkpoint": lambda folder, model, _: saved_run(folder, model.state_dict()),
+    "a run": lambda folder, model, _: saved_run(folder, model.state_dict()).parents[1],
+    "a run's average": lambda folder, model, other: saved_run(folder, other.state_dict(), model.state_dict()),
+    "a state_dict": lambda folder, model, _: torch_saved(folder, model.state_dict()),
+    "before torch 1.6": lambda folder, model, _: torch_saved(
+        folder, model.state_dict(), _use_new_zipfile_serialization=False
+    ),
+    "timm's script": lambda folder, model, other: torch_saved(
+        folder, of_timms_script(model.state_dict(), other.state_dict())
+    ),
+    "a compiled one": lambda folder, model, _: torch_saved(
+        folder, {f"_orig_mod.{name}": value for name, value in model.state_dict().items()}
+    ),
+}
+
+
+@pytest.mark.parametrize("make", SOURCES.values(), ids=SOURCES)
+def test_weights_are_read_from_each_kind_of_source(tmp_path, make):
     source, target = mixer(seed=1), mixer(seed=2)
-    written(source, tmp_path / "model.safetensors")  # as zero_to_fp32 --safe_serialization leaves a folder
-    for path in (tmp_path, tmp_path / "model.safetensors"):
-        target = mixer(seed=2)
-        assert not same(target, source)
-        assert load_init_weights(target, str(path)) == []
-        assert same(target, source)
-
-
-@pytest.mark.parametrize("ema", [False, True])
-def test_a_run_with_its_averaged_weights_if_it_has_them(tmp_path, ema):
-    raw, averaged, target = mixer(seed=1), mixer(seed=2), mixer(seed=3)
-    state = State(raw.state_dict(), {}, {}, averaged.state_dict() if ema else {})
-    path = checkpoint.save(tmp_path, state, position(1), checkpoint.RetentionPolicy(1))
-    for source in (tmp_path, path):
-        load_init_weights(target, str(source))
-        assert same(target, averaged if ema else raw)
+    assert not same(target, source)
+    assert load_init_weights(target, str(make(tmp_path, source, mixer(seed=3)))) == []
+    assert same(target, source)
 
 
 def test_a_head_for_other_classes_is_new(tmp_path):
@@ -185,39 +208,6 @@ def test_timms_weights_in_timms_format(tmp_path):
         torch.testing.assert_close(ours.eval()(images), theirs.eval()(images))
 
 
-@pytest.mark.parametrize(
-    ("wrapped", "options"),
-    [
-        pytest.param(lambda weights, _: weights, {}, id="a state_dict"),
-        pytest.param(
-            lambda weights, other: weights, {"_use_new_zipfile_serialization": False}, id="before torch 1.6"
-        ),
-        pytest.param(
-            lambda weights, other: {
-                "epoch": 3,
-                "arch": "mixer",
-                "args": Namespace(lr=0.1),
-                "state_dict": other,
-                "state_dict_ema": {f"module.{name}": value for name, value in weights.items()},
-            },
-            {},
-            id="timm's checkpoint",
-        ),
-        pytest.param(
-            lambda weights, _: {f"_orig_mod.{name}": value for name, value in weights.items()},
-            {},
-            id="of a compiled one",
-        ),
-    ],
-)
-def test_what_torch_save_wrote(tmp_path, wrapped, options):
-    source, target = mixer(seed=1), mixer(seed=2)
-    path = tmp_path / "weights.pth.tar"
-    torch.save(wrapped(source.state_dict(), mixer(seed=3).state_dict()), path, **options)
-    assert load_init_weights(target, str(path)) == []
-    assert same(target, source)
-
-
 class Code:
     """What pickle would run."""
 
@@ -228,28 +218,6 @@ class Code:
         return Path.touch, (self.path,)
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (
-            lambda path: {"head.weight": Code(path)},
-            "holds more than a state_dict of weights (weights_only=True blocked",
-        ),
-        (lambda path: mixer(), "holds more than a state_dict of weights (weights_only=True blocked"),
-        (lambda path: [torch.ones(2)], "holds more than a state_dict of weights"),
-        (lambda path: {"epoch": 3}, "epoch is not a tensor; save the model's state_dict alone"),
-    ],
-    ids=["code", "a whole model", "a list", "numbers"],
-)
-def test_what_else_torch_save_wrote_is_never_run(tmp_path, content, says):
-    torch.save(content(tmp_path / "run"), tmp_path / "weights.pth")
-    with pytest.raises(InputError) as raised:
-        load_init_weights(mixer(), str(tmp_path / "weights.pth"))
-    assert says in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert not (tmp_path / "run").exists()
-
-
 def test_timms_pretrained_by_name(system):
     source, target = mixer(seed=1), mixer(seed=2)
     asked = []
@@ -257,37 +225,6 @@ def test_timms_pretrained_by_name(system):
     load_init_weights(target, "timm:mixer_b16_224.goog_in21k")
     assert asked == [("mixer_b16_224.goog_in21k", True)]
     assert same(target, source)
-
-
-@pytest.mark.parametrize(
-    ("target", "says"),
-    [
-        (lambda: mixer(16, token_hidden=7), "D_S is 6, the recipe's 7; model.token_hidden 24 grows it"),
-        (lambda: mixer(depth=3), "has no blocks.2"),
-        (lambda: mixer(depth=1), "has blocks.1"),
-        (lambda: mixer(channels=16), "has shape [24, 12] there, [24, 16] in the recipe's model"),
-        (lambda: mixer(12), "reads images of 4 tokens, the recipe's are 9; they may be 2, 3, ... times as high"),
-        (lambda: mixer(16, permutation="random"), "has no blocks.0.mlp_channels.permute_in.index; use the model"),
-        (
-            lambda: mixer(16, patch_size=8, tokens=4),
-            "has shape [12, 3, 4, 4] there, [12, 3, 8, 8] in the recipe's model",
-        ),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused(tmp_path, target, says):
-    with pytest.raises(InputError) as raised:
-        load_init_weights(target(), written(mixer(), tmp_path / "weights"))
-    assert says in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("content", [b"", b"\x08\0\0\0\0\0\0\0notjson!", None])
-def test_what_is_no_weights_is_refused(tmp_path, content):
-    path = tmp_path / "weights.safetensors"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=r"train.init_from .*safetensors"):
-        load_init_weights(mixer(), str(path))
 
 
 def test_frozen_parameters_are_named_by_patterns():
@@ -337,45 +274,77 @@ def mixer_of_digits(tmp_path: Path) -> str:
 
 
 FC1 = "blocks.1.mlp_channels.fc1.weight"
+TRANSPOSED = mixer().state_dict() | {FC1: mixer().state_dict()[FC1].T.contiguous()}
 
 
-def index_of(model: Mixer) -> torch.Tensor:
-    return next(part for name, part in model.named_buffers() if name.endswith("index"))
+def changed(change, **others) -> dict[str, torch.Tensor]:
+    """The weights of a mixer with a permutation of which one was changed."""
+    model = mixer(permutation="random").to(others.get("kind", torch.float32))
+    index = next(part for name, part in model.named_buffers() if name.endswith("index"))
+    change(index if others.get("index") else model.get_parameter(FC1).data[3, 2])
+    return model.state_dict()
+
+
+def permuted() -> Mixer:
+    return mixer(permutation="random")
+
+
+MORE, NOT_FINITE = "holds more than a state_dict of weights", "has values that are not finite"
+BLOCKED, SHAPE = (
+    f"{MORE} (weights_only=True blocked",
+    "has shape [12, 3, 4, 4] there, [12, 3, 8, 8] in the recipe's model",
+)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("content", "target", "says"),
     [
+        (lambda folder: {"head.weight": Code(folder / "run")}, mixer, BLOCKED),
+        (lambda folder: mixer(), mixer, BLOCKED),
+        (lambda folder: [torch.ones(2)], mixer, MORE),
+        (lambda folder: {"epoch": 3}, mixer, "epoch is not a tensor; save the model's state_dict alone"),
         *(
-            (
-                lambda model, value=value: model.get_parameter(FC1).data[3, 2].fill_(value),
-                "has values that are not finite",
+            (mixer().state_dict(), partial(mixer, *size, **keys), says)
+            for size, keys, says in (
+                ((16,), {"token_hidden": 7}, "D_S is 6, the recipe's 7; model.token_hidden 24 grows it"),
+                ((), {"depth": 3}, "has no blocks.2"),
+                ((), {"depth": 1}, "has blocks.1"),
+                ((), {"channels": 16}, "has shape [24, 12] there, [24, 16] in the recipe's model"),
+                ((12,), {}, "reads images of 4 tokens, the recipe's are 9; they may be 2, 3, ... times as high"),
+                ((16,), {"permutation": "random"}, "has no blocks.0.mlp_channels.permute_in.index; use the model"),
+                ((16,), {"patch_size": 8, "tokens": 4}, SHAPE),
             )
-            for value in (float("nan"), float("inf"))
         ),
-        (lambda model: index_of(model).zero_(), "index is not a permutation"),
-        (lambda model: index_of(model).add_(1), "index is not a permutation"),
+        (TRANSPOSED, mixer, f"{FC1} has shape [12, 24] there, [24, 12] in the recipe's model"),
+        *(
+            (changed(lambda w, value=value: w.fill_(value), kind=kind), permuted, f"{FC1} {NOT_FINITE}")
+            for value in (torch.nan, torch.inf)
+            for kind in (torch.float32, torch.bfloat16)
+        ),
+        (changed(torch.Tensor.zero_, index=True), permuted, "index is not a permutation"),
+        (changed(lambda index: index.add_(1), index=True), permuted, "index is not a permutation"),
+        (b"", mixer, "train.init_from"),
+        (b"\x08\0\0\0\0\0\0\0notjson!", mixer, "train.init_from"),
+        (None, mixer, "train.init_from"),
     ],
 )
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_weights_that_would_train_wrongly_are_refused(tmp_path, change, says, kind):
-    source = mixer(permutation="random").to(kind)
-    change(source)
-    with pytest.raises(InputError, match=says):
-        load_init_weights(mixer(permutation="random"), written(source, tmp_path / "weights.safetensors"))
-
-
-def test_as_many_weights_of_another_shape_are_refused(tmp_path):
-    weights = mixer().state_dict()
-    weights[FC1] = weights[FC1].T.contiguous()
-    save_file(weights, tmp_path / "weights.safetensors")
-    with pytest.raises(InputError, match=rf"{FC1} has shape \[12, 24\] there, \[24, 12\] in the recipe's model"):
-        load_init_weights(mixer(), str(tmp_path / "weights.safetensors"))
+def test_what_is_no_weights_is_refused_and_never_run(tmp_path, content, target, says):
+    """And nothing of it is run."""
+    path = tmp_path / "weights.safetensors"
+    if callable(content):
+        path = torch_saved(tmp_path, content(tmp_path))
+    elif content is not None:
+        path.write_bytes(content) if isinstance(content, bytes) else save_file(content, path)
+    with pytest.raises(InputError) as raised:
+        load_init_weights(target(), str(path))
+    assert says in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):
-    saved = State(mixer().state_dict(), {}, {}, {})
-    path = checkpoint.save(tmp_path, saved, position(1), checkpoint.RetentionPolicy(1)) / "model.safetensors"
+    path = saved_run(tmp_path, mixer().state_dict()) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(InputError, match=r"model.safetensors: is damaged"):
         load_init_weights(mixer(), str(tmp_path))
