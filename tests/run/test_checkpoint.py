@@ -149,7 +149,7 @@ class Saves(RuleBasedStateMachine):
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("count", [12, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [8, pytest.param(150, marks=pytest.mark.long)])
 def test_whatever_happens_a_run_goes_on_from_its_newest_checkpoint(tmp_path, digits, count):
     recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [("data.path", str(digits))])
     machine = type("Machine", (Saves,), {"root": tmp_path, "recipe": recipe})
