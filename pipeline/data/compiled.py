@@ -28,11 +28,12 @@ from widemix.native.build import cache_folder, home_cache
 from widemix.terminal import print
 
 
-def _cache_folder() -> Path:
+def numba_folder(sources: Path, calls_c: bool) -> Path:
+    """Return the folder that compiled functions of these sources are kept in, and make it."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.rglob("*.py")):
+    for source in sorted(sources.rglob("*.py")):
         digest.update(source.read_bytes())
-    digest.update(b"C" if native.load() else b"")
+    digest.update(b"C" if calls_c else b"")
     name = f"numba-{numba.__version__}-{digest.hexdigest()[:16]}"
     given = os.environ.get("NUMBA_CACHE_DIR")
     if given:
@@ -50,7 +51,7 @@ def _cache_folder() -> Path:
 # numba reads a file of the current folder, a stranger's perhaps, again and again: also where compiled code is cached.
 numba.core.config._config_fname = os.devnull
 numba.config.reload_config()
-numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]
+numba.config.CACHE_DIR = str(numba_folder(Path(__file__).parent, native.load() is not None))  # type: ignore[attr-defined]
 
 # Held during a fork, so that no other thread holds it: in the forked process nobody would release it.
 if hasattr(os, "register_at_fork"):  # Windows has no forks
@@ -74,7 +75,8 @@ jit_inline: Any = functools.partial(jit_noalias, inline="always")
 vectorise; and for functions that mostly call others, which LLVM would otherwise optimise again in each caller."""
 
 
-def _notice() -> str:
+def compilation_notice() -> str:
+    """Return the line that says what takes so long."""
     kept = os.environ.get("NUMBA_CACHE_DIR") or home_cache()
     often = (
         "which are kept for later runs"
@@ -84,7 +86,7 @@ def _notice() -> str:
     return f"compiling the functions that prepare these batches, {often}; 5 to 40 seconds"
 
 
-class _Notice(event.Listener):
+class CompilationNotice(event.Listener):
     """Says once on stderr that functions of ours are being compiled, where that takes a while: the cache is empty."""
 
     def __init__(self, after: float) -> None:
@@ -95,7 +97,7 @@ class _Notice(event.Listener):
         """Called before a function is compiled, of which some are compiled while others are."""
         ours = event.data["dispatcher"].py_func.__module__.startswith("widemix.")
         if self._timer is None and ours and os.environ.get("RANK", "0") == "0":
-            self._timer = Timer(self._after, print, [_notice()], {"file": sys.stderr, "flush": True})
+            self._timer = Timer(self._after, print, [compilation_notice()], {"file": sys.stderr, "flush": True})
             self._timer.daemon = True
             self._timer.start()
         self._depth += 1
@@ -108,7 +110,7 @@ class _Notice(event.Listener):
             self._timer = None
 
 
-event.register("numba:compile", _Notice(after=2.0))
+event.register("numba:compile", CompilationNotice(after=2.0))
 
 
 def native_symbol(name: str, signature: Any) -> Any:

@@ -103,16 +103,19 @@ def cubic(view_ids: np.ndarray, interpolation: str, seed: int, epoch: int) -> np
 class Decoder:
     """Decodes the images of a .beton, on as many threads as each call asks for."""
 
-    def __init__(self, beton: Beton, checksums: Checksums | None = None):
-        """Samples are compared with their `checksums`, if there are any, whenever they are read."""
+    def __init__(self, beton: Beton, checksums: Checksums | None = None, read: Any = None):
+        """Samples are compared with their `checksums`, if there are any, whenever they are read.
+
+        `read`: `read_with_pillow`, to decode without the C library although there is one.
+        """
         self.beton = beton
         self.descriptor = open_descriptor(beton, self)
-        self._read: Any = _compiled_reader() or read_with_pillow
+        self._read: Any = read or _compiled_reader() or read_with_pillow
         self._checksums = checksums
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy or a pickle has a descriptor of its own."""
-        return Decoder, (self.beton, self._checksums)
+        return Decoder, (self.beton, self._checksums, self._read if self._read is read_with_pillow else None)
 
     def read(
         self, samples: np.ndarray, boxes: np.ndarray, bicubic: np.ndarray, images: np.ndarray, threads: int

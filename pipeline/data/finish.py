@@ -25,11 +25,12 @@ class Finish:
     warning says so, and PyTorch computes the other batches too.
     """
 
-    def __init__(self, section: DataSection, device: torch.device):
-        self._made_of = section, device
+    def __init__(self, section: DataSection, device: torch.device, kernel: Any = None):
+        """`kernel`: what has a `finish` like `finish_in_steps`; on a GPU by default `by_triton`."""
+        self._made_of = section, device, kernel
         # Multiplied on the host: on the device it would be in the stream of this thread, for which no other waits.
         self._mean, self._std = (per_channel(of).to(device) for of in (section.mean, section.std))
-        self._kernel = by_triton() if device.type == "cuda" else None
+        self._kernel = by_triton() if kernel is None and device.type == "cuda" else kernel
         self._checked = False
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -81,8 +81,12 @@ class TrainLoader:
         ):
             raise InputError("views: mixup, CutMix, repeated augmentation or on_corrupt replace do not go with them")
         self.order = _build_order(kind, data, self.source.file, train, max(1, augment.aug_repeats), self.steps)
-        if isinstance(self.order, PagedOrder) and topology.rank == 0:
-            _warn_of_sorted_classes(self.source.file)
+        if isinstance(self.order, PagedOrder) and topology.rank == 0 and stored_by_class(self.source.file.label):
+            print(
+                f"warning: {self.source.file.path}: is stored class by class, which order paged mixes badly; "
+                "prepare it with --shuffle",
+                file=sys.stderr,
+            )
 
     def __len__(self) -> int:
         return len(self.source.file)
@@ -210,14 +214,9 @@ def _build_order(
     return {"random": RandomOrder, "file": FileOrder}[kind](len(file), train.global_batch, train.seed, repeats)
 
 
-def _warn_of_sorted_classes(file: PreparedFile) -> None:
-    """A window of pages that each hold one class has few classes: batches vary more than those of a shuffle."""
-    if len(file) > 1 and file.label[0] < file.label[-1] and (file.label[1:] >= file.label[:-1]).all():
-        print(
-            f"warning: {file.path}: is stored class by class, which order paged mixes badly; "
-            "prepare it with --shuffle",
-            file=sys.stderr,
-        )
+def stored_by_class(label: np.ndarray) -> bool:
+    """Return whether labels int [n] only rise: a window of such pages has few classes, and batches vary more."""
+    return len(label) > 1 and bool(label[0] < label[-1] and (label[1:] >= label[:-1]).all())
 
 
 def check_model(model: ModelSection, *loaders: TrainLoader | EvalLoader) -> None:

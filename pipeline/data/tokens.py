@@ -35,7 +35,7 @@ class Tokens:
         self.file = open_split(section, split, open_text)
         self._checksums = split_checksums(section, self.file)
         self.descriptor = open_descriptor(self.file, self)
-        self.vocabulary = _vocabulary_size(Path(section.path) / TOKENIZER)
+        self.vocabulary = vocabulary_size(Path(section.path) / TOKENIZER)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy or a pickle opens the split again."""
@@ -98,8 +98,8 @@ class Tokens:
         return min(-(-longest // _MULTIPLE) * _MULTIPLE, self.file.tokens)
 
 
-def _vocabulary_size(path: Path) -> int:
-    """The number of token ids of the tokenizer next to the data."""
+def vocabulary_size(path: Path) -> int:
+    """Return the number of token ids of the tokenizer next to the data. Raises `InputError` if it is none."""
     try:
         return 1 + max(parse_json(read_regular(path))["model"]["vocab"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -127,7 +127,7 @@ _SETS: dict[str, Mapping[str, float] | tuple[str, ...]] = {
         "Invert": 1,
     },
 }
-_OWN_SETS: dict[str, tuple[str, ...]] = {}  # of `add_to_sets`
+OWN_SETS: dict[str, tuple[str, ...]] = {}  # of `add_to_sets`
 
 # name, probability, magnitude; two steps a policy. `r` policies keep fewer bits as the magnitude rises.
 _V0 = """
@@ -205,7 +205,7 @@ def add_to_sets(operation: str, sets: Sequence[str]) -> None:
         if not name or "-" in name:
             raise ValueError(f"operation set {name!r}: needs a name without '-'")
     for name in sets:
-        _OWN_SETS[name] = (*_OWN_SETS.get(name, ()), operation)
+        OWN_SETS[name] = (*OWN_SETS.get(name, ()), operation)
 
 
 def _rand(parts: list[str]) -> RandAugment:
@@ -214,7 +214,7 @@ def _rand(parts: list[str]) -> RandAugment:
     names = _INCREASING if options["inc"] else _PLAIN
     chosen: Mapping[str, float] | tuple[str, ...] = names
     if sets:
-        known = {f"t{name}": chosen for name, chosen in (_SETS | _OWN_SETS).items()}
+        known = {f"t{name}": chosen for name, chosen in (_SETS | OWN_SETS).items()}
         known["w0"] = {name: _W0[plain] for name, plain in zip(names, _PLAIN, strict=True) if plain in _W0}
         if len(sets) > 1 or sets[0] not in known:
             raise InputError(f"part {'-'.join(sets)!r}: takes one set of operations, of {', '.join(known)}")

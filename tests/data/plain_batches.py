@@ -18,7 +18,7 @@ from scipy.special import ndtri
 from timm.data import Mixup, auto_augment, random_erasing, transforms
 from torchvision.transforms import functional as F
 
-ORDER, CROP, FLIP, AUGMENT, ERASE, MIX, NETWORK, COLOR_JITTER, _, _, INTERPOLATION = range(11)
+ORDER, CROP, FLIP, AUGMENT, ERASE, MIX, NETWORK, COLOR_JITTER, PAGE, WINDOW, INTERPOLATION = range(11)
 CHOICE, PROB, RADIUS, ANGLE, SIGN, CUBIC = range(6)  # counters of a policy's step, which has eight
 WORD = 2**64 - 1
 QUANTILES = ndtri((np.arange(4096) + 0.5) / 4096)
@@ -33,6 +33,18 @@ def scramble(word: int) -> int:
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & WORD
     word = (word ^ word >> 27) * 0x94D049BB133111EB & WORD
     return word ^ word >> 31
+
+
+def unscramble(word: int) -> int:
+    """The word that `scramble` makes this one of."""
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        word = (word ^ word >> shift ^ word >> 2 * shift) * pow(factor, -1, 2**64) & WORD
+    return (word - 0x9E3779B97F4A7C15) & WORD
+
+
+def stream_with(number: float, counter: int) -> int:
+    """A stream whose `counter`-th uniform number is this one, in [0, 1)."""
+    return (unscramble(int(number * 2**53) << 11) - counter) & WORD
 
 
 def stream_of(*words: int) -> int:
@@ -73,7 +85,8 @@ def plain_batch(images: Sequence[tuple[Image.Image, int]], recipe: Any, epoch: i
     The recipe has the sections data, augment and train.
     """
     data, augment, train = recipe.data, recipe.augment, recipe.train
-    samples, view_ids = views_of_step(len(images), train, max(1, augment.aug_repeats), epoch, step)
+    numbers = train.seed, max(1, augment.aug_repeats), epoch, step
+    samples, view_ids = views_of_step(len(images), train.global_batch, *numbers)
     inputs = torch.stack(
         [
             plain_image(images[sample][0], data, augment, train.seed, epoch, view_id)
@@ -87,14 +100,49 @@ def plain_batch(images: Sequence[tuple[Image.Image, int]], recipe: Any, epoch: i
     return inputs.to(DTYPES[train.precision]), targets, samples, np.array(keys, np.uint64).view(np.int64)
 
 
-def views_of_step(count: int, train: Any, repeats: int, epoch: int, step: int) -> tuple[list[int], list[int]]:
+def views_of_step(
+    count: int, batch: int, seed: int, repeats: int, epoch: int, step: int
+) -> tuple[list[int], list[int]]:
     """Samples and view ids of a step of the random order: a slice of the epoch's permutation, sorted by view."""
-    stream = stream_of(train.seed, epoch, count, ORDER)
-    first = step * train.global_batch
-    positions = sorted(range(first, first + train.global_batch), key=lambda position: position % repeats)
+    stream, first = stream_of(seed, epoch, count, ORDER), step * batch
+    positions = sorted(range(first, min(first + batch, count)), key=lambda position: position % repeats)
     samples = [permuted(position // repeats, count, stream) for position in positions]
-    view_ids = [sample + count * (at % repeats) for sample, at in zip(samples, positions, strict=True)]
-    return samples, view_ids
+    return samples, [sample + count * (at % repeats) for sample, at in zip(samples, positions, strict=True)]
+
+
+def paged_views_of_step(
+    offset: list[int],
+    size: list[int],
+    batch: int,
+    seed: int,
+    window: int,
+    repeats: int,
+    page: int,
+    epoch: int,
+    step: int,
+) -> list[int]:
+    """View ids of a step of the paged order; window and page in bytes.
+
+    Pages in random order, from a random sample on; lanes of it, of which windows are permuted; a run from each lane.
+    """
+    count, mean, lanes = len(offset), sum(size) / len(size), math.gcd(batch, 64)
+    page, run = max(1, round(page / mean)), batch // lanes
+    length = math.ceil(count // batch * run / repeats)
+    windows = max(1, math.ceil(length / max(1, int(window / mean / lanes))))
+    window = max(1, math.ceil(length / windows))
+    in_file = sorted(range(count), key=offset.__getitem__)
+    begin = int(uniform(stream_of(seed, epoch, 0, PAGE), 0) * count)
+    view_ids = []
+    for lane in range(lanes):
+        for at in sorted(range(step * run, (step + 1) * run), key=lambda at: at % repeats):
+            number, place = divmod(at // repeats, window)
+            stream = stream_of(seed, epoch, lane << 32 | number, WINDOW)
+            place = permuted(place, min(window, length - number * window), stream) + number * window + lane * length
+            which, within = divmod(place, page)
+            if which < count // page:
+                which = permuted(which, count // page, stream_of(seed, epoch, 1, PAGE))
+            view_ids.append(in_file[(begin + which * page + within) % count] + count * (at % repeats))
+    return view_ids
 
 
 def permuted(place: int, count: int, stream: int) -> int:
@@ -183,7 +231,7 @@ def jittered(image: Image.Image, augment: Any, stream: int) -> Image.Image:
             strength, centre = augment.color_jitter[part], float(part != 3)
             low = max(0.0, centre - strength) if centre else -strength
             factor = low + (centre + strength - low) * uniform(stream, 4 + part)
-            image = ADJUST[part](image, factor)
+            image = ADJUST[part](image, factor) if strength else image
     return F.rgb_to_grayscale(image, 3) if uniform(stream, 1) < augment.grayscale_prob else image
 
 

@@ -86,22 +86,20 @@ def test_images_of_several_programs_and_no_box():
     assert torch.equal(found, expected)
 
 
+SECTION = DataSection(path="none", num_classes=10, image_size=27, mean=(0.0, 0.2, 0.4))
+
+
 @RUNS
-def test_it_writes_where_it_is_told_to(monkeypatch):
-    finisher, arguments, to = of_kernel(monkeypatch, finish_by_triton), sampled(8, 27, "rand", "nothing"), None
+def test_it_writes_where_it_is_told_to(capsys):
+    section = DataSection(path="none", num_classes=10, image_size=27)
+    finisher, arguments = Finish(section, torch.device(DEVICE), finish_by_triton), sampled(8, 27, "rand", "nothing")
     for _ in range(2):  # the first call is by the steps
         to = torch.full((8, 27, 27, 3), torch.nan, device=DEVICE)
         images = finisher(arguments[0], FP32, *arguments[1:], to)
         assert images.data_ptr() == to.data_ptr()
         assert torch.equal(images, both_ways(*arguments, FP32)[1])
-    assert finisher._kernel is finish_by_triton
-
-
-def of_kernel(monkeypatch, kernel) -> Finish:
-    """As on a GPU with this kernel."""
-    finisher = Finish(DataSection(path="none", num_classes=10, image_size=27), torch.device(DEVICE))
-    monkeypatch.setattr(finisher, "_kernel", kernel)
-    return finisher
+    assert finisher(arguments[0][:0]).shape == (0, 3, 27, 27)  # no kernel has an empty grid
+    assert capsys.readouterr().err == ""
 
 
 @COMPILED
@@ -121,8 +119,9 @@ def test_mean_and_deviation_are_there_when_it_is_made():
     assert on_gpu == [torch.ops.aten._to_copy] * 2
 
 
+@COMPILED
 @pytest.mark.parametrize("kind", [ModuleNotFoundError, ImportError])
-def test_without_triton_or_with_a_broken_one_there_is_no_kernel(kind, monkeypatch):
+def test_without_a_sound_triton_there_is_no_kernel(kind, monkeypatch, system):
     class Missing:
         def find_spec(name, *_):
             if name == finish_by_triton.__name__:
@@ -131,32 +130,26 @@ def test_without_triton_or_with_a_broken_one_there_is_no_kernel(kind, monkeypatc
     assert finish.by_triton.__wrapped__() is finish_by_triton
     monkeypatch.delattr(widemix.data, "finish_by_triton")
     monkeypatch.delitem(sys.modules, finish_by_triton.__name__)
-    monkeypatch.setattr(sys, "meta_path", [Missing, *sys.meta_path])
+    system({"sys.meta_path": [Missing, *sys.meta_path]})
     assert finish.by_triton.__wrapped__() is None
 
 
-@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_a_copy_is_of_the_same_section_and_device_and_has_checked_nothing(way):
-    section = DataSection(path="none", num_classes=10, image_size=27, mean=(0.0, 0.2, 0.4))
-    for device in ("meta", "cpu"):
-        finisher = Finish(section, torch.device(device))
-        finisher._checked = True
-        other = way(finisher)
-        assert (other._mean.device.type, other._std.device.type, other._checked) == (device, device, False)
-    assert torch.equal(other._mean, finisher._mean)
+class Kernel:
+    """Gives numbers that are off in the last bit of one, from its `wrong_from`-th call on."""
 
-
-class Wrong:
-    """A kernel that is off in the last bit of one number."""
-
-    calls = 0
+    calls, wrong_from = 0, 0
 
     @classmethod
     def finish(cls, *arguments) -> torch.Tensor:
         cls.calls += 1
         images = finish_in_steps(*arguments)
-        images[0, 0, 0, 0] = torch.nextafter(images[0, 0, 0, 0], images.new_tensor(9.0))
+        if cls.calls > cls.wrong_from:
+            images[0, 0, 0, 0] = torch.nextafter(images[0, 0, 0, 0], images.new_tensor(9.0))
         return images
+
+
+class WrongLater(Kernel):
+    wrong_from = 1
 
 
 class Broken:
@@ -165,37 +158,41 @@ class Broken:
         raise RuntimeError("PTX was compiled\nwith an unsupported toolchain")
 
 
-@RUNS
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
-        (Wrong, "its numbers are not PyTorch's"),
+        (Kernel, "its numbers are not PyTorch's"),
         (Broken, "RuntimeError: PTX was compiled with an unsupported toolchain"),
     ],
 )
 @pytest.mark.parametrize("dtype", [BF16, FP32])
-def test_a_kernel_that_fails_or_is_wrong_is_not_used(kernel, reason, dtype, monkeypatch, capsys):
-    finisher, arguments = of_kernel(monkeypatch, kernel), sampled(8, 27, "pixel", "groups")
-    expected = both_ways(*arguments, dtype)[1]
+def test_a_kernel_that_fails_or_is_wrong_is_not_used(kernel, reason, dtype, capsys):
+    Kernel.calls, arguments = 0, sampled(8, 27, "pixel", "groups")
+    finisher = Finish(SECTION, torch.device("cpu"), kernel)
+    expected = Finish(SECTION, torch.device("cpu"))(arguments[0], dtype, *arguments[1:])
     for _ in range(3):
         assert torch.equal(finisher(arguments[0], dtype, *arguments[1:]), expected)
     [line] = capsys.readouterr().err.splitlines()
     assert reason in line
-    assert Wrong.calls <= 1
-    Wrong.calls = 0
+    assert Kernel.calls <= 1
 
 
-@RUNS
-def test_a_sound_kernel_is_checked_once(monkeypatch, capsys):
-    calls = []
-    monkeypatch.setattr(finish, "finish_in_steps", lambda *of: calls.append(of) or finish_in_steps(*of))
-    finisher, arguments = of_kernel(monkeypatch, finish_by_triton), sampled(8, 27, "pixel", "each")
-    images = [finisher(arguments[0], FP32, *arguments[1:]) for _ in range(3)]
-    assert len(calls) == 1
-    assert torch.equal(images[0], images[1])
-    assert torch.equal(images[0], images[2])
-    assert finisher(arguments[0][:0]).shape == (0, 3, 27, 27)  # no kernel has an empty grid
+COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda one: pickle.loads(pickle.dumps(one))}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_sound_kernel_is_checked_once_by_each_copy(way, capsys):
+    """Its later numbers are taken as they are."""
+    WrongLater.calls, pixels = 0, sampled(8, 27, None, "nothing")[0]
+    plain = Finish(SECTION, torch.device("cpu"))
+    finisher = Finish(SECTION, torch.device("cpu"), WrongLater)
+    assert [torch.equal(finisher(pixels), plain(pixels)) for _ in range(3)] == [True, False, False]
     assert not capsys.readouterr().err
+    WrongLater.calls = 0
+    other = COPIES[way](finisher)
+    assert [torch.equal(other(pixels), plain(pixels)) for _ in range(2)] == [True, False]
+    meta = COPIES[way](Finish(SECTION, torch.device("meta")))
+    assert meta(pixels.to("meta")).device.type == "meta"
 
 
 @pytest.mark.one_in(3)

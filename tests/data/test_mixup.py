@@ -17,6 +17,10 @@ def batch(size):
     return torch.randn(size, 3, 12, 12, generator=numbers), torch.randint(CLASSES, (size,), generator=numbers)
 
 
+def section_of(**keys) -> AugmentSection:
+    return AugmentSection(mix_group=GROUP, smoothing=0.1, mixup_switch_prob=0.3, **keys)
+
+
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 @pytest.mark.parametrize(
@@ -32,19 +36,9 @@ def batch(size):
 )
 @pytest.mark.parametrize("prob", [0.5, 1.0])
 def test_each_group_is_timms_mixup_with_the_same_numbers(mixup, cutmix, minmax, prob, mode):
-    section = AugmentSection(
-        mixup=mixup,
-        cutmix=cutmix,
-        cutmix_minmax=minmax,
-        mixup_prob=prob,
-        mixup_switch_prob=0.3,
-        mix_mode=mode,
-        mix_group=GROUP,
-        smoothing=0.1,
-    )
-    timms = Mixup(
-        mixup, cutmix, minmax, prob=prob, mode=mode, switch_prob=0.3, label_smoothing=0.1, num_classes=CLASSES
-    )
+    section = section_of(mixup=mixup, cutmix=cutmix, cutmix_minmax=minmax, mixup_prob=prob, mix_mode=mode)
+    options = {"switch_prob": 0.3, "label_smoothing": 0.1, "num_classes": CLASSES}
+    timms = Mixup(mixup, cutmix, minmax, prob=prob, mode=mode, **options)
     for step in range(40):
         images, labels = batch(GROUP)
         ours = images.clone()
@@ -59,17 +53,19 @@ def test_each_group_is_timms_mixup_with_the_same_numbers(mixup, cutmix, minmax, 
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
 def test_two_halves_mix_as_the_whole(mode):
-    section = AugmentSection(mixup=0.8, cutmix=1.0, mix_group=GROUP, mix_mode=mode)
-    images, labels = batch(4 * GROUP)
-    whole, halves = images.clone(), images.clone()
-    targets = soft_labels(labels, CLASSES, 0.0)
-    mixture = sample_mixture(4 * GROUP, 12, section, 1, 2, first_group=0)
-    mixture.mix(whole)
-    parts = []
-    for half, first in ((slice(0, 2 * GROUP), 0), (slice(2 * GROUP, None), 2)):
-        part = sample_mixture(2 * GROUP, 12, section, 1, 2, first)
-        part.mix(halves[half])
-        parts.append(part.mix_targets(targets[half]))
+    section, (images, labels) = section_of(mixup=0.8, cutmix=1.0, mix_mode=mode), batch(4 * GROUP)
+    targets, found = soft_labels(labels, CLASSES, 0.0), []
+    for parts in (1, 2):
+        mixed, size = images.clone(), 4 * GROUP // parts
+        for part in range(parts):
+            mixture, half = (
+                sample_mixture(size, 12, section, 1, 2, 4 // parts * part),
+                slice(part * size, (part + 1) * size),
+            )
+            mixture.mix(mixed[half])
+            found.append(mixture.mix_targets(targets[half]))
+        found.append(mixed)
+    whole_targets, whole, *halves_of_targets, halves = found
     assert torch.equal(halves, whole)
-    assert torch.equal(torch.cat(parts), mixture.mix_targets(targets))
+    assert torch.equal(torch.cat(halves_of_targets), whole_targets)
     assert not torch.equal(whole, images)

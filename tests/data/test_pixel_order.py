@@ -4,73 +4,59 @@ import numpy as np
 import pytest
 import torch
 
+from tests.data.loading import place, read, section, train_loader
 from tests.sections import train_section
-from widemix.data.loader import EvalLoader, TrainLoader
+from widemix.data.loader import EvalLoader
 from widemix.data.pixel_order import permute_pixels, pixel_permutation
-from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.models.mixer.network import Mixer
 from widemix.recipe import load_recipe
 from widemix.recipe.augment import AugmentSection
-from widemix.recipe.data import DataSection
 
 CPU = torch.device("cpu")
-ALONE = Topology(0, 1, 0, 1, CPU)
+PATCHES = {"pixel_order": "patches", "pixel_patch": 4}
 
 
-def section(order: str, side: int = 12, **keys) -> DataSection:
-    patch = {"pixel_patch": 4} if order == "patches" else {}
-    return DataSection(path="", num_classes=2, image_size=side, pixel_order=order, **patch, **keys)
+def permutation(side: int = 12, **keys) -> torch.Tensor | None:
+    return pixel_permutation(section("", image_size=side, **keys), CPU)
 
 
-def test_patches_and_the_pixels_within_them_move_alike_in_all_patches():
-    order = pixel_permutation(section("patches"), CPU)
-    within, patches = {}, []
-    for place, origin in enumerate(order.tolist()):
-        (y, x), (from_y, from_x) = divmod(place, 12), divmod(origin, 12)
-        patches.append(((y // 4, x // 4), (from_y // 4, from_x // 4)))
-        within.setdefault((y % 4, x % 4), set()).add((from_y % 4, from_x % 4))
-    assert all(len(origins) == 1 for origins in within.values())  # one permutation for the pixels of every patch
-    assert len(set.union(*within.values())) == 16
-    moved = set(patches)
-    assert len(moved) == len({origin for _, origin in moved}) == 9  # each patch comes whole from one other
-    assert any(place != origin for place, origin in moved)
-    assert any(place not in origins for place, origins in within.items())
+@pytest.mark.parametrize(("side", "patch", "seed"), [(12, 4, 0), (12, 3, 5), (8, 8, 0)])
+def test_patches_and_the_pixels_within_them_move_alike_in_all(side, patch, seed):
+    """By numpy's permutations of the seed, of all runs: they must not change."""
+    numbers, across, expected = np.random.RandomState(seed), side // patch, np.empty((side, side), int)
+    patches, within = numbers.permutation(across**2), numbers.permutation(patch**2)
+    for y, x in np.ndindex(side, side):
+        origin = divmod(patches[y // patch * across + x // patch], across)
+        pixel = divmod(within[y % patch * patch + x % patch], patch)
+        expected[y, x] = (origin[0] * patch + pixel[0]) * side + origin[1] * patch + pixel[1]
+    found = permutation(side, pixel_order="patches", pixel_patch=patch, pixel_seed=seed)
+    assert found.tolist() == expected.reshape(-1).tolist()
 
 
 def test_all_pixels_move_by_a_permutation_of_the_seed_alone():
-    assert pixel_permutation(section("original"), CPU) is None
-    order = pixel_permutation(section("all"), CPU)
-    assert sorted(order.tolist()) == list(range(144))
-    assert order.tolist() == np.random.RandomState(0).permutation(144).tolist()  # of all runs: it must not change
-    assert torch.equal(order, pixel_permutation(section("all"), CPU))
-    assert not torch.equal(order, pixel_permutation(section("all", pixel_seed=1), CPU))
+    assert permutation(pixel_order="original") is None
+    for seed in (0, 1):
+        expected = np.random.RandomState(seed).permutation(144).tolist()
+        assert permutation(pixel_order="all", pixel_seed=seed).tolist() == expected
 
 
-@pytest.mark.parametrize("order", ["patches", "all"])
+@pytest.mark.parametrize("keys", [PATCHES, {"pixel_order": "all"}], ids=["patches", "all"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_loaders_shuffle_what_they_yield_otherwise(digits, order, precision):
-    plain = DataSection(path=str(digits), num_classes=10, image_size=8, eval_split="test")
-    keys = {"pixel_order": order, "pixel_seed": 3} | ({"pixel_patch": 2} if order == "patches" else {})
-    shuffled = plain.model_copy(update=keys)
-    augment = AugmentSection(mixup=0.4, cutmix=1.0, mix_group=4)
-    train = train_section(16, precision=precision)
-    place = pixel_permutation(shuffled, CPU).numpy()
-    pairs = [[TrainLoader(data, augment, train, ALONE) for data in (plain, shuffled)]]
-    pairs.append([EvalLoader(data, 16, ALONE) for data in (plain, shuffled)])
-    for loaders in pairs:
-        with loaders[0].batches() if isinstance(loaders[0], EvalLoader) else loaders[0].batches(1) as batches:
-            one = next(batches)
-        with loaders[1].batches() if isinstance(loaders[1], EvalLoader) else loaders[1].batches(1) as batches:
-            other = next(batches)
-        expected = one.inputs.float().numpy().reshape(16, 3, 64)[:, :, place].reshape(16, 3, 8, 8)
-        assert np.array_equal(other.inputs.float().numpy(), expected)
-        assert other.inputs.dtype == one.inputs.dtype
-        assert other.inputs.is_contiguous(memory_format=torch.channels_last)
-        assert torch.equal(one.targets, other.targets)
+def test_loaders_shuffle_what_they_yield_otherwise(images, keys, precision):
+    keys, train = keys | {"pixel_seed": 3}, train_section(16, precision=precision)
+    plain, shuffled = (section(images, image_size=8, **of) for of in ({}, keys))
+    order, augment = permutation(8, **keys).numpy(), AugmentSection(mixup=0.4, cutmix=1.0, mix_group=4)
+    for make in (lambda data: train_loader(data, augment, train=train), lambda data: EvalLoader(data, 16, place())):
+        for one, other in zip(*(read(make(data)) for data in (plain, shuffled)), strict=True):
+            expected = one.inputs.float().reshape(-1, 3, 64)[:, :, order].reshape(-1, 3, 8, 8)
+            assert torch.equal(other.inputs.float(), expected)
+            assert other.inputs.dtype == one.inputs.dtype
+            assert other.inputs.is_contiguous(memory_format=torch.channels_last)
+            assert torch.equal(one.targets, other.targets)
 
 
-def test_a_mixer_with_its_weights_in_the_same_order_gives_the_same_logits():
+def test_a_mixer_with_reordered_weights_gives_the_same_logits():
     """The invariance that the paper states: to the order of patches, and of the pixels within all of them."""
     torch.manual_seed(0)
     model = Mixer(
@@ -78,8 +64,7 @@ def test_a_mixer_with_its_weights_in_the_same_order_gives_the_same_logits():
     ).eval()
     torch.nn.init.normal_(model.head.weight)
     x = torch.randn(3, 3, 12, 12)
-    expected = model(x)
-    order = pixel_permutation(section("patches"), CPU)
+    expected, order = model(x), permutation(**PATCHES)
     origins = order.view(3, 4, 3, 4).transpose(1, 2).reshape(9, 16)  # [patch, pixel of it]
     y, xs = origins // 12, origins % 12
     patches, pixels = (y[:, 0] // 4) * 3 + xs[:, 0] // 4, (y[0] % 4) * 4 + xs[0] % 4

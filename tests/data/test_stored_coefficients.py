@@ -4,12 +4,10 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 import widemix
-from tests.data.test_loader import FULL, place, section, training
+from tests.data.loading import FULL, damage, place, read, same, section, steps, train_loader
 from tests.layouts import two_classes
 from widemix.data.loader import EvalLoader
 from widemix.data_prep.adopt import adopt
@@ -20,7 +18,7 @@ from widemix.errors import InputError
 from widemix.formats.beton import COEFFICIENTS, open_beton
 from widemix.launch.stage import stage
 
-DAMAGED = 3, 30, 31  # samples of train
+BAD = 3, 30, 31  # samples of train
 
 
 @pytest.fixture
@@ -28,23 +26,16 @@ def folders(tmp_path) -> dict[str, Path]:
     """The same images as JPEGs and as coefficients."""
     two_classes(tmp_path / "images")
     for encoding in ("jpeg", "coefficients"):
-        prepare(
-            "image-folder", tmp_path / "images", tmp_path / encoding, PrepSettings(encoding=encoding), processes=1
-        )
+        settings = PrepSettings(encoding=encoding)
+        prepare("image-folder", tmp_path / "images", tmp_path / encoding, settings, processes=1)
     assert (open_beton(tmp_path / "coefficients/train.beton").mode == COEFFICIENTS).all()
     return {encoding: tmp_path / encoding for encoding in ("jpeg", "coefficients")}
 
 
-def same(batches, others) -> None:
-    for these, those in zip(batches, others, strict=True):
-        assert all(torch.equal(*pair) for pair in zip(these, those, strict=True))
-
-
 def test_a_staged_copy_trains_and_evaluates_alike(folders, tmp_path):
     """To equal losses, gradients and metrics, with the loader's own augmentation and mixup."""
-    copy = stage(folders["coefficients"], tmp_path / "local")
+    copy, lines = stage(folders["coefficients"], tmp_path / "local"), []
     assert verify(copy) == []
-    lines = []
     for number, folder in enumerate((folders["jpeg"], copy)):
         recipe = {
             "data": {"path": str(folder), "num_classes": 2, "image_size": 16, "workers": 1},
@@ -56,58 +47,41 @@ def test_a_staged_copy_trains_and_evaluates_alike(folders, tmp_path):
         }
         (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
         widemix.train(widemix.load_recipe(tmp_path / "recipe.yaml"), tmp_path / f"run{number}")
-        rows = map(json.loads, (tmp_path / f"run{number}/metrics.jsonl").read_text().splitlines())
-        lines.append(
-            [(row["step"], row["split"], row["loss"], row.get("top1"), row.get("grad_norm")) for row in rows]
-        )
-        assert sum(split == "train" for _, split, *_ in lines[-1]) == 6
+        rows = [*map(json.loads, (tmp_path / f"run{number}/metrics.jsonl").read_text().splitlines())]
+        lines.append([[row.get(key) for key in ("step", "split", "loss", "top1", "grad_norm")] for row in rows])
+        assert sum(row["split"] == "train" for row in rows) == 6
     assert lines[0] == lines[1]
 
 
 @pytest.mark.parametrize("order", ["random", "paged"])
 def test_damaged_samples_are_replaced_alike(folders, order, capsys):
+    found = []
     for folder in folders.values():
-        damage(folder, DAMAGED)
-    ways = [training(folder, augment=FULL, order=order, on_corrupt="replace") for folder in folders.values()]
-    warnings = re.findall(
-        r"sample (\d+) \(train/(.*)\) cannot be read: (.*?); .*replaced by", capsys.readouterr().err
-    )
+        damage(folder, *BAD)
+        found.append(steps(section(folder, order=order, shuffle_window_mib=1, on_corrupt="replace"), FULL))
+    assert same(*found)
+    words = r"sample (\d+) \(train/(.*)\) cannot be read: (.*?); .*replaced by"
+    warnings = re.findall(words, capsys.readouterr().err)
     assert len(warnings) == 2 * len({sample for sample, *_ in warnings}) > 0
     assert {reason for *_, reason in warnings} == {"its bytes differ from its checksum"}
-    same(*ways)
 
 
 @pytest.mark.parametrize("checksums", [True, False])
 def test_damaged_samples_are_named(folders, checksums):
     """Also by the decoder alone, of what it can notice; in evaluation no other image takes their place."""
     folder = folders["coefficients"]
-    damage(folder, DAMAGED)
-    damage(folder, (5,), "val")
+    damage(folder, *BAD)
+    damage(folder, 5, split="val")
     reason = "its bytes differ from its checksum" if checksums else ".*damaged"
     line = r"{}\.beton: sample {} \({}/class\d/\d+\.jpg\) cannot be read: " + reason
-    with pytest.raises(
-        InputError, match=line.format("train", r"(3|30|31)", "train") + ".*; --data.on_corrupt replace"
-    ):
-        training(folder, checksums=checksums)
+    words = line.format("train", r"(3|30|31)", "train") + ".*; --data.on_corrupt replace"
+    with pytest.raises(InputError, match=words):
+        read(train_loader(section(folder, checksums=checksums)), 1)
     for on_corrupt in ("error", "replace"):
-        chosen = section(folder, checksums=checksums, on_corrupt=on_corrupt)
-        with (
-            pytest.raises(InputError, match=line.format("val", 5, "val")),
-            EvalLoader(chosen, 4, place()).batches() as batches,
-        ):
-            list(batches)
-    assert {int(sample) for line in verify(folder) for sample in re.findall(r"sample (\d+) \(", line)} == {
-        5,
-        *DAMAGED,
-    }
-
-
-def damage(folder: Path, samples: tuple[int, ...], split: str = "train") -> None:
-    """The first bytes of these samples."""
-    path = folder / f"{split}.beton"
-    beton, written = open_beton(path), np.memmap(path, np.uint8, "r+")
-    for sample in samples:
-        written[int(beton.offset[sample]) :][:64] = 0
+        loader = EvalLoader(section(folder, checksums=checksums, on_corrupt=on_corrupt), 4, place())
+        with pytest.raises(InputError, match=line.format("val", 5, "val")):
+            read(loader)
+    assert {int(sample) for line in verify(folder) for sample in re.findall(r"sample (\d+) \(", line)} == {5, *BAD}
 
 
 def test_coefficients_are_not_adopted(folders, tmp_path):

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, mse_loss
 
 import widemix
 from tests.conftest import train_lines
+from tests.data.loading import read
 from tests.engine.plain import plain_loop
 from tests.faults.faulty import train_with
 from tests.forks import Forks, group_of
@@ -39,6 +41,8 @@ from widemix.recipe.augment import AugmentSection
 COUNT, VAL = 40, 11
 NAMES = ("age", "height")
 WORDS = ("ant", "bee", "cat")
+KINDS = {"regression": 2, "multilabel": 3}  # and how many targets there are
+KIND = pytest.mark.parametrize("kind", KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -78,23 +82,23 @@ def table(images, numbers, several) -> Path:
 
 
 @pytest.fixture(scope="module")
-def regression(table, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("regression")
-    prepare("csv", table, folder, PrepSettings(targets=",".join(NAMES)))
-    return folder
+def folders(table, tmp_path_factory) -> dict[str, Path]:
+    """Of JPEGs with numbers to predict, and of pixels with any number of classes."""
+    base = tmp_path_factory.mktemp("folders")
+    prepare("csv", table, base / "regression", PrepSettings(targets=",".join(NAMES)))
+    prepare("csv", table, base / "multilabel", PrepSettings(raw=True))
+    return {kind: base / kind for kind in KINDS}
 
 
 @pytest.fixture(scope="module")
-def multi_label(table, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("multilabel")
-    prepare("csv", table, folder, PrepSettings(raw=True))
-    return folder
+def truth(numbers, several) -> dict[str, np.ndarray]:
+    """The targets of all images."""
+    return {"regression": numbers, "multilabel": several}
 
 
 def recipe(folder: Path, kind: str, **train) -> Recipe:
     found = load_recipe(Path("recipes/digits/rp_mixer.yaml"))
-    names = 2 if kind == "regression" else 3
-    data = {"path": str(folder), "targets": kind, "eval_split": "val", "num_classes": names, "workers": 1}
+    data = {"path": str(folder), "targets": kind, "eval_split": "val", "num_classes": KINDS[kind], "workers": 1}
     loss = {"regression": "mse", "multilabel": "sigmoid"}[kind]
     keys = {"loss": loss, "global_batch": 8, "epochs": 2, **train}
     return found.model_validate(
@@ -110,167 +114,144 @@ def recipe(folder: Path, kind: str, **train) -> Recipe:
     )
 
 
-def stored(folder: Path) -> np.ndarray:
-    """The targets of both splits, as they are in the files."""
+def evaluating(folder: Path, kind: str, batch: int = 4, **keys) -> EvalLoader:
+    return EvalLoader(recipe(folder, kind).data.model_copy(update=keys), batch, read_topology())
+
+
+@KIND
+def test_files_hold_the_targets_of_the_table(folders, truth, kind):
     rows = []
     for split in ("train", "val"):
-        beton = open_beton(folder / f"{split}.beton")
+        beton = open_beton(folders[kind] / f"{split}.beton")
         size = 4 * beton.target_count
         rows += [beton.bytes[place : place + size].view("<f4") for place in beton.targets.tolist()]
         assert (beton.label == -1).all()
-    return np.array(rows)
+        samples, start = np.array([3, 10]), int(beton.offset[3]) - 3
+        checksums = compute_checksums(beton, samples, beton.path.read_bytes()[start:], start)
+        assert checksums.tolist() == open_checksums(beton).samples[samples].tolist()
+    assert np.array_equal(np.array(rows), truth[kind])
 
 
-def test_the_files_hold_what_the_table_and_python_say(images, numbers, several, regression, multi_label, tmp_path):
-    assert np.array_equal(stored(regression), numbers)
-    assert np.array_equal(stored(multi_label), several)
-    lines = [
-        {"path": f"{i}.png", "split": split_of(i), "labels": [w for w, has in zip(WORDS, row, strict=True) if has]}
-        for i, row in enumerate(several)
-    ]
-    (images / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    prepare("csv", images / "table.jsonl", tmp_path / "json", PrepSettings(raw=True))
-    for name in ("train.beton", "train.crc32c", "val.beton"):
-        assert (tmp_path / "json" / name).read_bytes() == (multi_label / name).read_bytes()
-    pairs = [(str(images / f"{i}.png"), row) for i, row in enumerate(numbers.tolist())]
-    data = {"train": ((Path(path).read_bytes(), row) for path, row in pairs[:COUNT]), "val": pairs[COUNT:]}
-    manifest = widemix.prepare(data, tmp_path / "python", targets="age,height", shuffle=False)
-    assert manifest.classes == NAMES
-    for split in ("train", "val"):
-        one, other = (tmp_path / "python", regression)
-        assert (one / f"{split}.beton").read_bytes() == (other / f"{split}.beton").read_bytes()
-    settings = PrepSettings(targets=",".join(NAMES))
-    for part in ("1/2", "2/2"):
-        prepare("csv", images / "table.csv", tmp_path / part[0], PrepSettings(targets="age,height", part=part))
-    join([tmp_path / "1", tmp_path / "2"], tmp_path / "joined")
-    for name in ("train.beton", "train.crc32c", "val.beton"):
-        assert (tmp_path / "joined" / name).read_bytes() == (regression / name).read_bytes()
-    assert settings.as_json() == json.loads((tmp_path / "joined/manifest.json").read_text())["settings"]
+@pytest.mark.parametrize("way", ["JSON lines", "Python", "parts"])
+def test_each_source_of_the_same_targets_gives_the_same_files(way, images, numbers, several, folders, tmp_path):
+    out, kind = tmp_path / "out", "multilabel" if way == "JSON lines" else "regression"
+    if way == "JSON lines":
+        lines = [
+            {
+                "path": f"{i}.png",
+                "split": split_of(i),
+                "labels": [w for w, has in zip(WORDS, row, strict=True) if has],
+            }
+            for i, row in enumerate(several)
+        ]
+        (images / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        prepare("csv", images / "table.jsonl", out, PrepSettings(raw=True))
+    elif way == "Python":
+        pairs = [(str(images / f"{i}.png"), row) for i, row in enumerate(numbers.tolist())]
+        data = {"train": ((Path(path).read_bytes(), row) for path, row in pairs[:COUNT]), "val": pairs[COUNT:]}
+        assert widemix.prepare(data, out, targets="age,height", shuffle=False).classes == NAMES
+    else:
+        for part in ("1/2", "2/2"):
+            prepare("csv", images / "table.csv", tmp_path / part[0], PrepSettings(targets="age,height", part=part))
+        join([tmp_path / "1", tmp_path / "2"], out)
+        settings = json.loads((out / "manifest.json").read_text())["settings"]
+        assert settings == PrepSettings(targets=",".join(NAMES)).as_json()
+    for name in ("train.beton", "val.beton", *([] if way == "Python" else ["train.crc32c"])):
+        assert (out / name).read_bytes() == (folders[kind] / name).read_bytes()
 
 
-def test_every_damaged_byte_of_a_target_is_named(regression, multi_label, tmp_path):
-    for number, folder in enumerate((regression, multi_label)):
-        shutil.copytree(folder, tmp_path / str(number))
-        path = tmp_path / str(number) / "val.beton"
-        beton = open_beton(path)
-        data = bytearray(path.read_bytes())
-        data[int(beton.targets[7]) + 2] ^= 16
-        path.write_bytes(data)
-        assert any("val.beton: sample 7 (47.png) is damaged" in line for line in verify(path.parent))
-        loader = widemix.Loader(path.parent, "val", 4, 8)
-        with pytest.raises(InputError, match=r"sample 7 \(47\.png\) cannot be read: its bytes differ"):
-            list(loader)
+@KIND
+def test_every_damaged_byte_of_a_target_is_named(kind, folders, tmp_path):
+    path = Path(shutil.copytree(folders[kind], tmp_path / "data")) / "val.beton"
+    np.memmap(path, np.uint8, "r+")[int(open_beton(path).targets[7]) + 2] ^= 16
+    assert any("val.beton: sample 7 (47.png) is damaged" in line for line in verify(path.parent))
+    with pytest.raises(InputError, match=r"sample 7 \(47\.png\) cannot be read: its bytes differ"):
+        list(widemix.Loader(path.parent, "val", 4, 8))
 
 
-def test_a_target_that_is_not_where_its_record_says_is_named(regression, tmp_path):
-    path = tmp_path / "val.beton"
-    shutil.copy(regression / "val.beton", path)
-    place, data = int(open_beton(path).targets[7]), bytearray(path.read_bytes())
-    at = data.index(place.to_bytes(8, "little"))
-    data[at : at + 8] = (place + 64).to_bytes(8, "little")
-    path.write_bytes(data)
+def test_a_target_elsewhere_than_its_record_says_is_named(folders, tmp_path):
+    path = Path(shutil.copy(folders["regression"] / "val.beton", tmp_path))
+    place, data = int(open_beton(path).targets[7]), path.read_bytes()
+    path.write_bytes(data.replace(place.to_bytes(8, "little"), (place + 64).to_bytes(8, "little"), 1))
     with pytest.raises(InputError, match="sample 7 does not lie inside the file"):
         open_beton(path)
 
 
-def test_checksums_by_a_files_bytes_are_those_that_were_stored(regression, multi_label):
-    """Of JPEGs with segments, and of pixels, each with targets; from a part of the file's bytes."""
-    for folder in (regression, multi_label):
-        beton, samples = open_beton(folder / "train.beton"), np.array([11, 30])
-        start = int(beton.offset[11]) - 3
-        found = compute_checksums(beton, samples, beton.path.read_bytes()[start:], start)
-        assert found.tolist() == open_checksums(beton).samples[samples].tolist()
-
-
-def test_targets_that_a_file_cut_short_does_not_hold_are_damage(regression, tmp_path):
+def test_targets_that_a_cut_file_does_not_hold_are_damage(folders, tmp_path):
     """While it is read; also where some of a sample's are there."""
-    beton = open_beton(Path(shutil.copy(regression / "val.beton", tmp_path)))
+    beton = open_beton(Path(shutil.copy(folders["regression"] / "val.beton", tmp_path)))
     decoder, samples = Decoder(beton), np.array([3, 10])
-    boxes, images = np.array([[0, 0, 8, 8, 0]] * 2), np.empty((2, 8, 8, 3), np.uint8)
-    whole = decoder.targets(samples).tolist()
-    found = [decoder.try_read(samples, boxes, np.zeros(2, bool), images, 1)]
+    boxes, pixels = np.array([[0, 0, 8, 8, 0]] * 2), np.empty((2, 8, 8, 3), np.uint8)
+    before = decoder.targets(samples).tolist()
+    found = [decoder.try_read(samples, boxes, np.zeros(2, bool), pixels, 1)]
     os.truncate(beton.path, int(beton.targets[10]) + 5)
-    assert decoder.targets(samples[:1]).tolist() == whole[:1]
+    assert decoder.targets(samples[:1]).tolist() == before[:1]
     with pytest.raises(InputError, match=r"val\.beton: the file ends before it; it was cut short"):
         decoder.targets(samples)
-    found.append(decoder.try_read(samples, boxes, np.zeros(2, bool), images, 1))
+    found.append(decoder.try_read(samples, boxes, np.zeros(2, bool), pixels, 1))
     assert found == [{}, dict.fromkeys((0, 1), "the file ends before it; it was cut short")]
 
 
-def test_a_target_of_several_classes_that_is_neither_0_nor_1_is_named(images, tmp_path):
+def test_a_target_of_a_class_is_0_or_1(images, folders, tmp_path):
     rows = [[n % 2, n % 3 == 0, 1] for n in range(6)]
     rows[4][2], rows[5][0] = 0.5, 2.0  # the first is named
     lines = ["path,a,b,c", *(f"{n}.png,{a:g},{b:g},{c:g}" for n, (a, b, c) in enumerate(rows))]
     (images / "rows.csv").write_text("\n".join(lines) + "\n")
     prepare("csv", images / "rows.csv", tmp_path / "out", PrepSettings(targets="a,b,c", shuffle=False))
-    data = recipe(tmp_path / "out", "multilabel").data.model_copy(update={"eval_split": "train"})
-    loader = EvalLoader(data, 4, read_topology())
-    assert loader.source.labels(np.arange(4)).tolist() == rows[:4]
+    source = evaluating(tmp_path / "out", "multilabel", eval_split="train").source
+    assert source.labels(np.arange(4)).tolist() == rows[:4]
     with pytest.raises(InputError, match=r"sample 4 \(4\.png\) has 0\.5 as target 2; data\.targets multilabel"):
-        loader.source.labels(np.array([3, 4, 5]))
+        source.labels(np.array([3, 4, 5]))
+    words = r"sample 0 \(40\.png\) has .* as target 0; data\.targets multilabel takes 0 and 1"
+    with pytest.raises(InputError, match=words):
+        read(evaluating(folders["regression"], "multilabel", num_classes=2))
 
 
-def test_every_view_of_an_image_has_the_targets_of_the_image(regression, numbers):
-    source = EvalLoader(recipe(regression, "regression").data, 4, read_topology()).source
+def test_every_view_has_the_targets_of_its_image(folders, numbers):
+    source = evaluating(folders["regression"], "regression").source
     samples = np.array([3, 0, 10])
     found = source.labels(samples + VAL * np.array([1, 0, 2]))
     assert found.dtype == torch.float32
-    assert torch.equal(found, source.labels(samples))
-    assert {*map(tuple, found.tolist())} <= {*map(tuple, numbers[COUNT:].tolist())}
+    assert found.tolist() == numbers[COUNT:][samples].tolist()
 
 
-def test_the_loader_gives_each_image_its_targets_and_mixup_mixes_them(regression, numbers):
-    loader = widemix.Loader(regression, "train", 8, 8)
-    seen = torch.cat([targets for _, targets in loader]).numpy()
+def test_the_loader_gives_each_image_its_targets(folders, numbers):
+    """And mixup mixes them."""
+    folder = folders["regression"]
+    seen = torch.cat([targets for _, targets in widemix.Loader(folder, "train", 8, 8)]).numpy()
     assert sorted(map(tuple, seen)) == sorted(map(tuple, numbers[:COUNT]))
     with pytest.raises(InputError, match=r"smoothing 0\.1: is for classes"):
-        widemix.Loader(regression, "train", 8, 8, smoothing=0.1)
-    mixed = [*widemix.Loader(regression, "train", 8, 8, mixup=1.0, mix_group=8)]
+        widemix.Loader(folder, "train", 8, 8, smoothing=0.1)
+    mixed = [*widemix.Loader(folder, "train", 8, 8, mixup=1.0, mix_group=8)]
     assert not np.isin(mixed[0][1].numpy(), numbers).any()
     images = torch.arange(8.0)[:, None, None, None].expand(8, 3, 2, 2).clone()
-    targets = torch.stack([torch.arange(8.0), -10 * torch.arange(8.0)], dim=1)
     mixture = sample_mixture(8, 2, AugmentSection(mixup=1.0, mix_group=8), 0, 0, 0)
     mixture.mix(images)
-    found = mixture.mix_targets(targets)
-    torch.testing.assert_close(found, torch.stack([images[:, 0, 0, 0], -10 * images[:, 0, 0, 0]], dim=1))
+    found, ones = mixture.mix_targets(torch.arange(8.0)[:, None] * torch.tensor([1, -10])), images[:, 0, 0, 0]
+    torch.testing.assert_close(found, torch.stack([ones, -10 * ones], dim=1))
 
 
-@pytest.mark.parametrize("kind", ["regression", "multilabel"])
-def test_training_is_that_of_a_plain_loop(kind, regression, multi_label, tmp_path):
+@KIND
+def test_training_is_that_of_a_plain_loop(kind, folders, tmp_path):
     """Without augmentation; batches by the loader, the rest of torch alone."""
-    folder = {"regression": regression, "multilabel": multi_label}[kind]
-    section = recipe(folder, kind, epochs=1, ema_decay=None)
-    section = section.model_copy(
-        update={
-            "augment": AugmentSection(crop="padded", padding=0, hflip=0.0),
-            "optim": section.optim.model_copy(update={"name": "sgd", "weight_decay": 0.0}),
-            "schedule": section.schedule.model_copy(update={"name": "constant"}),
-        }
-    )
+    section = recipe(folders[kind], kind, epochs=1, ema_decay=None)
+    optim = section.optim.model_copy(update={"name": "sgd", "weight_decay": 0.0})
+    schedule = section.schedule.model_copy(update={"name": "constant"})
+    plain = AugmentSection(crop="padded", padding=0, hflip=0.0)
+    section = section.model_copy(update={"augment": plain, "optim": optim, "schedule": schedule})
     torch.manual_seed(section.train.seed)
     model = widemix.build_model(section)
     widemix.train(section, tmp_path / "run")
     lines = train_lines(tmp_path / "run")
-    loader = widemix.Loader(
-        folder,
-        "train",
-        8,
-        8,
-        scale=(1, 1),
-        ratio=(1, 1),
-        hflip=0,
-        seed=section.train.seed,
-        mean=section.data.mean,
-        std=section.data.std,
-    )
-    loss = "sigmoid" if kind == "multilabel" else "mse"
-    expected = plain_loop(model, [*loader], [line["lr"] for line in lines], optim=section.optim, loss=loss)
+    whole = {"scale": (1, 1), "ratio": (1, 1), "hflip": 0, "mean": section.data.mean, "std": section.data.std}
+    loader = widemix.Loader(folders[kind], "train", 8, 8, seed=section.train.seed, **whole)
+    expected = plain_loop(model, [*loader], [line["lr"] for line in lines], optim=optim, loss=section.train.loss)
     assert [line["loss"] for line in lines] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["regression", "multilabel"])
-def test_a_run_killed_within_an_epoch_goes_on_with_the_same_curve(kind, regression, multi_label, tmp_path):
-    section = recipe({"regression": regression, "multilabel": multi_label}[kind], kind, save_every_steps=3)
+@KIND
+def test_a_run_killed_within_an_epoch_goes_on_alike(kind, folders, tmp_path):
+    section = recipe(folders[kind], kind, save_every_steps=3)
     (tmp_path / "recipe.yaml").write_text(dump_recipe(section))
 
     def train(run: str, fault: str) -> int:
@@ -292,48 +273,38 @@ def test_a_run_killed_within_an_epoch_goes_on_with_the_same_curve(kind, regressi
         assert parts[name] == pytest.approx(whole[name], rel=1e-5)
 
 
-def figures_of_rank(folder: str, kind: str, weights: str, out: str) -> None:
-    """Evaluate a linear network as one rank."""
+def linear(kind: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, KINDS[kind]))
+
+
+def evaluate_as_a_rank(folder: str, kind: str, out: str) -> None:
     topology = read_topology()
-    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2 if kind == "regression" else 3))
-    module.load_state_dict(torch.load(weights))
     with process_group(topology, 60):
         loader = EvalLoader(recipe(Path(folder), kind).data, 2, topology)
-        found = evaluate(module, nullcontext(), loader, 2 if kind == "regression" else 3)
+        found = evaluate(linear(kind), nullcontext(), loader, KINDS[kind])
     Path(out, f"{topology.rank}.json").write_text(json.dumps(found))
 
 
-@pytest.mark.parametrize("kind", ["regression", "multilabel"])
-def test_evaluation_is_exact_on_four_ranks(kind, regression, multi_label, numbers, several, tmp_path):
+@KIND
+def test_evaluation_is_exact_on_four_ranks(kind, folders, truth, tmp_path):
     """4 ranks have 3, 3, 3 and 2 samples in batches of 2: one rank's last batch is empty."""
     from sklearn.metrics import average_precision_score, mean_absolute_error, r2_score  # which the ranks do not need
 
-    folder = {"regression": regression, "multilabel": multi_label}[kind]
-    torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2 if kind == "regression" else 3))
-    torch.save(module.state_dict(), tmp_path / "weights.pt")
-    loader = EvalLoader(recipe(folder, kind).data, 64, read_topology())
-    with loader.batches() as batches:
-        inputs = next(batches).inputs
-    outputs = module(inputs).detach()
+    [batch] = read(evaluating(folders[kind], kind, 64))
+    outputs, wanted = linear(kind)(batch.inputs).detach(), truth[kind][COUNT:]
+    targets = torch.from_numpy(wanted).float()
     if kind == "regression":
-        truth = numbers[COUNT:]
-        wanted = {
-            "loss": mse_loss(outputs, torch.from_numpy(truth)).item(),
-            "mae": mean_absolute_error(truth, outputs.numpy()),
-            "r2": r2_score(truth, outputs.numpy()),
-        }
+        expected = {"loss": mse_loss(outputs, targets).item(), "mae": mean_absolute_error(wanted, outputs.numpy())}
+        expected["r2"] = r2_score(wanted, outputs.numpy())
     else:
-        truth = several[COUNT:]
-        wanted = {
-            "loss": 3 * binary_cross_entropy_with_logits(outputs, torch.from_numpy(truth).float()).item(),
-            "map": 100 * average_precision_score(truth, outputs.numpy(), average="macro"),
-        }
-    words = (str(folder), kind, str(tmp_path / "weights.pt"), str(tmp_path))
-    codes, said = Forks(figures_of_rank, *words, log=tmp_path / "log", environs=group_of(4)).wait()
+        expected = {"loss": 3 * binary_cross_entropy_with_logits(outputs, targets).item()}
+        expected["map"] = 100 * average_precision_score(wanted, outputs.numpy(), average="macro")
+    words = str(folders[kind]), kind, str(tmp_path)
+    codes, said = Forks(evaluate_as_a_rank, *words, log=tmp_path / "log", environs=group_of(4)).wait()
     assert not any(codes), said
     for rank in range(4):
-        assert json.loads((tmp_path / f"{rank}.json").read_text()) == pytest.approx(wanted, rel=1e-5)
+        assert json.loads((tmp_path / f"{rank}.json").read_text()) == pytest.approx(expected, rel=1e-5)
 
 
 class Pairs:
@@ -360,8 +331,8 @@ class Pairs:
         ("regression", [[1, 5], [1, 5]], "no target varies: it has no R2"),
     ],
 )
-def test_a_line_names_what_a_mean_is_without(kind, targets, line, regression, multi_label, capsys):
-    folder = {"regression": regression, "multilabel": multi_label}[kind]
+def test_a_line_names_what_a_mean_is_without(kind, targets, line, folders, capsys):
+    folder = folders[kind]
     loader, number = Pairs(recipe(folder, kind).data, targets), len(targets[0])
     for _ in range(2):
         found = evaluate(torch.nn.Linear(192, number), nullcontext(), loader, number)
@@ -374,109 +345,68 @@ def test_a_line_names_what_a_mean_is_without(kind, targets, line, regression, mu
 @pytest.mark.parametrize(
     ("rows", "targets", "words"),
     [
-        (["path,age", "0.png,nan"], "age", "line 2: age is 'nan', not a finite number"),
-        (["path,age", "0.png,1", "1.png,1e39"], "age", "line 3: age is '1e39', not a finite number"),
-        (["path,age", "0.png,"], "age", "line 2: age is '', not a finite number"),
-        (["path,age", "0.png,1_0"], "age", "line 2: age is '1_0', not a finite number"),
-        (["path,age", "0.png,old"], "*", "line 2: age is 'old', not a finite number"),
-        (["path,age,size", "0.png,1"], "age", "line 2 has 2 columns, and the first line has 3"),
-        (["path,age,size", "0.png,1,2"], "age,hight", "no column 'hight' of targets; it has age, size"),
-        (["path,age", "0.png,1"], "age,age", "name each column of numbers once"),
-        (["path,age", "0.png,1"], "path", "no column 'path' of targets; it has age"),
-        (["path", "0.png"], "*", "name each column of numbers once"),
-        (["path,age", "0.png,1"], "", "no column 'label' or 'labels'; name columns of numbers with --targets: age"),
-        (["path,labels", "0.png,"], "", "not one image has a class in the column labels"),
-        (["path,labels", "0.png,a||b"], "", "line 2: '' is no class name"),
+        ("path,age 0.png,nan", "age", "line 2: age is 'nan', not a finite number"),
+        ("path,age 0.png,1 1.png,1e39", "age", "line 3: age is '1e39', not a finite number"),
+        ("path,age 0.png,", "age", "line 2: age is '', not a finite number"),
+        ("path,age 0.png,1_0", "age", "line 2: age is '1_0', not a finite number"),
+        ("path,age 0.png,old", "*", "line 2: age is 'old', not a finite number"),
+        ("path,age,size 0.png,1", "age", "line 2 has 2 columns, and the first line has 3"),
+        ("path,age,size 0.png,1,2", "age,hight", "no column 'hight' of targets; it has age, size"),
+        ("path,age 0.png,1", "age,age", "name each column of numbers once"),
+        ("path,age 0.png,1", "path", "no column 'path' of targets; it has age"),
+        ("path 0.png", "*", "name each column of numbers once"),
+        ("path,age 0.png,1", "", "no column 'label' or 'labels'; name columns of numbers with --targets: age"),
+        ("path,labels 0.png,", "", "not one image has a class in the column labels"),
+        ("path,labels 0.png,a||b", "", "line 2: '' is no class name"),
+        ('{"path":"0.png","labels":"a"', "", "line 1 is not JSON"),
+        ("[1]", "", "line 1 is no object with a key 'path'"),
+        ('{"path":3,"labels":[]}', "", "line 1: path 3 is not that of an image"),
+        ('{"path":"a\\u0000","labels":[]}', "", "line 1: path 'a\\x00' is not that of an image"),
+        ('{"path":"0.png","labels":["a\\u0000"]}', "", "line 1: 'a\\x00' is no class name"),
+        ('{"path":"0.png","labels":[true]}', "", "line 1: True is no class name"),
+        ('{"path":"\\ud800","labels":[]}', "", "line 1: path '\\ud800' is not that of an image"),
+        ('{"path":"0.png","labels":[null]}', "", "line 1: None is no class name"),
+        ('{"path":"0.png","labels":{"a":1}}', "", "line 1: labels {'a': 1} is no list of class names"),
+        ('{"path":"0.png","labels":["a"]} {"path":"1.png"}', "", "line 2 has other keys than line 1"),
+        ("[" * 100_000, "", "line 1 is not JSON"),
+        ([("0.png", [1.0, float("nan")])], "", "pair 0 has the targets"),
+        ([("0.png", [1.0]), ("1.png", [1.0, 2.0])], "", "pair 1 has 2 targets, and those before it have others"),
+        ([("0.png", 1.5), ("1.png", 2)], "", "pair 1 has 0 targets, and those before it have others"),
+        ([("0.png", [])], "", "pair 0 has the targets"),
+        ([("0.png", ["a"])], "", "pair 0 has the label"),
+        ([("0.png", [[1.0]])], "", "pair 0 has the label"),
+        ([("0.png", None)], "", "pair 0 has the label"),
+        ([("0.png", np.array([1 + 2j]))], "", "pair 0 has the label"),
+        ([("0.png", np.ma.array([1.0, 2.0], mask=[True, False]))], "", "pair 0 has the label"),
     ],
+    ids=lambda value: str(value)[:40],
 )
-def test_wrong_tables_are_refused(tmp_path, rows, targets, words):
-    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
+def test_wrong_tables_and_pairs_are_refused(tmp_path, rows, targets, words):
+    table = tmp_path / ("table.csv" if rows[:4] == "path" else "table.jsonl")
+    work = partial(widemix.prepare, rows, tmp_path / "out")
+    if isinstance(rows, str):
+        table.write_text(rows.replace(" ", "\n"))
+        work = partial(prepare, "csv", table, tmp_path / "out", PrepSettings(targets=targets))
     with pytest.raises(InputError) as raised:
-        prepare("csv", tmp_path / "table.csv", tmp_path / "out", PrepSettings(targets=targets))
+        work()
     assert words in str(raised.value)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("folder", "targets", "count", "words"),
     [
-        ('{"path": "0.png", "labels": "a"', "line 1 is not JSON"),
-        ("[1]", "line 1 is no object with a key 'path'"),
-        ('{"path": 3, "labels": []}', "line 1: path 3 is not that of an image"),
-        ('{"path": "a\\u0000", "labels": []}', "line 1: path 'a\\x00' is not that of an image"),
-        ('{"path": "0.png", "labels": ["a\\u0000"]}', "line 1: 'a\\x00' is no class name"),
-        ('{"path": "0.png", "labels": [true]}', "line 1: True is no class name"),
-        ('{"path": "\\ud800", "labels": []}', "line 1: path '\\ud800' is not that of an image"),
-        ('{"path": "0.png", "labels": [null]}', "line 1: None is no class name"),
-        ('{"path": "0.png", "labels": {"a": 1}}', "line 1: labels {'a': 1} is no list of class names"),
-        ('{"path": "0.png", "labels": ["a"]}\n{"path": "1.png"}', "line 2 has other keys than line 1"),
-        ("[" * 100_000, "line 1 is not JSON"),
+        ("single", "class", 1, "holds the targets age, not classes"),
+        ("digits", "regression", 10, "holds classes"),
+        ("digits", "multilabel", 10, "data.targets multilabel: .* holds classes"),
+        ("multilabel", "class", 3, "holds the targets ant, bee, cat, not classes"),
+        ("regression", "class", 2, "holds the targets age, height, not classes"),
+        ("regression", "regression", 3, "has 2 targets"),
     ],
 )
-def test_wrong_json_lines_are_refused(tmp_path, line, words):
-    (tmp_path / "table.jsonl").write_text(line)
-    with pytest.raises(InputError) as raised:
-        prepare("csv", tmp_path / "table.jsonl", tmp_path / "out", PrepSettings())
-    assert words in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("pairs", "words"),
-    [
-        ([("0.png", [1.0, float("nan")])], "pair 0 has the targets"),
-        ([("0.png", [1.0]), ("1.png", [1.0, 2.0])], "pair 1 has 2 targets, and those before it have others"),
-        ([("0.png", 1.5), ("1.png", 2)], "pair 1 has 0 targets, and those before it have others"),
-        ([("0.png", [])], "pair 0 has the targets"),
-        ([("0.png", ["a"])], "pair 0 has the label"),
-        ([("0.png", [[1.0]])], "pair 0 has the label"),
-        ([("0.png", None)], "pair 0 has the label"),
-        ([("0.png", np.array([1 + 2j]))], "pair 0 has the label"),
-        ([("0.png", np.ma.array([1.0, 2.0], mask=[True, False]))], "pair 0 has the label"),
-    ],
-)
-def test_wrong_pairs_are_refused(tmp_path, pairs, words):
-    with pytest.raises(InputError) as raised:
-        widemix.prepare(pairs, tmp_path / "out")
-    assert words in str(raised.value)
-
-
-def test_contradictions_are_errors_of_one_line(regression, multi_label, table, digits, tmp_path):
-    def fails(words: str, kind: str, **sections) -> None:
-        values = recipe(regression, kind).model_dump()
-        for name, keys in sections.items():
-            values[name] = values[name] | keys
-        with pytest.raises(ValueError, match=words):
-            Recipe.model_validate(values)
-
-    fails(
-        "train.loss softmax is not for data.targets regression; set it to mse",
-        "regression",
-        train={"loss": "softmax"},
-    )
-    fails("train.loss mse is not for data.targets class", "regression", data={"targets": "class"})
-    fails("augment.cutmix mixes targets by area", "regression", augment={"cutmix": 1.0, "mix_group": 2})
-    fails("augment.smoothing 0.1 is for classes", "multilabel", augment={"smoothing": 0.1})
-    fails("train.keep_best top1 is not measured", "multilabel", train={"keep_best": "top1"})
-    prepare("csv", table, tmp_path / "single", PrepSettings(targets="age"))
-    for folder, kind, names, words in (
-        (tmp_path / "single", "class", 1, "holds the targets age, not classes"),
-        (digits, "regression", 10, "holds classes"),
-        (digits, "multilabel", 10, "data.targets multilabel: .* holds classes"),
-        (multi_label, "class", 3, "holds the targets ant, bee, cat, not classes"),
-        (regression, "class", 2, "holds the targets age, height, not classes"),
-        (regression, "regression", 3, "has 2 targets"),
-    ):
-        data = recipe(regression, "regression").data
-        section = data.model_copy(
-            update={"path": str(folder), "targets": kind, "num_classes": names, "train_split": "train"}
-        )
-        with pytest.raises(InputError, match=words):
-            EvalLoader(section.model_copy(update={"eval_split": "train"}), 4, read_topology())
-    section = recipe(regression, "multilabel").data.model_copy(update={"num_classes": 2})
-    with (
-        EvalLoader(section, 4, read_topology()).batches() as batches,
-        pytest.raises(
-            InputError, match=r"sample 0 \(40\.png\) has .* as target 0; data\.targets multilabel takes 0 and 1"
-        ),
-    ):
-        next(batches)
+def test_folders_of_other_targets_are_refused(table, folders, digits, tmp_path, folder, targets, count, words):
+    if folder == "single":
+        prepare("csv", table, tmp_path / "single", PrepSettings(targets="age"))
+    path = str((folders | {"single": tmp_path / "single", "digits": digits})[folder])
+    with pytest.raises(InputError, match=words):
+        evaluating(path, "regression", targets=targets, num_classes=count, eval_split="train")

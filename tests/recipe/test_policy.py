@@ -109,11 +109,11 @@ def test_numbers_are_taken_up_to_the_ends_of_their_ranges():
 
 
 def test_a_set_of_ones_own_has_a_name_and_is_all_or_nothing(monkeypatch):
-    monkeypatch.setattr(policy, "_OWN_SETS", {"old": ("Rotate",)})
+    monkeypatch.setattr(policy, "OWN_SETS", {"old": ("Rotate",)})
     for names in (["new", ""], ["new", "a-b"], ["new", "3a"]):
         with pytest.raises(ValueError, match="operation set"):
             add_to_sets("Invert", names)
-    assert policy._OWN_SETS == {"old": ("Rotate",)}
+    assert policy.OWN_SETS == {"old": ("Rotate",)}
     add_to_sets("Invert", ["new", "old"])
     assert [step.name for step in parse_policy("rand-told").steps] == ["Rotate", "Invert"]
     assert [step.name for step in parse_policy("rand-m5-tnew").steps] == ["Invert"]

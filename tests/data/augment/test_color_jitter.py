@@ -1,50 +1,48 @@
-"""Colour jitter, grayscale and blur against torchvision on Pillow images."""
-
-import math
-from collections import Counter
+"""Colour jitter, grayscale, blur and solarisation against torchvision on Pillow images."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from scipy import stats
+from sklearn.datasets import load_sample_images
 from torchvision.transforms import functional as F
 
-from widemix.data.augment import color_jitter
-from widemix.data.augment.color_jitter import (
-    ColorJitter,
-    apply_color_jitter,
-    build_color_jitter,
-    sample_jitter,
-    sample_sigma,
-)
+from tests.data.augment.timms import images_of
+from tests.data.plain_batches import jittered, uniform
+from widemix.data.augment.color_jitter import apply_color_jitter, build_color_jitter, sample_jitter, sample_sigma
 from widemix.data.augment.hue import turn_hue
 from widemix.data.augment.scratch import scratch_for
 from widemix.data.augment.smooth import gaussian_smooth
 from widemix.data.random import COLOR_JITTER, key
 from widemix.recipe.augment import AugmentSection
 
-OFF = (0.0, 0.0, 0.0, 0.0)
-ADJUST = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
 
-
-def changed(
-    image: np.ndarray, stream: int, jitter=OFF, jitter_prob=0.0, gray_prob=0.0, blur_prob=0.0, solarize_prob=0.0
-):
-    ours = image.copy()
-    steps = ColorJitter(np.array(jitter), jitter_prob, gray_prob, blur_prob, solarize_prob)
-    apply_color_jitter(ours, steps, np.uint64(stream), scratch_for(*image.shape[:2]))
-    return ours
-
-
-@pytest.mark.parametrize("strength", [(0.4, 0.4, 0.4, 0.0), (0.3, 1.5, 0.2, 0.1), (0.0, 0.0, 0.0, 0.5)])
-def test_jitter_is_torchvisions_with_the_same_numbers(images, strength):
-    for stream, image in enumerate(images):
-        expected = Image.fromarray(image)
-        for part, factor in sample_jitter(np.array(strength), np.uint64(stream)):
-            if strength[int(part)]:
-                expected = ADJUST[int(part)](expected, factor)
-        assert np.array_equal(changed(image, stream, strength, jitter_prob=1.0), np.asarray(expected))
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"color_jitter": (0.4, 0.4, 0.4, 0.0)},
+        {"color_jitter": (0.3, 1.5, 0.2, 0.1), "color_jitter_prob": 0.5, "solarize_prob": 0.3},
+        {"color_jitter": (0.0, 0.0, 0.0, 0.5), "grayscale_prob": 0.4},
+        {"grayscale_prob": 0.5, "solarize_prob": 0.5},  # the last step
+        {"solarize_prob": 0.2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [(8, 8), (32, 32), (97, 131), (224, 224)], ids=str)
+def test_steps_are_torchvisions_with_the_numbers_of_their_stream(keys, size):
+    """Each decision has a random number of its own."""
+    section, changed, count = AugmentSection(**keys), 0, 0
+    steps = build_color_jitter(section)
+    assert steps.is_on
+    for stream, image in enumerate(images_of(*size) * (1 + 20 * (size == (8, 8)))):
+        expected, ours = jittered(Image.fromarray(image), section, stream), image.copy()
+        if uniform(stream, 12) < section.solarize_prob:
+            expected = F.solarize(expected, 128)
+        apply_color_jitter(ours, steps, np.uint64(stream), scratch_for(*size))
+        assert np.array_equal(ours, np.asarray(expected)), stream
+        changed, count = changed + (not np.array_equal(ours, image)), count + 1
+    assert 0 < changed < count
 
 
 def test_every_colour_turns_as_pillow_turns_it():
@@ -56,94 +54,62 @@ def test_every_colour_turns_as_pillow_turns_it():
         assert np.array_equal(ours, np.asarray(F.adjust_hue(Image.fromarray(cube), turn))), turn
 
 
-def test_each_strength_alone_is_jitter():
-    for strengths in 0.3 * np.eye(4):
-        assert build_color_jitter(AugmentSection(color_jitter=tuple(strengths.tolist()))).is_on
-    assert not build_color_jitter(AugmentSection()).is_on
-    assert not build_color_jitter(AugmentSection(color_jitter=(0.3,) * 4, color_jitter_prob=0.0)).is_on
-
-
-@pytest.mark.parametrize("name", ["grayscale_prob", "gaussian_blur_prob", "solarize_prob"])
-def test_each_of_the_other_steps_is_done_without_jitter(name):
+@pytest.mark.parametrize(
+    ("keys", "is_on"),
+    [
+        ({}, False),
+        ({"color_jitter": (0.3,) * 4, "color_jitter_prob": 0.0}, False),
+        *(({"color_jitter": tuple(strengths)}, True) for strengths in (0.3 * np.eye(4)).tolist()),
+        *(({name: 0.25}, True) for name in ("grayscale_prob", "gaussian_blur_prob", "solarize_prob")),
+    ],
+    ids=str,
+)
+def test_each_step_alone_is_done(keys, is_on):
     """With the probability that is its own."""
-    section = AugmentSection(**{name: 0.25})
-    names = ("color_jitter_prob", "grayscale_prob", "gaussian_blur_prob", "solarize_prob")
-    steps = build_color_jitter(section)
-    assert steps.is_on
-    assert list(steps[1:]) == [0.25 if each == name else 0.0 for each in names]
+    steps = build_color_jitter(AugmentSection(**keys))
+    assert steps.is_on == is_on
+    names = ("grayscale_prob", "gaussian_blur_prob", "solarize_prob")
+    assert list(steps[2:]) == [keys.get(name, 0.0) for name in names]
 
 
 def test_jitter_samples_every_order_and_its_whole_range():
-    strength = np.array([0.4, 1.5, 0.2, 0.1])
-    sampled = np.array(
-        [sample_jitter(strength, np.uint64(key(1, 1, sample, COLOR_JITTER))) for sample in range(20_000)]
-    )
-    orders = Counter(tuple(order) for order in sampled[:, :, 0].astype(int))
+    strength, streams = np.array([0.4, 1.5, 0.2, 0.1]), [np.uint64(key(1, 1, n, COLOR_JITTER)) for n in range(20_000)]
+    sampled = np.array([sample_jitter(strength, stream) for stream in streams])
+    orders = np.unique(sampled[:, :, 0], axis=0, return_counts=True)[1]
     assert len(orders) == 24
-    assert stats.chisquare(list(orders.values())).pvalue > 1e-3
+    assert stats.chisquare(orders).pvalue > 1e-3
     for part, (low, high) in enumerate([(0.6, 1.4), (0, 2.5), (0.8, 1.2), (-0.1, 0.1)]):
         factors = sampled[sampled[:, :, 0] == part][:, 1]
         assert stats.kstest(factors, stats.uniform(low, high - low).cdf).pvalue > 1e-3
-    sigmas = [sample_sigma(np.uint64(key(1, 1, sample, COLOR_JITTER))) for sample in range(20_000)]
+    sigmas = [sample_sigma(stream) for stream in streams]
     assert stats.kstest(sigmas, stats.uniform(0.1, 1.9).cdf).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("numbers", [[0.5] * 4, [0.5, 0.2, 0.5, 0.2], [0.1, 0.9, 0.3, 0.3], [0.4, 0.3, 0.2, 0.1]])
-def test_jitter_is_in_the_order_of_its_numbers_and_equal_ones_in_that_of_the_parts(numbers, monkeypatch):
-    monkeypatch.setitem(sample_jitter.py_func.__globals__, "uniform", lambda _, counter: numbers[counter % 4])
-    sampled = sample_jitter.py_func(np.full(4, 0.1), 0)
-    assert list(sampled[:, 0]) == list(np.argsort(numbers, kind="stable"))
+def smoothed(image: np.ndarray, sigma: float) -> np.ndarray:
+    scratch, rows = scratch_for(*image.shape[:2]), image.copy().reshape(len(image), -1)
+    gaussian_smooth(rows, sigma, scratch.taps, scratch.wide, scratch.mixed.reshape(rows.shape), scratch.weighted)
+    return rows.reshape(image.shape).astype(int)
 
 
-def test_each_decision_has_a_random_number_of_its_own():
-    """Which of an image's numbers: one each, but four of the strengths and of the order."""
-    counters = [getattr(color_jitter, f"_{name}") for name in ("JITTER", "GRAY", "BLUR", "SIGMA", "SOLARIZE")]
-    counters += [first + part for first in (color_jitter._STRENGTH, color_jitter._ORDER) for part in range(4)]
-    assert len({*counters}) == len(counters) == 13
-
-
-def test_grayscale_is_torchvisions_as_often_as_asked(images):
-    for stream, image in enumerate(images):
-        expected = np.asarray(F.rgb_to_grayscale(Image.fromarray(image), 3))
-        assert np.array_equal(changed(image, stream, gray_prob=1.0), expected)
-    small = np.array([[[1, 100, 200]]], np.uint8)
-    grey = sum(changed(small, key(1, 1, s, COLOR_JITTER), gray_prob=0.2)[0, 0, 0] != 1 for s in range(3000))
-    assert abs(grey - 600) < 4 * math.sqrt(3000 * 0.2 * 0.8)
-
-
-def test_solarisation_is_torchvisions_and_the_last_step(images):
-    for stream, image in enumerate(images):
-        expected = np.asarray(F.solarize(F.rgb_to_grayscale(Image.fromarray(image), 3), 128))
-        assert np.array_equal(changed(image, stream, gray_prob=1.0, solarize_prob=1.0), expected)
-    small = np.full((1, 1, 3), 200, np.uint8)
-    turned = sum(changed(small, key(1, 1, s, COLOR_JITTER), solarize_prob=0.2)[0, 0, 0] == 55 for s in range(3000))
-    assert abs(turned - 600) < 4 * math.sqrt(3000 * 0.2 * 0.8)
+NOISE = np.random.RandomState(3).randint(0, 256, (224, 224, 3)).astype(np.uint8)
+PHOTO = load_sample_images().images[0]
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.4, 1.1, 2.0, 9.0])  # of 9 the outermost taps matter
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (224, 224), (97, 131)])
-def test_blur_is_torchvisions_but_for_rounding(sigma, height, width):
-    numbers = np.random.RandomState(3)
-    for image in (numbers.randint(0, 256, (height, width, 3)), np.full((height, width, 3), 77)):
-        tensor = torch.from_numpy(image.astype(np.uint8)).permute(2, 0, 1)
-        expected = F.gaussian_blur(tensor, [23, 23], [sigma, sigma]).permute(1, 2, 0).numpy().astype(int)
-        scratch = scratch_for(height, width)
-        rows = image.astype(np.uint8).reshape(height, -1)
-        between = scratch.mixed.reshape(height, -1)
-        gaussian_smooth(rows, sigma, scratch.taps, scratch.wide, between, scratch.weighted)
-        difference = np.abs(rows.reshape(expected.shape) - expected)
-        assert difference.max() <= 1
-        assert (difference > 0).mean() < 1e-4
+@pytest.mark.parametrize("image", [NOISE, NOISE[:97, :131], np.full_like(NOISE, 77), PHOTO], ids=lambda of: of.shape)
+def test_blur_is_torchvisions_but_for_rounding(sigma, image):
+    tensor = torch.from_numpy(image.copy()).permute(2, 0, 1)
+    expected = F.gaussian_blur(tensor, [23, 23], [sigma, sigma]).permute(1, 2, 0).numpy().astype(int)
+    difference = np.abs(smoothed(image, sigma) - expected)
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 1e-4
 
 
 @pytest.mark.parametrize(("height", "width"), [(4, 3), (1, 40), (40, 1), (2, 11), (12, 2)])
 def test_blur_mirrors_images_narrower_than_its_reach(height, width):
     """By NumPy's padding, as torch reflects an image once only."""
-    image = np.random.RandomState(height).randint(0, 256, (height, width, 3)).astype(np.uint8)
     taps = np.exp(-0.5 * (np.arange(-11, 12) / 4) ** 2)
-    wide = np.pad(image.astype(float), [(11, 11), (11, 11), (0, 0)], "reflect")
+    wide = np.pad(NOISE[:height, :width].astype(float), [(11, 11), (11, 11), (0, 0)], "reflect")
     for axis in (0, 1):
         wide = np.apply_along_axis(np.convolve, axis, wide, taps / taps.sum(), "valid")
-    scratch, rows = scratch_for(height, width), image.reshape(height, -1)
-    gaussian_smooth(rows, 4.0, scratch.taps, scratch.wide, scratch.mixed.reshape(height, -1), scratch.weighted)
-    assert np.abs(image - wide).max() < 0.51
+    assert np.abs(smoothed(NOISE[:height, :width], 4.0) - wide).max() < 0.51

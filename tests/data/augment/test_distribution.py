@@ -10,35 +10,17 @@ from PIL import Image
 from scipy import stats
 from timm.data import auto_augment
 
+from tests.data.augment.timms import FILL, MEAN, OPERATIONS, compiled, compiled_steps, sampled
+from tests.data.plain_batches import stream_with, uniform
 from widemix.data.augment import registry as op
-from widemix.data.augment import sampling
 from widemix.data.augment.program import MIX, compile_policy
-from widemix.data.augment.sampling import mixed_chain, sample_chain
+from widemix.data.augment.sampling import mixed_chain, sample_argument
 from widemix.data.random import AUGMENT, key
 from widemix.recipe.policy import RandAugment, Step, parse_policy
 
-MEAN, FILL = (0.485, 0.456, 0.406), (124, 116, 104)
 SAMPLES = 25_000  # chains of steps
-NUMBERS = {
-    "auto_contrast": op.AUTOCONTRAST,
-    "equalize": op.EQUALIZE,
-    "invert": op.INVERT,
-    "posterize": op.POSTERIZE,
-    "solarize": op.SOLARIZE,
-    "solarize_add": op.SOLARIZE_ADD,
-    "color": op.COLOR,
-    "desaturate": op.COLOR,
-    "contrast": op.CONTRAST,
-    "brightness": op.BRIGHTNESS,
-    "sharpness": op.SHARPNESS,
-    "gaussian_blur": op.BLUR,
-    "gaussian_blur_rand": op.BLUR,
-    "rotate": op.ROTATE,
-    "shear_x": op.SHEAR_X,
-    "shear_y": op.SHEAR_Y,
-    "translate_x_rel": op.TRANSLATE_X_REL,
-    "translate_y_rel": op.TRANSLATE_Y_REL,
-}
+NUMBERS = {function.__name__: number for number, function in OPERATIONS.items()}
+NUMBERS |= {"desaturate": op.COLOR, "gaussian_blur_rand": op.BLUR}
 MOVES = {"Rotate": 0.3, "ShearX": 0.2, "ShearY": 0.2, "TranslateXRel": 0.1, "TranslateYRel": 0.1}
 W0 = MOVES | {"ColorIncreasing": 0.025, "SharpnessIncreasing": 0.025, "AutoContrast": 0.025, "Equalize": 0.005}
 W0 |= {f"{name}Increasing": 0.005 for name in ("Solarize", "Contrast", "Brightness")} | {"SolarizeAdd": 0.005}
@@ -54,20 +36,19 @@ class Trace(tuple):
 
 def ours(text: str) -> list[Chain]:
     """The chains that `text` makes for as many samples; of AugMix, one chain of each."""
-    program, found = compile_policy(parse_policy(text), MEAN), []
+    program, found = compiled(text), []
     for sample in range(SAMPLES):
         stream, depth = np.uint64(key(5, 1, sample, AUGMENT)), program.layers
         if program.kind == MIX:
             stream, depth = mixed_chain(program, stream, sample % program.width)
-        chain = np.empty((depth, 3))
-        sample_chain(program, np.uint64(stream), chain)
+        chain = sampled(program, stream, depth)
         found.append(
             tuple((int(n), argument, n >= op.ROTATE and bool(cubic)) for n, argument, cubic in chain if n != op.SKIP)
         )
     return found
 
 
-def timms(text: str, monkeypatch) -> list[Chain]:
+def timms(text: str, system) -> list[Chain]:
     """timm's own policy, its operations and blends replaced by functions that record them."""
     hparams = {"translate_const": 100, "img_mean": FILL}
     random.seed(1)
@@ -75,7 +56,7 @@ def timms(text: str, monkeypatch) -> list[Chain]:
     if text.startswith("augmix"):
         policy = auto_augment.augment_and_mix_transform(f"{text}-b1", hparams | {"translate_pct": 0.3})
         steps, found = policy.ops, []
-        monkeypatch.setattr(Image, "blend", lambda image, other, fraction: found.append(other) or image)
+        system({"PIL.Image.blend": lambda image, other, fraction: found.append(other) or image})
     elif text.startswith("rand"):
         weights = W0 if "-w0" in text else None  # which timm no longer has: its own sampling, by the weights it had
         policy = auto_augment.rand_augment_transform(text.replace("-w0", ""), hparams, weights)
@@ -85,11 +66,8 @@ def timms(text: str, monkeypatch) -> list[Chain]:
         steps = [step for chain in policy.policy for step in chain]
     for step in steps:
         step.aug_fn = noting(step.aug_fn.__name__)
-    if text.startswith("augmix"):
-        while len(found) < SAMPLES:
-            policy(Trace())
-        return found[:SAMPLES]
-    return [policy(Trace()) for _ in range(SAMPLES)]
+    chains = [policy(Trace()) for _ in range(SAMPLES)]
+    return found[:SAMPLES] if text.startswith("augmix") else chains
 
 
 def noting(name: str):
@@ -120,17 +98,14 @@ def differ(pairs: list[tuple[int, int]]) -> float:
     return stats.chi2.sf(squared, len(counts) - 1)
 
 
-def what_met(chain: Chain) -> list:
-    return [tuple((number, argument < 0) for number, argument, _ in chain)]
-
-
-def which_signs(chain: Chain) -> list:
-    """Few bins, so that the smallest bias shows."""
-    return [argument < (0 if number >= op.ROTATE else 1) for number, argument, _ in chain if number >= op.BRIGHTNESS]
-
-
-def which_interpolations(chain: Chain) -> list:
-    return [cubic for number, _, cubic in chain if number >= op.ROTATE]
+ASPECTS = {
+    "which operations meet": lambda chain: [tuple((number, argument < 0) for number, argument, _ in chain)],
+    # Few bins, so that the smallest bias shows.
+    "which signs": lambda chain: [
+        argument < (0 if number >= op.ROTATE else 1) for number, argument, _ in chain if number >= op.BRIGHTNESS
+    ],
+    "which interpolations": lambda chain: [cubic for number, _, cubic in chain if number >= op.ROTATE],
+}
 
 
 @pytest.mark.one_in(5)
@@ -152,12 +127,12 @@ def which_interpolations(chain: Chain) -> list:
         "augmix-m5-d2-mstd1",
     ],
 )
-def test_samples_are_as_frequent_as_timms(text, monkeypatch):
-    mine, theirs = ours(text), timms(text, monkeypatch)
+def test_samples_are_as_frequent_as_timms(text, system):
+    mine, theirs = ours(text), timms(text, system)
     assert len(mine) == len(theirs) == SAMPLES
 
-    for aspect in (what_met, which_signs, which_interpolations):
-        a, b = (Counter(kind for chain in chains for kind in aspect(chain)) for chains in (mine, theirs))
+    for aspect, kinds in ASPECTS.items():
+        a, b = (Counter(kind for chain in chains for kind in kinds(chain)) for chains in (mine, theirs))
         assert differ([(a[kind], b[kind]) for kind in a | b]) > 1e-3, aspect
 
     bins: list[tuple[int, int]] = []
@@ -173,10 +148,10 @@ def test_samples_are_as_frequent_as_timms(text, monkeypatch):
 
 
 @pytest.mark.parametrize("sample", [0.4, 0.6])
-def test_arguments_of_every_operation_and_magnitude_are_timms(sample, monkeypatch):
+def test_arguments_of_every_operation_and_magnitude_are_timms(sample, system):
     """Also of magnitudes above 10, which `mmax` allows. Signs and the blur's radius follow from a sample."""
-    monkeypatch.setattr(sampling, "uniform", lambda *_: sample)
-    monkeypatch.setattr(random, "random", lambda: 1 - sample)  # timm negates by the upper half
+    system({"random.random": lambda: 1 - sample})  # timm negates by the upper half
+    stream = stream_with(sample, 4)  # the counter of signs; that of the blur's radius is 6
     names = [name for operation in op.OPERATIONS for name in operation.magnitude_maps]
     for name, magnitude in itertools.product(names, (0, 0.9, 3.7, 10, 12.5, 30)):
         to_argument = auto_augment.LEVEL_TO_ARG[name]
@@ -184,9 +159,9 @@ def test_arguments_of_every_operation_and_magnitude_are_timms(sample, monkeypatc
         if name == "Desaturate":
             expected = 1.0 - expected
         elif name == "GaussianBlurRand":
-            expected = 0.1 + (2.0 * expected - 0.1) * sample
-        [row] = compile_policy(RandAugment((Step(name, 1.0, 9),), 1, None), MEAN).table
-        found = sampling.sample_argument.py_func(row, magnitude / 10, 0, 0)
+            expected = 0.1 + (2.0 * expected - 0.1) * uniform(stream, 6)
+        [row] = compiled_steps(name).table
+        found = sample_argument(row, magnitude / 10, np.uint64(stream), 0)
         assert found == pytest.approx(expected), (name, magnitude)
 
 
@@ -195,10 +170,8 @@ def test_which_operations_meet_is_as_timms_without_replacement():
     policy = parse_policy("rand-t3aw-p1-n2")
     program = compile_policy(policy, MEAN)
     program.table[:, 0] = np.arange(len(policy.steps))  # tell steps apart by their place
-    pairs, chain = Counter(), np.empty((2, 3))
-    for sample in range(SAMPLES):
-        sample_chain(program, np.uint64(key(5, 1, sample, AUGMENT)), chain)
-        pairs[tuple(chain[:, 0].astype(int))] += 1
+    chains = [sampled(program, key(5, 1, sample, AUGMENT), 2)[:, 0].astype(int) for sample in range(SAMPLES)]
+    pairs = Counter(map(tuple, chains))
     p = np.array(policy.weights) / sum(policy.weights)
     expected = p[:, None] * p[None, :] / (1 - p[:, None])
     np.fill_diagonal(expected, 0)
@@ -209,7 +182,9 @@ def test_which_operations_meet_is_as_timms_without_replacement():
     assert stats.chisquare(seen[kept], SAMPLES * expected[kept]).pvalue > 1e-3
 
 
-def test_the_largest_number_of_a_stream_samples_nothing_without_weight(monkeypatch):
+def test_the_largest_number_of_a_stream_samples_nothing_without_weight():
     """0.1 + 0.2 + 0.3 is above 0.6, and what is left of it after all three is not below 0."""
-    monkeypatch.setattr(sampling, "uniform", lambda *_: 1 - 2**-53)
-    assert sampling._weighted.py_func(np.array([0.1, 0.2, 0.3, 0.0]), 0, 0) == 2
+    names = ("Rotate", "Invert", "Equalize", "Solarize")
+    policy = RandAugment(tuple(Step(name, 1.0, 9) for name in names), 1, (0.1, 0.2, 0.3, 0.0))
+    [[number, *_]] = sampled(compile_policy(policy, MEAN), stream_with(1 - 2**-53, 0))
+    assert number == op.EQUALIZE

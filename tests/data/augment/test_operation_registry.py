@@ -3,32 +3,22 @@
 import subprocess
 import sys
 from itertools import product
-from unittest import mock
 
 import numpy as np
 import pytest
-import torch
 from timm.data import auto_augment
 
 from tests.clone import CLONE
-from tests.sections import train_section
+from tests.data.augment.timms import MEAN, applied, compiled, sampled
+from tests.data.loading import read, section, train_loader
 from widemix.analysis.operations import all_comparisons, comparison_tiles
 from widemix.data.augment.batch import build_augmentation
-from widemix.data.augment.operations import apply
 from widemix.data.augment.program import compile_policy
 from widemix.data.augment.registry import LINEAR, OPERATIONS, ROTATE, SIGNED, SKIP, MagnitudeMap, register_operation
-from widemix.data.augment.sampling import sample_chain
-from widemix.data.augment.scratch import scratch_for
-from widemix.data.loader import TrainLoader
 from widemix.data.random import AUGMENT, key
-from widemix.distributed.topology import Topology
 from widemix.errors import InputError
-from widemix.recipe import policy
 from widemix.recipe.augment import AugmentSection
-from widemix.recipe.data import DataSection
-from widemix.recipe.policy import RandAugment, Step, add_to_sets, parse_policy
-
-MEAN = (0.485, 0.456, 0.406)
+from widemix.recipe.policy import OWN_SETS, RandAugment, Step, add_to_sets, parse_policy
 
 
 def darken(image: np.ndarray, argument: float) -> None:
@@ -40,15 +30,16 @@ def roll(image: np.ndarray, argument: float) -> None:
 
 
 @pytest.fixture
-def registered(monkeypatch):
+def registered():
     """Darken in the sets `mine` and `mixed`, Roll in `mine` and Rotate in `mixed`; removed after the test."""
-    monkeypatch.setattr(policy, "_OWN_SETS", {})
-    built_in = len(OPERATIONS)
+    built_in, sets = len(OPERATIONS), dict(OWN_SETS)
     register_operation("Darken", darken, MagnitudeMap(LINEAR, 8, 1), sets=("mine", "mixed"), shown=(1, 2, 8))
     register_operation("Roll", roll, MagnitudeMap(SIGNED, 5), sets=("mine",))
     add_to_sets("Rotate", ["mixed"])
     yield OPERATIONS[built_in:]
     del OPERATIONS[built_in:]
+    OWN_SETS.clear()
+    OWN_SETS.update(sets)
 
 
 def test_a_set_of_its_own_is_a_policy(registered):
@@ -61,38 +52,31 @@ def test_a_set_of_its_own_is_a_policy(registered):
 
 def test_a_policy_samples_registered_and_compiled_operations(registered):
     """Each image against the steps that its own stream samples."""
-    program = compile_policy(parse_policy("rand-m9-n3-mstd1-tmixed"), MEAN)
+    text = "rand-m9-n3-mstd1-tmixed"
     images = np.random.RandomState(0).randint(0, 256, (40, 16, 16, 3)).astype(np.uint8)
     found, view_ids, numbers = images.copy(), np.arange(200, 240), set()
-    build_augmentation(AugmentSection(auto_augment="rand-m9-n3-mstd1-tmixed"), MEAN, "random")(
-        found, view_ids, 7, 2, threads=2
-    )
+    build_augmentation(AugmentSection(auto_augment=text), MEAN, "random")(found, view_ids, 7, 2, threads=2)
     for image, result, view_id in zip(images, found, view_ids, strict=True):
-        chain = np.empty((3, 3))
-        sample_chain(program, np.uint64(key(7, 2, view_id, AUGMENT)), chain)
-        for number, argument, cubic in chain:
+        for number, argument, cubic in sampled(compiled(text), key(7, 2, view_id, AUGMENT), 3):
             if number == registered[0].number:
                 assert 1 <= argument <= 9
                 darken(image, argument)
             elif number == ROTATE:
-                apply(image, ROTATE, argument, bool(cubic), np.uint32(program.fill), scratch_for(16, 16))
+                image[:] = applied(image, ROTATE, argument, bool(cubic))
             numbers.add(number)
         assert np.array_equal(result, image)
     assert numbers == {SKIP, ROTATE, registered[0].number}
 
 
-def test_a_loader_trains_on_it_alike_on_any_number_of_threads(registered, digits):
-    def batches(threads: int, seed: int = 7, epoch: int = 1, policy: str | None = "rand-m9-tmine-p1"):
-        data = DataSection(path=str(digits), num_classes=10, image_size=16, workers=threads)
-        topology = Topology(0, 1, 0, 1, torch.device("cpu"))
-        loader = TrainLoader(data, AugmentSection(auto_augment=policy), train_section(64, seed=seed), topology)
-        with loader.batches(epoch) as stream:
-            return [next(stream).inputs for _ in range(3)]
+def test_a_loader_trains_on_it_alike_on_any_threads(registered, images):
+    def batches(threads: int, epoch: int = 1, policy: str | None = "rand-m9-tmine-p1") -> list:
+        loader = train_loader(section(images, workers=threads), AugmentSection(auto_augment=policy))
+        return [batch.inputs.tolist() for batch in read(loader, epoch)]
 
     expected = batches(threads=1)
-    assert all(map(torch.equal, batches(threads=2), expected))
-    for change in ({"seed": 8}, {"epoch": 2}, {"policy": None}):
-        assert not any(map(torch.equal, batches(1, **change), expected)), change
+    assert batches(threads=2) == expected
+    for change in ({"epoch": 2}, {"policy": None}):
+        assert not any(a == b for a, b in zip(batches(1, **change), expected, strict=True)), change
 
 
 def test_the_sheet_has_it_without_a_peer(registered):
@@ -107,7 +91,7 @@ def test_the_sheet_has_it_without_a_peer(registered):
     assert min(rolled.arguments) < 0 < max(rolled.arguments) <= 5
 
 
-def test_the_sheet_shows_the_range_of_a_linear_map_and_one_argument_of_none(registered):
+def test_the_sheet_shows_the_range_of_a_map(registered):
     register_operation("Linear", darken, MagnitudeMap(LINEAR, 8, 1), sets=("mine",))
     register_operation("Plain", darken, MagnitudeMap(), sets=("mine",))
     shown = {comparison.name: comparison.arguments for comparison in all_comparisons((1, 2, 3))}
@@ -115,17 +99,20 @@ def test_the_sheet_shows_the_range_of_a_linear_map_and_one_argument_of_none(regi
     assert shown["Plain"] == (0,)
 
 
-def test_what_cannot_be_registered_is_refused_and_changes_nothing(registered):
-    count, sets = len(OPERATIONS), dict(policy._OWN_SETS)
-    for name, names, words in (
+@pytest.mark.parametrize(
+    ("name", "sets", "words"),
+    [
         ("Rotate", (), "operation 'Rotate': is registered already"),
         ("Darken", (), "operation 'Darken': is registered already"),
         ("Other", ("more", "3a"), "operation set '3a': is timm's"),
         ("Other", ("a-b",), "operation set 'a-b': needs a name without '-'"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            register_operation(name, darken, MagnitudeMap(), sets=names)
-    assert (count, sets) == (len(OPERATIONS), policy._OWN_SETS)
+    ],
+)
+def test_what_cannot_be_registered_is_refused_and_changes_nothing(registered, name, sets, words):
+    before = len(OPERATIONS), dict(OWN_SETS)
+    with pytest.raises(ValueError, match=words):
+        register_operation(name, darken, MagnitudeMap(), sets=sets)
+    assert before == (len(OPERATIONS), OWN_SETS)
     with pytest.raises(InputError, match="operation 'Other': no such operation"):
         compile_policy(RandAugment((Step("Other", 0.5, 9),), 1, None), MEAN)
 
@@ -137,14 +124,14 @@ def test_every_name_of_timms_policies_is_one_of_one_operation():
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.peer)
-def test_the_sheet_shows_the_whole_range_of_timms_arguments(operation):
+def test_the_sheet_shows_the_whole_range_of_timms_arguments(operation, system):
     """At all magnitudes that timm has, of each sign."""
     values = set()
     for name in operation.magnitude_maps.keys() - {"GaussianBlurRand", "Desaturate"}:  # timm's compute theirs later
         level_to_arg = auto_augment.LEVEL_TO_ARG[name]
         for magnitude, sign in product(range(11), (0.0, 1.0)):
-            with mock.patch("random.random", lambda sign=sign: sign):
-                values |= set(level_to_arg(magnitude, {})[:1] if level_to_arg else ())
+            system({"random.random": lambda sign=sign: sign})
+            values |= set(level_to_arg(magnitude, {})[:1] if level_to_arg else ())
     if "Desaturate" in operation.magnitude_maps:
         values.add(0.0)  # no colour is left
     if values:

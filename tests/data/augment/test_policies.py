@@ -9,78 +9,28 @@ from PIL import Image
 from scipy import stats
 from timm.data import auto_augment, create_transform
 
-from widemix.data.augment import batch
+from tests.data.augment.timms import FILL, MEAN, by_timm, compiled, compiled_steps, sampled
 from widemix.data.augment import registry as op
-from widemix.data.augment.program import compile_policy
+from widemix.data.augment.batch import build_augmentation
+from widemix.data.augment.program import MIX, Program, compile_policy
 from widemix.data.augment.run import run_mixture, run_policy
-from widemix.data.augment.sampling import mixed_chain, sample_chain, sample_chain_weights
+from widemix.data.augment.sampling import mixed_chain, sample_chain_weights
 from widemix.data.augment.scratch import scratch_for
 from widemix.data.random import AUGMENT, key
 from widemix.recipe.augment import AugmentSection
-from widemix.recipe.policy import RandAugment, Step, parse_policy
-
-MEAN = (0.485, 0.456, 0.406)
-FILL = (124, 116, 104)
-OPERATIONS = {
-    op.AUTOCONTRAST: auto_augment.auto_contrast,
-    op.EQUALIZE: auto_augment.equalize,
-    op.INVERT: auto_augment.invert,
-    op.POSTERIZE: auto_augment.posterize,
-    op.SOLARIZE: auto_augment.solarize,
-    op.SOLARIZE_ADD: auto_augment.solarize_add,
-    op.COLOR: auto_augment.color,
-    op.CONTRAST: auto_augment.contrast,
-    op.BRIGHTNESS: auto_augment.brightness,
-    op.SHARPNESS: auto_augment.sharpness,
-    op.BLUR: auto_augment.gaussian_blur,
-    op.ROTATE: auto_augment.rotate,
-    op.SHEAR_X: auto_augment.shear_x,
-    op.SHEAR_Y: auto_augment.shear_y,
-    op.TRANSLATE_X_REL: auto_augment.translate_x_rel,
-    op.TRANSLATE_Y_REL: auto_augment.translate_y_rel,
-}
+from widemix.recipe.policy import RandAugment, parse_policy
 
 
 def stream_of(sample: int) -> np.uint64:
     return np.uint64(key(5, 1, sample, AUGMENT))
 
 
-def compiled(text: str):
-    return compile_policy(parse_policy(text), MEAN)
-
-
-def timms(text: str):
-    hparams = {"translate_const": 100, "img_mean": FILL}
-    if text.startswith("rand"):
-        return auto_augment.rand_augment_transform(text, hparams)
-    if text.startswith("augmix"):
-        return auto_augment.augment_and_mix_transform(text, hparams | {"translate_pct": 0.3})
-    return auto_augment.auto_augment_transform(text, hparams)
-
-
-def sampled(program, stream: int, depth: int) -> np.ndarray:
-    chain = np.empty((depth, 3))
-    sample_chain(program, np.uint64(stream), chain)
-    return chain
-
-
-def applied_by_timm(image: Image.Image, chain: np.ndarray) -> Image.Image:
-    """The image after the sampled steps by timm and Pillow; 0 bits, which Pillow 13 refuses, are black."""
-    for number, argument, cubic in chain:
-        if number == op.SKIP:
-            continue
-        if number == op.POSTERIZE and argument <= 0:
-            image = Image.new("RGB", image.size)
-            continue
-        whole = number in (op.POSTERIZE, op.SOLARIZE, op.SOLARIZE_ADD)
-        given = (
-            ()
-            if number in (op.AUTOCONTRAST, op.EQUALIZE, op.INVERT)
-            else (int(argument) if whole else float(argument),)
-        )
-        resample = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
-        image = OPERATIONS[int(number)](image, *given, fillcolor=FILL, resample=resample)
-    return image
+def after(image: np.ndarray, program: Program, stream: int) -> np.ndarray:
+    """The image after the policy with the numbers of a stream."""
+    ours, mixes = image.copy(), program.kind == MIX
+    run, steps = (run_mixture, max(program.layers, 3)) if mixes else (run_policy, program.layers)
+    run(ours, program, np.uint64(stream), scratch_for(*image.shape[:2]), np.empty((steps, 3)))
+    return ours
 
 
 @pytest.fixture
@@ -104,26 +54,22 @@ def image() -> np.ndarray:
     ],
 )
 def test_sampled_steps_are_applied_as_timm_applies_them(image, text):
-    program = compiled(text)
-    changed = 0
+    program, changed = compiled(text), 0
     for stream in range(60):
-        ours = image.copy()
-        run_policy(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((program.layers, 3)))
-        expected = applied_by_timm(Image.fromarray(image), sampled(program, stream, program.layers))
-        assert np.array_equal(ours, np.asarray(expected))
+        ours = after(image, program, stream)
+        assert np.array_equal(ours, by_timm(image, *sampled(program, stream, program.layers)))
         changed += not np.array_equal(ours, image)
     assert changed > 20
 
 
-def test_histograms_and_tables_are_of_the_pixels_at_their_place_in_a_chain(image):
+def test_histograms_are_of_the_pixels_at_their_place(image):
     """What other operations have changed in between is counted anew, and what values become is looked up before."""
     names = ("Equalize", "AutoContrast", "Color", "Contrast", "Rotate")
-    program = compile_policy(RandAugment(tuple(Step(name, 1.0, 6) for name in names), 6, None), MEAN, "bilinear")
-    followed = set()
+    program = compiled_steps(*names, magnitude=6, layers=6, interpolation="bilinear")
+    image, followed = image[:20, :24].copy(), set()
     for stream in range(150):
-        ours, chain = image[:20, :24].copy(), sampled(program, stream, 6)
-        run_policy(ours, program, np.uint64(stream), scratch_for(20, 24), np.empty((6, 3)))
-        assert np.array_equal(ours, np.asarray(applied_by_timm(Image.fromarray(image[:20, :24]), chain))), chain
+        chain = sampled(program, stream, 6)
+        assert np.array_equal(after(image, program, stream), by_timm(image, *chain)), chain
         followed |= {tuple(chain[at : at + 3, 0].astype(int).tolist()) for at in range(4)}
     assert {(op.EQUALIZE, other, op.EQUALIZE) for other in (op.COLOR, op.CONTRAST, op.ROTATE)} <= followed
 
@@ -146,7 +92,7 @@ def test_magnitudes_of_cifar10_are_the_authors():
     for policy in parse_policy("cifar10").policies:
         for step in policy:
             program = compile_policy(RandAugment((replace(step, prob=1.0),), 1, None), MEAN)
-            number, argument, _ = sampled(program, 0, 1)[0]
+            [[number, argument, _]] = sampled(program, 0)
             if number in formulas:
                 rel = 0.01 if number in (op.TRANSLATE_X_REL, op.TRANSLATE_Y_REL) else 1e-6
                 assert abs(argument) == pytest.approx(formulas[number](step.magnitude), rel=rel), step
@@ -155,26 +101,24 @@ def test_magnitudes_of_cifar10_are_the_authors():
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "random"])
-def test_operations_interpolate_as_timms_loader_has_them_do(image, interpolation, monkeypatch):
+def test_operations_interpolate_as_timms_loader_has_them_do(image, interpolation, system):
     """timm's own operations, as its training transform makes them; only signs and `random`'s choices are ours."""
     transform = create_transform(48, is_training=True, auto_augment="rand-m7-n1-p1", interpolation=interpolation)
     theirs = {operation.name: operation for step in transform.transforms for operation in getattr(step, "ops", ())}
     cubics = set()
     for name in ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel"):
-        program = compile_policy(RandAugment((Step(name, 1.0, 7),), 1, None), MEAN, interpolation)
+        program = compiled_steps(name, magnitude=7, interpolation=interpolation)
         for stream in range(8):
-            ours = image.copy()
-            run_policy(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((1, 3)))
-            (_, argument, cubic), *_ = sampled(program, stream, 1)
-            monkeypatch.setattr(auto_augment.random, "random", lambda negative=argument < 0: 0.9 if negative else 0.4)
-            monkeypatch.setattr(auto_augment.random, "choice", lambda ways, cubic=cubic: ways[int(cubic)])
-            assert np.array_equal(ours, np.asarray(theirs[name](Image.fromarray(image))))
+            [[_, argument, cubic]] = sampled(program, stream)
+            system({"random.random": lambda negative=argument < 0: 0.9 if negative else 0.4})
+            system({"random.choice": lambda ways, cubic=cubic: ways[int(cubic)]})
+            assert np.array_equal(after(image, program, stream), theirs[name](Image.fromarray(image)))
             cubics.add(cubic)
     assert cubics == {"bilinear": {0}, "bicubic": {1}, "random": {0, 1}}[interpolation]
 
 
 @pytest.mark.parametrize("text", ["rand-m9-n3", "original"])
-def test_each_operation_of_an_image_has_an_interpolation_of_its_own(text):
+def test_each_operation_has_an_interpolation_of_its_own(text):
     program = compile_policy(parse_policy(text), MEAN, "random")
     chains = Counter(tuple(sampled(program, stream_of(s), program.layers)[:, 2]) for s in range(2000))
     assert len(chains) == 2**program.layers
@@ -183,43 +127,34 @@ def test_each_operation_of_an_image_has_an_interpolation_of_its_own(text):
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("text", ["augmix", "augmix-m5-w4-d2-mstd1", "augmix-b1", "augmix-a0.3-w2-b1"])
-def test_mixtures_are_timms_with_the_same_numbers(image, text, monkeypatch):
+def test_mixtures_are_timms_with_the_same_numbers(image, text, system):
     """timm's own AugMix, its samples replaced by ours."""
-    program, theirs = compiled(text), timms(text)
+    program, hparams = compiled(text), {"translate_const": 100, "img_mean": FILL, "translate_pct": 0.3}
+    theirs = auto_augment.augment_and_mix_transform(text, hparams)
     for stream in range(30):
         weights = np.empty(program.width, np.float32)
         weight = sample_chain_weights(program, np.uint64(stream), weights)
         chains = [mixed_chain(program, np.uint64(stream), k) for k in range(program.width)]
         numbers, depths = iter(chains), iter(chains)
-        monkeypatch.setattr(np.random, "dirichlet", lambda _, weights=weights: weights)
-        monkeypatch.setattr(np.random, "beta", lambda *_, weight=weight: weight)
-        monkeypatch.setattr(np.random, "randint", lambda *_, depths=depths: next(depths)[1])
 
         def choose(_, depth, replace, numbers=numbers):
             chain = sampled(program, next(numbers)[0], depth)
-            return [lambda given, step=step: applied_by_timm(given, step[None]) for step in chain]
+            return [lambda given, step=step: Image.fromarray(by_timm(np.asarray(given), step)) for step in chain]
 
-        monkeypatch.setattr(np.random, "choice", choose)
-        expected = np.asarray(theirs(Image.fromarray(image)))
-        ours = image.copy()
-        run_mixture(ours, program, np.uint64(stream), scratch_for(48, 48), np.empty((max(program.layers, 3), 3)))
-        assert np.array_equal(ours, expected)
+        system({"numpy.random.dirichlet": lambda _, weights=weights: weights, "numpy.random.choice": choose})
+        system({"numpy.random.beta": lambda *_, weight=weight: weight})
+        system({"numpy.random.randint": lambda *_, depths=depths: next(depths)[1]})
+        assert np.array_equal(after(image, program, stream), theirs(Image.fromarray(image)))
 
 
 @pytest.mark.parametrize("text", ["augmix", "augmix-w2-d4-b1", "original"])
-def test_each_image_of_a_batch_has_the_policy_of_its_own_stream(text, monkeypatch):
-    """The loops over a batch as Python, since they compile for long."""
-    for name in ("_run_augmix", "_run_policy"):
-        monkeypatch.setattr(batch, name, getattr(batch, name).py_func)
-    monkeypatch.setattr(batch, "key", lambda *words: np.uint64(key(*words)))
+def test_each_image_has_the_policy_of_its_own_stream(text):
     images = np.random.RandomState(0).randint(0, 256, (5, 24, 32, 3)).astype(np.uint8)
     found, view_ids = images.copy(), np.array([3, 1, 90, 7, 200])
-    section, program = AugmentSection(auto_augment=text), compile_policy(parse_policy(text), MEAN, "bicubic")
-    batch.build_augmentation(section, MEAN, "bicubic")(found, view_ids, 5, 1, threads=2)
-    run, steps = (run_policy, program.layers) if text == "original" else (run_mixture, max(program.layers, 3))
+    program = compile_policy(parse_policy(text), MEAN, "bicubic")
+    build_augmentation(AugmentSection(auto_augment=text), MEAN, "bicubic")(found, view_ids, 5, 1, threads=2)
     for image, result, view_id in zip(images, found, view_ids, strict=True):
-        run(image, program, stream_of(view_id), scratch_for(24, 32), np.empty((steps, 3)))
-        assert np.array_equal(result, image), view_id
+        assert np.array_equal(result, after(image, program, stream_of(view_id))), view_id
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 2.5])

@@ -1,0 +1,38 @@
+"""Prepared folders, damaged ones too, that the tests of batches share."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.data.loading import DAMAGED, damage
+from tests.library.conftest import images  # noqa: F401 - a fixture
+from widemix.data_prep.prepare import prepare
+from widemix.data_prep.settings import PrepSettings
+
+
+@pytest.fixture(scope="session")
+def damaged(images, tmp_path_factory) -> Path:  # noqa: F811
+    """The images, of which `DAMAGED` of train and 5 of val are no JPEGs any more."""
+    folder = Path(shutil.copytree(images, tmp_path_factory.mktemp("damaged") / "images"))
+    damage(folder, *DAMAGED)
+    damage(folder, 5, split="val")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory) -> Path:
+    """Seventy pairs of 1 to 25 words a sentence: 53 to train on, 17 to evaluate on."""
+    source, target = tmp_path_factory.mktemp("pairs"), tmp_path_factory.mktemp("prepared")
+    numbers = np.random.RandomState(0)
+    words = [f"w{chr(97 + i)}" for i in range(20)]
+    for split, count in (("train", 53), ("dev_matched", 17)):
+        rows = ["gold_label\tsentence1\tsentence2"]
+        for i in range(count):
+            first, second = (" ".join(numbers.choice(words, numbers.randint(1, 26))) for _ in range(2))
+            rows.append(f"{('entailment', 'neutral', 'contradiction')[i % 3]}\t{first}\t{second}")
+        (source / f"{split}.tsv").write_text("\n".join(rows) + "\n")
+    (source / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words]) + "\n")
+    prepare("mnli", source, target, PrepSettings(length=48))
+    return target
