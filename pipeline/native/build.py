@@ -26,7 +26,7 @@ SOURCES = Path(__file__).parent
 # No contraction to fused multiply-adds: the same results on every machine, and Pillow's.
 # No traps of the processor, which nobody looks at: without AVX-512 GCC keeps branches for them instead of vectors.
 # -Bsymbolic: our functions call each other, even if another library of the process (FFCV) has the same names.
-_FLAGS = (
+FLAGS = (
     "-std=gnu11",
     "-O3",
     "-ffp-contract=off",
@@ -45,20 +45,20 @@ class BuildError(RuntimeError):
     """The C code could not be compiled; the message is one line with the reason."""
 
 
-def compiled() -> Path:
+def compiled(sources: Path = SOURCES) -> Path:
     """The path of the library for this machine, which is compiled if it is missing. Raises `BuildError`.
 
     Raises `InputError` for a value of WIDEMIX_NATIVE that is unknown, or that this processor does not run.
     """
-    target = planned()
-    if not _is_built(target):
+    target = planned(sources)
+    if not _is_built(target, sources):
         with _locked(target.parent):
-            if not _is_built(target):  # still, after another process may have held the lock
-                compile_library([_compiler()], target, *_machine_flags(wanted()))
+            if not _is_built(target, sources):  # still, after another process may have held the lock
+                compile_library([find_compiler()], target, *_machine_flags(wanted()), sources=sources)
     return target
 
 
-def planned() -> Path:
+def planned(sources: Path = SOURCES) -> Path:
     """The path of the library for this machine, which may still have to be compiled. Raises as `compiled`."""
     level = wanted()
     if sys.platform != "linux":
@@ -66,11 +66,11 @@ def planned() -> Path:
     if level == "none":
         raise BuildError(f"{VARIABLE}=none")
     for name in [level] if level else reversed(runnable()):
-        if shipped(name).exists():
-            return shipped(name)
-    compiler, folder = _compiler(), cache_folder()
+        if shipped(name, sources).exists():
+            return shipped(name, sources)
+    compiler, folder = find_compiler(), cache_folder()
     kind = " ".join(_machine_flags(level)) if level in runnable() else processor()
-    stem = f"native-{platform.machine()}-{_digest(*_sources(), kind.encode())}"
+    stem = f"native-{platform.machine()}-{_digest(*_contents(sources), kind.encode())}"
     if not compiler:  # a compute node without one may use what a login node built
         built = sorted(filter(is_ours, folder.glob(f"{stem}-*.so")))
         if not built:
@@ -79,9 +79,9 @@ def planned() -> Path:
     return folder / f"{stem}-{_digest(_output(compiler, '--version').encode())[:8]}.so"
 
 
-def shipped(level: str) -> Path:
+def shipped(level: str, sources: Path = SOURCES) -> Path:
     """The path of a level's library in a wheel; a clone has none."""
-    return SOURCES / f"{level}.so"
+    return sources / f"{level}.so"
 
 
 def cache_folder() -> Path:
@@ -114,8 +114,8 @@ def _remove(folder: Path, owner: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_built(target: Path) -> bool:
-    return target.exists() and (target.parent == SOURCES or is_ours(target))
+def _is_built(target: Path, sources: Path) -> bool:
+    return target.exists() and (target.parent == sources or is_ours(target))
 
 
 @contextmanager
@@ -130,7 +130,8 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _compiler() -> str:
+def find_compiler() -> str:
+    """The path of the C compiler: the one that CC names, or the system's; "" if there is none."""
     return shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang") or ""
 
 
@@ -146,13 +147,14 @@ def compile_library(
     *flags: str,
     libraries: Sequence[str] = _LIBRARIES,
     timeout: float | None = 300,
+    sources: Path = SOURCES,
 ) -> None:
     """Compile all sources into a shared library, which appears whole. Raises `BuildError`, also after `timeout` s."""
     descriptor, name = tempfile.mkstemp(prefix=".native-", suffix=".so", dir=target.parent)
     os.close(descriptor)
     try:
-        sources = map(str, sorted(SOURCES.glob("*.c")))
-        _output(*compiler, *_FLAGS, *flags, "-o", name, *sources, *libraries, timeout=timeout)
+        files = map(str, sorted(sources.glob("*.c")))
+        _output(*compiler, *FLAGS, *flags, "-o", name, *files, *libraries, timeout=timeout)
         os.replace(name, target)
     finally:
         Path(name).unlink(missing_ok=True)
@@ -172,8 +174,8 @@ def _output(*command: str, timeout: float | None = 300) -> str:
     return done.stdout
 
 
-def _sources() -> list[bytes]:
-    return [path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]"))] + [" ".join(_FLAGS).encode()]
+def _contents(sources: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(sources.glob("*.[ch]"))] + [" ".join(FLAGS).encode()]
 
 
 def _digest(*parts: bytes) -> str:

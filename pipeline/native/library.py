@@ -4,6 +4,7 @@ import ctypes
 import functools
 import io
 import sys
+from pathlib import Path
 
 from widemix.native.build import SOURCES, BuildError, compiled, planned
 from widemix.pillow_support import older_pillow
@@ -50,9 +51,9 @@ def load() -> ctypes.CDLL | None:
 
 
 @functools.cache
-def open_library() -> ctypes.CDLL:
+def open_library(sources: Path = SOURCES) -> ctypes.CDLL:
     """The library, which is compiled if it is missing. Raises `BuildError` if it cannot be compiled or loaded."""
-    path = compiled()
+    path = compiled(sources)
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -62,13 +63,13 @@ def open_library() -> ctypes.CDLL:
     return library
 
 
-def description() -> str:
+def description(sources: Path = SOURCES) -> str:
     """Which compiled code is in use, in a few words. Does not compile it."""
     try:
-        path = planned()
+        path = planned(sources)
         if not path.exists():
             return "compiled code is made at its first use"
-        source = f"{path.stem} of the package" if path.parent == SOURCES else "made on this machine"
-        return f"compiled code: {source}, {open_library().jpeg_library().decode()}"
+        source = f"{path.stem} of the package" if path.parent == sources else "made on this machine"
+        return f"compiled code: {source}, {open_library(sources).jpeg_library().decode()}"
     except BuildError as error:
         return f"no compiled code: {error}"

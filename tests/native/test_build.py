@@ -11,150 +11,116 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.conftest import ROOT
 from widemix import engine
 from widemix.native import BuildError, build, compiled, levels
-from widemix.native.build import cache_folder, compile_library
+from widemix.native.build import FLAGS, cache_folder, compile_library, find_compiler, home_cache, planned
 from widemix.native.library import description, open_library
 from widemix.recipe.train import TrainSection
 
-ROOT = Path(__file__).parents[2]
+
+def run(program: str, **environ: str) -> str:
+    """What a Python of its own prints; `program` is a module or its text."""
+    words = ["-c", program] if " " in program else ["-m", program]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.run([sys.executable, *words], cwd=ROOT, env=os.environ | environ, timeout=600, **pipes).stdout
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "widemix"
-
-
-@pytest.fixture
-def tiny(monkeypatch, tmp_path) -> None:
-    """One function to compile, instead of all for seconds: what the code does is not looked at."""
-    (tmp_path / "sources").mkdir()
-    (tmp_path / "sources" / "tiny.c").write_text("int tiny(void) { return 1; }\n")
-    monkeypatch.setattr(build, "SOURCES", tmp_path / "sources")
-
-
-def start(home: Path) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "widemix.native"],
-        cwd=ROOT,
-        env=os.environ | {"XDG_CACHE_HOME": str(home.parent)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.long
 def test_processes_that_start_at_once_share_one_build(home):
-    ranks = [start(home) for _ in range(4)]
+    command = [sys.executable, "-m", "widemix.native"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(4)]
     outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * 4, outputs
     assert len(set(outputs)) == 1
-    assert outputs[0].startswith("built on libjpeg")
     assert len(list(home.iterdir())) == 1  # nothing half-made is left
 
 
-def test_what_is_there_is_not_built_again(home, tiny):
-    path = compiled()
+def test_the_module_says_what_was_built_or_why_nothing_was():
+    assert re.fullmatch(r"built on libjpeg\S* \d.*\n", run("widemix.native"))
+    assert run("widemix.native", WIDEMIX_NATIVE="none") == "WIDEMIX_NATIVE=none\n"
+
+
+def test_what_is_there_is_not_built_again(home, tiny, monkeypatch, tmp_path):
+    """It does without a compiler too."""
+    path = compiled(tiny)
     before = path.stat().st_mtime_ns
-    assert compiled() == path
-    assert path.stat().st_mtime_ns == before
-
-
-def test_a_change_of_any_source_gets_a_build_of_its_own(home, tiny, monkeypatch):
-    header, source = build.SOURCES / "tiny.h", build.SOURCES / "tiny.c"
-    header.write_text("#define ONE 1\n")
-    paths = [build.planned()]
-    header.write_text("#define ONE 2\n")
-    paths.append(build.planned())
-    source.write_text("int tiny(void) { return 2; }\n")
-    paths.append(build.planned())
-    for lines in (1, 2):  # of the same four in turn, of which the second is in another file
-        source.write_text("".join(["int a;\n", "int b;\n"][:lines]))
-        header.write_text("".join(["int b;\n", "int c;\n"][lines - 1 :]))
-        paths.append(build.planned())
-    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-g"))  # or of the compiler's words
-    assert len({*paths, build.planned()}) == 6
-
-
-def test_without_a_compiler_an_earlier_build_does(home, tiny, monkeypatch, tmp_path):
-    path = compiled()
+    assert compiled(tiny) == path
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert compiled() == path
+    assert compiled(tiny) == path
+    assert path.stat().st_mtime_ns == before
     path.unlink()
     with pytest.raises(BuildError, match="there is no C compiler"):
-        compiled()
+        compiled(tiny)
 
 
-def test_another_processor_or_compiler_gets_a_build_of_its_own(home, tiny, monkeypatch, tmp_path):
-    first = compiled()
-    monkeypatch.setattr("widemix.native.build.processor", lambda: "flags : another")
-    second = compiled()
-    compiler = tmp_path / "newer"
-    compiler.write_text('#!/bin/sh\n[ "$1" != --version ] || { echo newer; exit; }\nexec cc "$@"\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    found = [first, second, compiled()]
-    compiler.write_text(compiler.read_text().replace("newer", "newest"))  # in the same place
-    assert len({*found, build.planned()}) == 4
-
-
-@pytest.fixture
-def noting(tmp_path, monkeypatch) -> Path:
-    """A compiler that writes its words to this file."""
-    compiler, words = tmp_path / "cc", tmp_path / "words"
-    compiler.write_text(f'#!/bin/sh\n[ "$1" != --version ] || exit 0\necho "$@" > {words}\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    return words
+def test_every_change_gets_a_build_of_its_own(home, tiny, cpu, compiler, tmp_path):
+    """Of any source, of the compiler's flags or version, and of the processor."""
+    header, source = tiny / "tiny.h", tiny / "tiny.c"
+    texts = [("#define ONE 1\n", "int a;\n"), ("#define ONE 2\n", "int a;\n"), ("#define ONE 2\n", "int b;\n")]
+    texts += [("int b;\nint c;\n", "int a;\n"), ("int c;\n", "int a;\nint b;\n")]  # the same lines in other files
+    paths = []
+    for of_header, of_source in texts:
+        header.write_text(of_header)
+        source.write_text(of_source)
+        paths.append(planned(tiny))
+    (tmp_path / "other.py").write_text(Path(build.__file__).read_text().replace('"-O3"', '"-O2"'))
+    paths.append(runpy.run_path(str(tmp_path / "other.py"))["planned"](tiny))
+    for version in ("newer", "newest"):  # in the same place
+        compiler(f"echo {version}")
+        paths.append(planned(tiny))
+    cpu(platform.machine(), "flags : another")
+    assert len({*paths, planned(tiny)}) == len(paths) + 1
 
 
 @pytest.mark.parametrize(
-    ("choice", "flags"), [("", "-march=native"), ("native", "-march=native"), ("v2", "-march=x86-64-v2")]
+    ("machine", "choice", "flags"),
+    [
+        ("x86_64", "", ["-march=native"]),
+        ("x86_64", "native", ["-march=native"]),  # also beside a wheel's libraries
+        ("x86_64", "v2", ["-march=x86-64-v2"]),
+        ("aarch64", "", ["-mcpu=native"]),
+        ("riscv64", "", []),
+    ],
 )
-def test_the_compiler_is_told_the_machine_and_what_keeps_the_numbers(home, tiny, noting, choice, flags, monkeypatch):
-    """In a clone, and also beside a wheel's libraries where this machine's own code is asked for."""
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(levels, "processor", lambda: "flags : cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3")
+def test_the_compiler_is_told_the_machine_and_what_keeps_the_numbers(
+    home, tiny, cpu, compiler, machine, choice, flags, monkeypatch
+):
+    cpu(machine, "flags : cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3")
     monkeypatch.setenv("WIDEMIX_NATIVE", choice)
     if choice == "native":
-        (build.SOURCES / "v2.so").touch()
-    path = compiled()
-    words = noting.read_text().split()
-    assert [word for word in words if word.startswith("-m")] == [flags]
-    assert {"-ffp-contract=off", "-shared", "-fPIC", "-Wl,-Bsymbolic", str(build.SOURCES / "tiny.c")} <= set(words)
+        (tiny / "v2.so").touch()
+    noted = compiler()
+    assert compiled(tiny).parent == home
+    words = noted.read_text().split()
+    assert [word for word in words if word.startswith("-m")] == flags
+    assert {"-ffp-contract=off", "-shared", "-fPIC", "-Wl,-Bsymbolic", str(tiny / "tiny.c")} <= set(words)
     assert words[-3:] == ["-ljpeg", "-lpthread", "-lm"]
-    assert path.parent == home
 
 
-@pytest.mark.parametrize(
-    ("machine", "flags"), [("x86_64", ["-march=native"]), ("aarch64", ["-mcpu=native"]), ("riscv64", [])]
-)
-def test_code_for_this_machine_alone_is_asked_for_in_its_own_words(machine, flags, home, tiny, noting, monkeypatch):
-    monkeypatch.setattr("platform.machine", lambda: machine)
-    compiled()
-    assert [word for word in noting.read_text().split() if word.startswith("-m")] == flags
-
-
-def test_each_level_has_a_build_of_its_own(home, tiny, noting, monkeypatch):
+def test_each_level_has_a_build_of_its_own(home, tiny, cpu, compiler, monkeypatch):
+    compiler()
     names = set()
     for choice in ("native", *levels.runnable()):
         monkeypatch.setenv("WIDEMIX_NATIVE", choice)
-        names.add(compiled())
+        names.add(compiled(tiny))
     assert len(names) == 1 + len(levels.runnable())
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC")
-    assert compiled() in names  # by its name alone
-    monkeypatch.setattr("widemix.native.build.processor", lambda: "flags : another")
+    assert compiled(tiny) in names  # by its name alone
+    cpu(platform.machine(), "flags : another")
     monkeypatch.setenv("WIDEMIX_NATIVE", "native")
     with pytest.raises(BuildError, match="there is no C compiler"):
-        compiled()
+        compiled(tiny)
 
 
 @pytest.mark.parametrize(("there", "taken"), [({"cc", "gcc"}, "cc"), ({"gcc", "clang"}, "gcc"), ({"clang"}, "clang")])
@@ -163,276 +129,223 @@ def test_the_compiler_is_the_systems_unless_another_is_named(tmp_path, monkeypat
         (tmp_path / name).touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
-    assert build._compiler() == str(tmp_path / taken)
-    monkeypatch.setenv("CC", "")
-    assert build._compiler() == str(tmp_path / taken)
-    monkeypatch.setenv("CC", "mine")
-    assert build._compiler() == str(tmp_path / "mine")
-    monkeypatch.setenv("CC", "none")
-    assert build._compiler() == str(tmp_path / ("gcc" if "gcc" in there else "clang"))
+    assert find_compiler() == str(tmp_path / taken)
+    for named, found in (("", taken), ("mine", "mine"), ("none", "gcc" if "gcc" in there else "clang")):
+        monkeypatch.setenv("CC", named)
+        assert find_compiler() == str(tmp_path / found)
 
 
-def test_what_another_process_has_built_meanwhile_is_taken(home, tiny, noting, monkeypatch):
+def test_what_another_process_has_built_meanwhile_is_taken(home, tiny, compiler, system):
     """While it was waited for; on file systems without locks each builds its own."""
-    path = build.planned()
-    monkeypatch.setattr(build, "wait_for_lock", lambda _: path.touch())
-    assert compiled() == path
-    assert not noting.exists()
+    noted, path = compiler(), planned(tiny)
+    system({"fcntl.flock": lambda *_: path.touch()})
+    assert compiled(tiny) == path
+    assert not noted.exists()
     path.unlink()
-    descriptors = len(os.listdir("/proc/self/fd"))
+    before = descriptors()
 
-    def no_locks(_):
+    def no_locks(*_):
         raise OSError(errno.ENOLCK, "no locks")
 
-    monkeypatch.setattr(build, "wait_for_lock", no_locks)
-    assert compiled() == path
-    assert noting.exists()
-    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    system({"fcntl.flock": no_locks})
+    assert compiled(tiny) == path
+    assert noted.exists()
+    assert descriptors() <= before
 
 
-def test_the_module_says_what_was_built_or_why_nothing_was(monkeypatch, capsys):
-    library = SimpleNamespace(jpeg_library=lambda: b"libjpeg-turbo 9")
-    monkeypatch.setattr("widemix.native.library.open_library", lambda: library)
-    runpy.run_module("widemix.native", run_name="__main__")
-    assert capsys.readouterr().out == "built on libjpeg-turbo 9\n"
-
-    def fails():
-        raise BuildError("no compiler")
-
-    monkeypatch.setattr("widemix.native.library.open_library", fails)
-    with pytest.raises(SystemExit, match=r"^no compiler$"):
-        runpy.run_module("widemix.native", run_name="__main__")
-
-
-def test_the_code_in_use_is_the_packages_or_made_here(home, tiny, noting, monkeypatch):
-    opened = SimpleNamespace(jpeg_library=lambda: b"libjpeg-turbo 9")
-    monkeypatch.setattr("widemix.native.library.open_library", lambda: opened)
-    monkeypatch.setattr("widemix.native.library.SOURCES", build.SOURCES)
-    monkeypatch.setattr(levels, "runnable", lambda: {"v7": levels.Level((), frozenset())})
-    monkeypatch.setattr(build, "runnable", levels.runnable)
-    assert description() == "compiled code is made at its first use"
-    build.planned().touch()
-    assert description() == "compiled code: made on this machine, libjpeg-turbo 9"
-    (build.SOURCES / "v7.so").touch()
-    assert description() == "compiled code: v7 of the package, libjpeg-turbo 9"
+def test_the_code_in_use_is_the_packages_or_made_here(home, tiny, compiler, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    made = compiled()
+    library = open_library().jpeg_library().decode()
+    assert description() == f"compiled code: made on this machine, {library}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home.parent))
+    assert description(tiny) == "compiled code is made at its first use"
+    compiler()
+    path = compiled(tiny)
+    path.write_text("no library")
+    words = rf"{path.name} does not load \(.*"
+    with pytest.raises(BuildError, match=f"^{words}"):
+        open_library(tiny)
+    assert re.match(f"no compiled code: {words}", description(tiny))
+    level = list(levels.runnable())[-1]
+    shutil.copy(made, tiny / f"{level}.so")
+    assert description(tiny) == f"compiled code: {level} of the package, {library}"
 
 
-def test_other_systems_have_no_compiled_code(home, monkeypatch):
-    monkeypatch.setattr("sys.platform", "darwin")
+def test_other_systems_have_no_compiled_code(home, system):
+    system({"sys.platform": "darwin"})
     with pytest.raises(BuildError, match=r"^compiled code is for Linux alone$"):
         compiled()
 
 
-def test_a_library_that_does_not_load_is_a_reason(home, tiny, noting):
-    open_library.cache_clear()
-    path = compiled()
-    path.write_text("no library")
-    with pytest.raises(BuildError, match=rf"^{path.name} does not load \(.*"):
-        open_library()
-    assert description().startswith(f"no compiled code: {path.name} does not load")
+COMPILERS = pytest.mark.parametrize("name", ["gcc", "clang"])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("compiler", ["gcc", "clang"])
-def test_compilers_have_no_complaint(compiler, home, monkeypatch):
-    if not shutil.which(compiler):
-        pytest.skip(f"{compiler} is not installed")
-    monkeypatch.setenv("CC", compiler)
-    monkeypatch.setattr("widemix.native.build._FLAGS", (*build._FLAGS, "-Werror"))
-    assert ctypes.CDLL(str(compiled())).mixer_block
+@COMPILERS
+def test_compilers_have_no_complaint(name, tmp_path):
+    if not shutil.which(name):
+        pytest.skip(f"{name} is not installed")
+    compile_library([name], tmp_path / "code.so", "-Werror")
+    assert ctypes.CDLL(str(tmp_path / "code.so")).mixer_block
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("compiler", ["gcc", "clang"])
-def test_compilers_make_vectors_of_avx2(compiler, tmp_path):
+@COMPILERS
+def test_compilers_make_vectors_of_avx2(name, tmp_path):
     """And no calls of functions for single numbers."""
-    if not shutil.which(compiler) or platform.machine() != "x86_64":
-        pytest.skip(f"{compiler} for x86-64 is not installed")
-    source = build.SOURCES / "mixer_block.c"
-    written = tmp_path / "mixer_block.s"
-    subprocess.run([compiler, *build._FLAGS, "-march=x86-64-v3", "-S", "-o", written, source], check=True)
-    text = written.read_text()
+    if not shutil.which(name) or platform.machine() != "x86_64":
+        pytest.skip(f"{name} for x86-64 is not installed")
+    path = tmp_path / "mixer_block.s"
+    subprocess.run([name, *FLAGS, "-march=x86-64-v3", "-S", "-o", path, build.SOURCES / "mixer_block.c"], check=True)
     for function in ("multiply", "add_weight_gradient", "norm_backward", "compute_shares"):
-        code = re.findall(rf"^{function}(?:\.\w+)*:(.*?)\.size\s", text, re.DOTALL | re.MULTILINE)
+        pattern = rf"^{function}(?:\.\w+)*:(.*?)\.size\s"
+        code = re.findall(pattern, path.read_text(), re.DOTALL | re.MULTILINE)
         assert code, function
         bad = [each for each in code if each.count("%ymm") <= 30 or re.search("call.*(sqrt|exp|fma)", each)]
         assert not bad, function
 
 
-def test_a_compiler_that_fails_leaves_nothing_and_says_why(home, monkeypatch, tmp_path):
-    compiler = tmp_path / "broken"
-    words = "In x.c:1:\nx.c:1: fatal error: jpeglib.h: No\nx.c:2: error: other"
-    compiler.write_text(f'#!/bin/sh\n[ "$1" != --version ] || exit 0\necho "{words}" >&2\nexit 1\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    descriptors = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(
-        BuildError, match=r"broken failed: x\.c:1: fatal error: jpeglib\.h: No; apt-get install libjpeg-dev$"
-    ):
-        compiled()
-    assert not list(home.iterdir())
-    assert len(os.listdir("/proc/self/fd")) <= descriptors
+ERRORS = "In x.c:1:\nx.c:1: fatal error: jpeglib.h: No\nx.c:2: error: other"
 
 
-def test_a_library_appears_whole_or_not_at_all(home, tiny, noting, monkeypatch):
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (f'echo "{ERRORS}" >&2\nexit 1', r"failed: x\.c:1: fatal error: jpeglib\.h: No; apt-get install libjpeg-dev"),
+        ("echo warning: jpeg >&2\nexit 3", "failed: exit code 3"),
+        ("exec sleep 60", r"was not done in 0\.05 s"),
+        ("", r"does not run \(\[Errno \d+\] Exec format error.*\)"),  # no program
+    ],
+)
+def test_a_compiler_that_fails_leaves_nothing_and_says_why(tmp_path, compiler, script, words):
+    compiler(script)
+    before, target = descriptors(), tmp_path / "made/target.so"
+    target.parent.mkdir()
+    timeout = 0.05 if "sleep" in script else 60
+    with pytest.raises(BuildError, match=rf"^{os.environ['CC']} {words}$"):
+        compile_library([os.environ["CC"]], target, timeout=timeout)
+    assert list(target.parent.iterdir()) == []
+    assert descriptors() <= before
+
+
+def test_a_library_appears_whole_or_not_at_all(home, tiny, compiler, system):
     """By a rename in its folder: another one may be of another file system."""
+    compiler()
 
     def replace(source, target):
         assert Path(source).parent == Path(target).parent == home
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, "replace", replace)
+    system({"os.replace": replace})
     with pytest.raises(KeyboardInterrupt):
-        compiled()
+        compiled(tiny)
     assert not list(home.iterdir())
 
 
-def test_a_library_is_linked_to_those_it_is_given(tiny, noting, tmp_path):
-    compile_library([str(noting.with_name("cc"))], tmp_path / "target.so", "-g", libraries=["-lm", "-lz"])
-    words = noting.read_text().split()
+def test_a_library_is_linked_to_those_it_is_given(tiny, compiler, tmp_path):
+    noted = compiler()
+    compile_library([os.environ["CC"]], tmp_path / "target.so", "-g", libraries=["-lm", "-lz"], sources=tiny)
+    words = noted.read_text().split()
     assert "-g" in words
     assert [word for word in words if word.startswith("-l")] == ["-lm", "-lz"]
 
 
-def test_a_compiler_that_is_no_program_is_named(home, monkeypatch, tmp_path):
-    compiler = tmp_path / "cc"
-    compiler.write_text("")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    with pytest.raises(BuildError, match=rf"^{compiler} does not run \(\[Errno \d+\] Exec format error"):
-        compiled()
+AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
 
 
-def test_a_compiler_that_is_not_done_in_time_is_named(tmp_path):
-    compiler = tmp_path / "cc"
-    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
-    compiler.chmod(0o755)
-    with pytest.raises(BuildError, match=rf"^{compiler} was not done in 0.05 s$"):
-        compile_library([str(compiler)], tmp_path / "target.so", timeout=0.05)
-    assert list(tmp_path.iterdir()) == [compiler]
-
-
-def test_an_error_that_names_nothing_is_its_exit_code(tmp_path):
-    compiler = tmp_path / "broken"
-    compiler.write_text("#!/bin/sh\necho warning: jpeg >&2\nexit 3\n")
-    compiler.chmod(0o755)
-    with pytest.raises(BuildError, match=rf"^{compiler} failed: exit code 3$"):
-        compile_library([str(compiler)], tmp_path / "target.so")
-
-
-def test_a_folder_that_may_not_be_written_to_is_replaced_by_a_temporary_one(home, monkeypatch):
-    assert cache_folder() == home
-    assert home.is_dir()
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write everywhere
-    assert build.home_cache() is None
-    assert cache_folder() == cache_folder()
-    assert cache_folder().name.startswith("widemix-")
+def give_link(path: Path) -> None:
+    os.chown(path.rename(path.with_name("kept")).parent, 12345, -1)
+    path.symlink_to("kept")
 
 
 OTHERS = [
     pytest.param(lambda path: path.chmod(0o777), id="writable by all"),
-    pytest.param(
-        lambda path: os.chown(path, 12345, -1),
-        id="of another user",
-        marks=pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away"),
-    ),
+    pytest.param(lambda path: os.chown(path, 12345, -1), id="of another user", marks=AS_ROOT),
 ]
 ABOVE = [
     pytest.param(lambda path: path.parent.chmod(0o777), id="in a folder writable by all"),
-    pytest.param(
-        lambda path: os.chown(path.parent, 12345, -1),
-        id="in a folder of another user",
-        marks=pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away"),
-    ),
-    pytest.param(
-        lambda path: os.chown(path.rename(path.with_name("kept")).parent, 12345, -1) or path.symlink_to("kept"),
-        id="reached by a link of another user",
-        marks=pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away"),
-    ),
+    pytest.param(lambda path: os.chown(path.parent, 12345, -1), id="in a folder of another user", marks=AS_ROOT),
+    pytest.param(give_link, id="reached by a link of another user", marks=AS_ROOT),
 ]
 
 
 @pytest.mark.parametrize("plant", OTHERS)
 def test_no_library_runs_that_another_user_has_put_there(plant, home, tiny):
-    path = compiled()
+    path = compiled(tiny)
     path.write_bytes(b"another user's")
     plant(path)
-    assert compiled() == path
+    assert compiled(tiny) == path
     ctypes.CDLL(str(path)).tiny()  # compiled anew
     plant(home)
-    assert build.home_cache() is None
+    assert home_cache() is None
     assert cache_folder().name.startswith("widemix-")
 
 
 @pytest.mark.parametrize("plant", ABOVE)
-def test_the_home_is_left_where_others_can_replace_what_is_in_it(plant, home):
+def test_the_home_is_left_where_others_can_replace_its_content(plant, home):
     assert cache_folder() == home
     plant(home)
-    assert build.home_cache() is None
+    assert home_cache() is None
 
 
 @pytest.mark.parametrize("plant", OTHERS + ABOVE)
-def test_nothing_runs_that_another_user_has_put_where_numba_keeps_code(plant, tmp_path):
-    program = "import widemix.data.compiled, numba; print(numba.config.CACHE_DIR)"
-    own = {"XDG_CACHE_HOME": f"{tmp_path}/home", "NUMBA_CACHE_DIR": f"{tmp_path}/disk", "WIDEMIX_NATIVE": "none"}
+@pytest.mark.parametrize("what", ["numba", "torch.compile"])
+def test_nothing_runs_that_another_user_has_put_where_code_is_kept(what, plant, home, system, monkeypatch, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    system({"tempfile.tempdir": str(disk)})
 
     def folder() -> Path:
-        words = {"env": os.environ | own, "cwd": ROOT, "stdout": subprocess.PIPE, "text": True}
-        return Path(subprocess.run([sys.executable, "-c", program], check=True, timeout=60, **words).stdout.strip())
-
-    kept = folder()
-    assert kept.parent == tmp_path / "disk"
-    plant(kept)
-    assert folder().parent == tmp_path / "home/widemix"
-
-
-@pytest.mark.parametrize("plant", OTHERS + ABOVE)
-def test_nothing_runs_that_another_user_has_put_where_torch_compile_keeps_code(plant, home, monkeypatch, tmp_path):
-    (tmp_path / "disk").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "disk"))
-    train = TrainSection(epochs=1, global_batch=1, compile=True)
-    found = []
-    for name in ("before", "after"):
+        if what == "numba":
+            own = {"NUMBA_CACHE_DIR": str(disk), "WIDEMIX_NATIVE": "none"}
+            return Path(
+                run("import widemix.data.compiled, numba; print(numba.config.CACHE_DIR)", **own).split("\n")[-2]
+            )
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-        engine.prepare(torch.nn.Linear(1, 1), train, torch.device("cpu"))
-        found.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
-        if name == "before":
-            assert found[0].parent == tmp_path / "disk"
-            assert found[0].stat().st_mode & 0o777 == 0o700
-            plant(found[0])
-    assert found[1] == home / "inductor"
+        engine.prepare(
+            torch.nn.Linear(1, 1), TrainSection(epochs=1, global_batch=1, compile=True), torch.device("cpu")
+        )
+        return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+
+    kept = folder()
+    assert kept.parent == disk
+    assert kept.stat().st_mode & 0o777 == 0o700
+    plant(kept)
+    assert folder().parent == home
 
 
-def test_a_folder_that_cannot_be_made_is_replaced_by_one_that_is_removed_at_the_end(monkeypatch, tmp_path):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    registered: list[tuple] = []
-    monkeypatch.setattr(build.atexit, "register", lambda *arguments: registered.append(arguments))
-    build._temporary_folder.cache_clear()
-    folder = cache_folder()
-    build._temporary_folder.cache_clear()
-    assert registered == [(build._remove, folder, os.getpid())]
-    build._remove(folder, os.getpid())
-    assert not folder.exists()
-
-
-def test_without_its_variable_the_cache_is_in_the_home(monkeypatch, tmp_path):
+def test_the_cache_is_in_the_home_or_for_this_process_alone(home, system, monkeypatch, tmp_path):
+    """Where the home is not writable, or there is none."""
+    assert cache_folder() == home
+    assert home.is_dir()
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache/widemix"
+    system({"os.access": lambda path, mode: mode != os.W_OK})  # root may write everywhere
+    assert home_cache() is None
+    assert cache_folder() == cache_folder()
+    assert cache_folder().name.startswith("widemix-")
+    monkeypatch.undo()
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    system({"pwd.getpwuid": {}.__getitem__})  # a container's user that has no line in /etc/passwd
+    assert cache_folder().name.startswith("widemix-")
 
 
 def test_the_temporary_folder_is_removed_by_the_process_that_made_it(tmp_path):
-    for name in ("mine", "parents"):
-        (tmp_path / name / "deep").mkdir(parents=True)
-    build._remove(tmp_path / "mine", os.getpid())
-    build._remove(tmp_path / "parents", os.getppid())
-    assert [path.name for path in tmp_path.iterdir()] == ["parents"]
-
-
-def test_a_user_without_a_home_has_a_temporary_folder(monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a container's user that has no line in /etc/passwd
-    assert cache_folder().name.startswith("widemix-")
+    """Not by a fork of it that ends."""
+    (tmp_path / "file").touch()
+    program = """if True:
+        import os, sys
+        from widemix.native.build import cache_folder
+        folder, child = cache_folder(), os.fork()
+        if child:
+            os.waitpid(child, 0)
+            (folder / "deep").mkdir()
+            print(folder, folder.exists())"""
+    folder, existed = run(program, XDG_CACHE_HOME=str(tmp_path / "file"), TMPDIR=str(tmp_path)).split()
+    assert (Path(folder).parent, existed) == (tmp_path, "True")
+    assert not Path(folder).exists()
+    assert tempfile.gettempdir() != str(tmp_path)

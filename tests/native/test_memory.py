@@ -3,16 +3,16 @@
 import ctypes
 import gc
 import itertools
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from tests.data.test_decode import KINDS, by_pillow, progressive, scene, written, written_as_coefficients
+from tests.data.test_decode import KINDS, by_pillow, progressive, scene, written
 from tests.models.blocks import make_networks
 from widemix.data.augment.operations import apply
 from widemix.data.augment.registry import ROTATE
@@ -35,11 +35,9 @@ def _only_new_objects():
 
 
 class _Counts(ctypes.Structure):
-    """glibc's `struct mallinfo2`, where these two are called hblkhd and uordblks."""
+    """glibc's `struct mallinfo2`."""
 
-    _fields_ = [(f"others{number}", ctypes.c_size_t) for number in range(4)]
-    _fields_ += [("mapped", ctypes.c_size_t), ("others4", ctypes.c_size_t), ("others5", ctypes.c_size_t)]
-    _fields_ += [("in_use", ctypes.c_size_t), ("others6", ctypes.c_size_t), ("others7", ctypes.c_size_t)]
+    _fields_ = [("numbers", ctypes.c_size_t * 10)]
 
 
 def in_use() -> int:
@@ -48,36 +46,34 @@ def in_use() -> int:
     if not hasattr(libc, "mallinfo2"):
         pytest.skip("this C library does not count what is in use: glibc 2.33 and later do")
     libc.mallinfo2.restype = _Counts
-    counts = libc.mallinfo2()
-    return counts.in_use + counts.mapped
+    numbers = libc.mallinfo2().numbers
+    return numbers[4] + numbers[7]  # hblkhd and uordblks
 
 
-def assert_frees(action: Callable[[], object], least: int = LEAST) -> None:
+def assert_frees(action: Callable[[], object], least: int = LEAST, used: Callable[[], int] = in_use) -> None:
     """Of some rounds of calls one leaves less than `least` bytes a call in use: others may fill caches of Python."""
     grown = []
     for _ in range(6):
         gc.collect()
-        before = in_use()
+        before = used()
         for _ in range(CALLS):
             action()
         gc.collect()
-        grown.append(in_use() - before)
+        grown.append(used() - before)
         if grown[-1] < CALLS * least:
             return
     pytest.fail(f"{CALLS} calls leave {grown} bytes")
 
 
 @pytest.mark.parametrize(("kept", "too_many"), [(LEAST, True), (LEAST - 1, False)])
-def test_what_malloc_gives_at_least_may_not_be_left_by_each_call(monkeypatch, kept, too_many):
+def test_no_call_may_leave_the_least_that_malloc_gives(kept, too_many):
     used = itertools.count(step=CALLS * kept)  # before and after each round
-    monkeypatch.setattr(sys.modules[__name__], "in_use", lambda: next(used))
     with pytest.raises(pytest.fail.Exception, match="30 calls leave") if too_many else nullcontext():
-        assert_frees(lambda: None)
+        assert_frees(lambda: None, used=lambda: next(used))
 
 
 def test_what_is_kept_is_counted():
-    kept = []
-    libc = ctypes.CDLL(None)
+    kept, libc = [], ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     with pytest.raises(pytest.fail.Exception, match="30 calls leave"):
         assert_frees(lambda: kept.extend(libc.malloc(ctypes.c_size_t(LEAST)) for _ in range(20)))  # others free some
@@ -90,12 +86,12 @@ def compiled():
 
 
 JPEGS = {kind: make(scene(0, 150, 100)) for kind, make in KINDS.items() if kind not in ("4:4:0", "4:1:1")}
-DAMAGED = JPEGS["4:2:0"][:900]
+ODD = {"damaged": JPEGS["4:2:0"][:900], "without scans": progressive(0, 2, (150, 100))}
 
 
-@pytest.mark.parametrize("kind", [*JPEGS, "damaged", "without scans"])
-def test_of_jpegs_that_are_written_anew(compiled, kind):
-    data = {"damaged": DAMAGED, "without scans": progressive(0, 2, (150, 100))}.get(kind) or JPEGS[kind]
+@pytest.mark.parametrize("kind", [*JPEGS, *ODD])
+def test_jpegs_that_are_written_anew_are_freed(compiled, kind):
+    data = (JPEGS | ODD)[kind]
     room = 2 * len(data) + 4096
     assert_frees(lambda: run_codec(compiled.restart_jpeg, data, room, 4))
     assert_frees(lambda: run_codec(compiled.shrink_jpeg, data, room, 60, 40, 90, 4))
@@ -103,74 +99,56 @@ def test_of_jpegs_that_are_written_anew(compiled, kind):
     assert_frees(lambda: compiled.check_jpeg(data, ctypes.c_int64(len(data)), ctypes.create_string_buffer(200)))
 
 
-def test_of_jpegs_that_do_not_fit_or_are_none(compiled):
-    codecs = ((compiled.restart_jpeg, (4,)), (compiled.shrink_jpeg, (60, 40, 90, 4)))
-    for codec, settings in codecs:
-        for data, outcome in ((JPEGS["4:2:0"], TOO_LARGE), (b"no JPEG", FAILED)):
-            assert run_codec(codec, data, 8, *settings)[0] == outcome
-            assert_frees(lambda codec=codec, data=data, settings=settings: run_codec(codec, data, 8, *settings))
+@pytest.mark.parametrize(("codec", "settings"), [("restart_jpeg", (4,)), ("shrink_jpeg", (60, 40, 90, 4))])
+@pytest.mark.parametrize(
+    ("data", "outcome"), [(JPEGS["4:2:0"], TOO_LARGE), (b"no JPEG", FAILED)], ids=["large", "none"]
+)
+def test_jpegs_that_do_not_fit_are_freed(compiled, codec, settings, data, outcome):
+    work = lambda: run_codec(getattr(compiled, codec), data, 8, *settings)  # noqa: E731
+    assert work()[0] == outcome
+    assert_frees(work)
+
+
+def on_a_thread(work: Callable[[], object]) -> None:
+    """What a thread kept for its next image goes with it."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
 
 
 @pytest.mark.parametrize("what", ["packed", "moved"])
-def test_of_what_a_thread_keeps_for_its_next_image(compiled, what):
-    image, packed = np.zeros((60, 90, 3), np.uint8), JPEGS["4:2:0"]
-    actions = {
-        "packed": lambda: pack(packed),
-        "moved": lambda: apply(image, ROTATE, 20.0, True, np.uint32(0), scratch_for(60, 90)),
-    }
-
-    def on_a_thread() -> None:
-        thread = threading.Thread(target=actions[what])
-        thread.start()
-        thread.join()
-
-    assert_frees(on_a_thread, least=1000)  # Python's threads take some for a while
+def test_what_a_thread_keeps_for_its_next_image_is_freed(compiled, what):
+    moved = np.zeros((60, 90, 3), np.uint8), ROTATE, 20.0, True, np.uint32(0), scratch_for(60, 90)
+    work = partial(pack, JPEGS["4:2:0"]) if what == "packed" else partial(apply, *moved)
+    assert_frees(lambda: on_a_thread(work), least=1000)  # Python's threads take some for a while
 
 
-@pytest.fixture(params=["as they are", "segments", "coefficients"])
-def decoder(request, tmp_path):
-    """Of small and large images, and of damaged ones but for coefficients."""
-    jpegs = [*JPEGS.values(), by_pillow(scene(1, 333, 250))]
-    if request.param == "coefficients":
-        return written_as_coefficients(tmp_path / "a.beton", [JPEGS["4:2:0"], JPEGS["4:4:4"], JPEGS["grey"]])
-    return written(tmp_path / "a.beton", jpegs, segments=request.param == "segments")
-
-
-@pytest.mark.parametrize("on_a_thread", [False, True])
-def test_of_what_is_decoded(decoder, on_a_thread):
-    """In a thread of its own too, which ends: what it kept for its next image goes with it."""
+@pytest.mark.parametrize("how", ["bytes", "segments", "coefficients"])
+@pytest.mark.parametrize("threaded", [False, True])
+def test_decoded_images_are_freed(tmp_path, how, threaded):
+    """Of small and large ones, the first of which is damaged."""
+    kinds = ("4:2:0", "4:4:4", "grey") if how == "coefficients" else JPEGS
+    more = [] if how == "coefficients" else [by_pillow(scene(1, 333, 250))]
+    decoder = written(tmp_path / "a.beton", [*(JPEGS[kind] for kind in kinds), *more], how)
     samples, beton = np.arange(len(decoder.beton)), decoder.beton
     boxes = random_boxes(samples, beton.height, beton.width, 3, 0, (0.01, 1.0), (0.5, 2.0), 0.5)
     images = np.empty((len(samples), 24, 24, 3), np.uint8)
-    damaged = np.memmap(beton.path, np.uint8, "r+")
-    damaged[int(beton.offset[0]) + 300 :][:200] ^= 0x55
-
-    def read() -> None:
-        decoder.try_read(samples, boxes, samples % 2 == 0, images, threads=1)
-
-    def read_on_a_thread() -> None:
-        thread = threading.Thread(target=read)
-        thread.start()
-        thread.join()
-
-    assert_frees(read_on_a_thread if on_a_thread else read)
+    np.memmap(beton.path, np.uint8, "r+")[int(beton.offset[0]) + 300 :][:200] ^= 0x55
+    read = lambda: decoder.try_read(samples, boxes, samples % 2 == 0, images, threads=1)  # noqa: E731
+    assert_frees((lambda: on_a_thread(read)) if threaded else read)
 
 
 @pytest.mark.parametrize("shape", ["mixer", "rp s_mixer"])
-def test_of_a_block_of_a_mixer(shape):
+def test_a_block_of_a_mixer_is_freed(shape):
     _, network = make_networks(shape, torch.float32)
     images = torch.randn(16, 16, 6, requires_grad=True)
     block = network.blocks[0]
     if not by_c.takes(block, images):
         pytest.skip("this machine computes blocks by torch alone")
-
-    def step() -> None:
-        by_c.forward(block, images).sum().backward()
-
-    assert_frees(step, least=1000)  # torch keeps some 50 at times
+    assert_frees(lambda: by_c.forward(block, images).sum().backward(), least=1000)  # torch keeps some 50 at times
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_of_columns_that_are_moved(dtype):
+def test_columns_that_are_moved_are_freed(dtype):
     features, index = torch.randn(11, 40).to(dtype), torch.randperm(40).int()
     assert_frees(lambda: reorder_columns(features, index, back=True))
