@@ -11,10 +11,10 @@ import runpy
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -25,14 +25,26 @@ from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.bench.timing import Contestant, compare_loaders
 
 VERSIONS = ("torch", "timm", "lightning", "transformers", "accelerate", "ffcv", "pillow", "numba", "numpy")
-SIDE, BATCH, STEPS = 224, 50, 50
 # Without mstd: a magnitude of 10 has timm posterize to no bits, which Pillow 13 refuses.
 POLICY: dict[str, Any] = {"auto_augment": "rand-m9-inc1", "re_prob": 0.25, "interpolation": "bilinear"}
-Pair = Callable[[Path], tuple[Contestant, Contestant]]  # trains on the loader of its users, and on ours
 OWN, OURS = ", its users' own loader", ", widemix.Loader"
 
 
-def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+class Workload(NamedTuple):
+    """What each trainer trains on in a round: steps of so many images with sides of so many pixels."""
+
+    side: int = 224
+    batch: int = 50
+    steps: int = 50
+
+
+IMAGENET = Workload()
+Pair = Callable[[Path, Workload], tuple[Contestant, Contestant]]  # trains on the loader of its users, and on ours
+
+
+def run(
+    arguments: argparse.Namespace, work: Workload = IMAGENET, trainers: Mapping[str, Pair] | None = None
+) -> list[dict[str, Any]]:
     """Return the rows of `widemix bench trainers`; `ratio` is to the row before with the loader of its users."""
     files = jpegs(arguments.origin)
     warnings.simplefilter("ignore")
@@ -41,17 +53,13 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        link_repeatedly(files, folder / "images", STEPS * BATCH)
+        link_repeatedly(files, folder / "images", work.steps * work.batch)
         prepare("image-folder", folder / "images", folder / "prepared", "--max-size=0")
-        pairs: dict[str, Pair] = {
-            "Lightning": _lightning,
-            "Hugging Face's Trainer": _hugging_face,
-            "FFCV's Loader": _ffcv,
-        }
+        pairs: dict[str, Pair] = {**(TRAINERS if trainers is None else trainers)}
         if arguments.timm_train:
-            pairs["timm's train.py"] = _timm_train(arguments.timm_train)
+            pairs["timm's train.py"] = timm_train_pair(arguments.timm_train)
         for trainer, pair in pairs.items():
-            own, ours = pair(folder)
+            own, ours = pair(folder, work)
             rows += compare_loaders({trainer + OWN: own, trainer + OURS: ours}, arguments.rounds, peer=trainer + OWN)
     return rows
 
@@ -60,19 +68,21 @@ def _network() -> nn.Module:
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1000))
 
 
-def _files(folder: Path) -> Dataset[Any]:
+def timm_files(folder: Path, work: Workload) -> Dataset[Any]:
     """Images of the folder by timm's transforms."""
     from timm.data import create_dataset, create_transform
 
-    transform = create_transform(SIDE, is_training=True, **POLICY)
+    transform = create_transform(work.side, is_training=True, **POLICY)
     return create_dataset("", str(folder / "images" / "train"), is_training=True, transform=transform)
 
 
-def _loader(folder: Path) -> Loader:
-    return Loader(folder / "prepared", "train", BATCH, SIDE, num_workers=1, device="cpu", **POLICY)
+def open_loader(folder: Path, work: Workload) -> Loader:
+    """Return our loader of the prepared folder, with the same augmentation."""
+    return Loader(folder / "prepared", "train", work.batch, work.side, num_workers=1, device="cpu", **POLICY)
 
 
-def _lightning(folder: Path) -> tuple[Contestant, Contestant]:
+def lightning_pair(folder: Path, work: Workload) -> tuple[Contestant, Contestant]:
+    """Return Lightning's Trainer on a DataLoader of timm's, and on ours."""
     import lightning.pytorch as lightning
 
     class Classifier(lightning.LightningModule):
@@ -91,16 +101,19 @@ def _lightning(folder: Path) -> tuple[Contestant, Contestant]:
 
     def trained_on(loader: Any) -> Contestant:
         def process(_number: int) -> int:
-            trainer = lightning.Trainer(max_steps=STEPS, accelerator="cpu", enable_checkpointing=False, **quiet)
+            trainer = lightning.Trainer(max_steps=work.steps, accelerator="cpu", enable_checkpointing=False, **quiet)
             trainer.fit(Classifier(), loader)
-            return trainer.global_step * BATCH
+            return trainer.global_step * work.batch
 
         return process
 
-    return trained_on(DataLoader(_files(folder), BATCH, shuffle=True)), trained_on(_loader(folder))
+    return trained_on(DataLoader(timm_files(folder, work), work.batch, shuffle=True)), trained_on(
+        open_loader(folder, work)
+    )
 
 
-def _hugging_face(folder: Path) -> tuple[Contestant, Contestant]:
+def hugging_face_pair(folder: Path, work: Workload) -> tuple[Contestant, Contestant]:
+    """Return Hugging Face's Trainer on files by timm's transforms, and on our loader."""
     import transformers
 
     class Classifier(nn.Module):
@@ -123,30 +136,30 @@ def _hugging_face(folder: Path) -> tuple[Contestant, Contestant]:
         images, labels = zip(*samples, strict=True)
         return {"pixel_values": torch.stack(images), "labels": torch.tensor(labels)}
 
-    loader, files = _loader(folder), _files(folder)
+    loader, files = open_loader(folder, work), timm_files(folder, work)
     settings: Any = {"report_to": "none", "save_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
 
     def trained_by(kind: Callable[..., Any]) -> Contestant:
         def process(_number: int) -> int:
             options = transformers.TrainingArguments(
                 str(folder / "transformers"),
-                max_steps=STEPS,
-                per_device_train_batch_size=BATCH,
+                max_steps=work.steps,
+                per_device_train_batch_size=work.batch,
                 use_cpu=True,
                 remove_unused_columns=False,
                 **settings,
             )
             trainer = kind(Classifier(), options, train_dataset=files, data_collator=collate)
             trainer.train()
-            return trainer.state.global_step * BATCH
+            return trainer.state.global_step * work.batch
 
         return process
 
     return trained_by(transformers.Trainer), trained_by(BatchTrainer)
 
 
-def _ffcv(folder: Path) -> tuple[Contestant, Contestant]:
-    """FFCV has no RandAugment: crop and flip by its decoder, and by ours."""
+def ffcv_pair(folder: Path, work: Workload) -> tuple[Contestant, Contestant]:
+    """Return FFCV's Loader with its decoder, and with ours: crop and flip, as it has no RandAugment."""
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader as FfcvLoader
     from ffcv.loader import OrderOption
@@ -158,7 +171,7 @@ def _ffcv(folder: Path) -> tuple[Contestant, Contestant]:
         label = [IntDecoder(), ToTensor(), Squeeze((1,))]
         pipelines = {"image": [*image, ToTensor()], "label": label}
         beton = str(folder / "prepared/train.beton")
-        loader = FfcvLoader(beton, BATCH, num_workers=1, os_cache=True, order=order, pipelines=pipelines)
+        loader = FfcvLoader(beton, work.batch, num_workers=1, os_cache=True, order=order, pipelines=pipelines)
         network = _network()
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
 
@@ -174,12 +187,19 @@ def _ffcv(folder: Path) -> tuple[Contestant, Contestant]:
 
         return process
 
-    theirs = RandomResizedCropRGBImageDecoder((SIDE, SIDE)), RandomHorizontalFlip()
-    return trained_on(OrderOption.RANDOM, *theirs), trained_on(Order(seed=0), RandomResizedCrop(SIDE))
+    theirs = RandomResizedCropRGBImageDecoder((work.side, work.side)), RandomHorizontalFlip()
+    return trained_on(OrderOption.RANDOM, *theirs), trained_on(Order(seed=0), RandomResizedCrop(work.side))
 
 
-def _timm_train(script: Path) -> Pair:
-    """timm's own script, run in this process: with its loader, and with `create_loader` exchanged for ours."""
+TRAINERS: dict[str, Pair] = {
+    "Lightning": lightning_pair,
+    "Hugging Face's Trainer": hugging_face_pair,
+    "FFCV's Loader": ffcv_pair,
+}
+
+
+def timm_train_pair(script: Path) -> Pair:
+    """Return timm's own script, run in this process: with its loader, and with `create_loader` exchanged for ours."""
     import timm.data
     from timm.models import register_model
 
@@ -191,23 +211,15 @@ def _timm_train(script: Path) -> Pair:
         network.register_forward_hook(lambda _network, images, _logits: seen.append(len(images[0])))
         return network
 
-    def pair(folder: Path) -> tuple[Contestant, Contestant]:
+    def pair(folder: Path, work: Workload) -> tuple[Contestant, Contestant]:
         register_model(colour_mean)
         theirs = timm.data.create_dataset, partial(timm.data.create_loader, persistent_workers=False)
-        ours = (lambda *_, **__: None), (lambda *_, **__: _TimmLoader(_loader(folder)))
+        ours = (lambda *_, **__: None), (lambda *_, **__: _TimmLoader(open_loader(folder, work)))
         words = [str(script), str(folder / "images"), "--val-split", "", "--model", "colour_mean", "--epochs", "1"]
-        words += ["--num-classes", "1000", "-b", str(BATCH), "--aa", POLICY["auto_augment"], "--workers", "0"]
+        words += ["--num-classes", "1000", "-b", str(work.batch), "--aa", POLICY["auto_augment"], "--workers", "0"]
         words += ["--reprob", str(POLICY["re_prob"]), "--train-interpolation", POLICY["interpolation"]]
-        words += [
-            "--img-size",
-            str(SIDE),
-            "--device",
-            "cpu",
-            "--output",
-            str(folder / "timm"),
-            "--warmup-epochs",
-            "0",
-        ]
+        words += ["--img-size", str(work.side), "--device", "cpu", "--warmup-epochs", "0"]
+        words += ["--output", str(folder / "timm")]
 
         def trained_by(create: tuple[Any, Any]) -> Contestant:
             def process(_number: int) -> int:

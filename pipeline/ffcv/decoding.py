@@ -15,6 +15,7 @@ from ffcv.pipeline.state import State
 from numba import types
 from pydantic import Field
 
+from widemix import native
 from widemix.arguments import Numbers, build_section, check_arguments
 from widemix.data.compiled import jit, native_symbol
 from widemix.data.decode import sample_random_box
@@ -34,7 +35,7 @@ class _Decoder(SimpleRGBImageDecoder):
 
     def __init__(self, size: int, interpolation: str):
         super().__init__()
-        if _decode is None:
+        if native.load() is None:
             raise InputError("widemix.ffcv needs the C library; `python -m widemix.native` says why it is not built")
         self.section = build_section(DataSection, path="", image_size=size, interpolation=interpolation)
 

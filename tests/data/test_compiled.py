@@ -196,7 +196,7 @@ def test_what_set_up_compiles_is_all_that_a_run_needs(digits):
     signatures = lambda: {(each.py_func.__module__, each.__name__): len(each.signatures) for each in functions()}  # noqa: E731
     compile_ahead()
     before = signatures()
-    assert sum(before.values()) > 50
+    assert any(before.values())
     for policy in (None, "rand-m7", "original"):
         augment = [("augment.re_prob", "0.5"), *([("augment.auto_augment", policy)] if policy else [])]
         recipe = load_recipe("digits/mixer", [("data.path", str(digits)), ("data.workers", "1"), *augment])

@@ -137,9 +137,12 @@ def test_batches_ahead_are_bounded_in_bytes(images, kind, mib, ahead):
     assert arguments_of(lambda: loader.batches(0), "data.prefetch.Prefetch")["ahead"] == ahead
 
 
-def test_a_rank_requests_what_it_reads_from_the_disk(images, system):
-    """In the first step that it reads also what it reads at once."""
-    loader = train_loader(section(images, order="paged"), PLAIN, place(1, 2), train_section(16, 2, 7))
+@pytest.mark.parametrize("views", [0, 2])
+def test_a_rank_requests_what_it_reads_from_the_disk(images, views, system):
+    """In the first step that it reads also what it reads at once; of the file that it reads."""
+    data = section(images, order="paged")
+    train = train_section(16, 2, 7)
+    loader = train_loader(data, PLAIN, place(1, 2), train, views=[(data, PLAIN)] * views)
     requested: list[tuple[int, ...]] = []
     system({"os.posix_fadvise": lambda *request: requested.append(request)})
     read(loader, 4, 1)
@@ -148,6 +151,7 @@ def test_a_rank_requests_what_it_reads_from_the_disk(images, system):
     assert any(ranges)
     expected = [(loader.source.descriptor, a, b - a, os.POSIX_FADV_WILLNEED) for step in ranges for a, b in step]
     assert requested == expected
+    assert os.path.samestat(os.fstat(loader.source.descriptor), os.stat(images / "train.beton"))
 
 
 @pytest.mark.parametrize("workers", [3, 40, 0])

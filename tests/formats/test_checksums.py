@@ -1,32 +1,22 @@
 """CRC-32C against RFC 3720's examples and the definition, and what a sample's checksum is made of."""
 
+import json
+import os
 import shutil
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
+from tests.clone import ROOT
 from widemix.data.decode import Decoder
 from widemix.data_prep.image import Encoded
 from widemix.errors import InputError
-from widemix.formats import checksums
 from widemix.formats.beton import JPEG, RAW, open_beton
 from widemix.formats.checksums import BAND, crc32c, crc32c_bands, open_checksums
 from widemix.formats.sources import describe_sample, read_names, read_sources, sources_text
-from widemix.native import BuildError
-
-
-@pytest.fixture(params=["compiled", "numba"])
-def way(request, monkeypatch):
-    if request.param == "numba":
-
-        def fails():
-            raise BuildError("no compiler")
-
-        monkeypatch.setattr(checksums, "open_library", fails)
-    checksums._functions.cache_clear()
-    yield request.param
-    checksums._functions.cache_clear()
 
 
 def by_definition(data: bytes) -> int:
@@ -39,32 +29,38 @@ def by_definition(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def test_rfc_3720s_examples(way):
-    assert crc32c(b"") == 0
-    assert crc32c(bytes(32)) == 0x8A9136AA
-    assert crc32c(b"\xff" * 32) == 0x62A8AB43
-    assert crc32c(bytes(range(32))) == 0x46DD794E
-    assert crc32c(b"123456789") == 0xE3069283
+RFC_3720 = {b"": 0, bytes(32): 0x8A9136AA, b"\xff" * 32: 0x62A8AB43, bytes(range(32)): 0x46DD794E}
+RFC_3720 |= {b"123456789": 0xE3069283}
+DATA = np.random.default_rng(0).bytes(30_000)
+# Around the thirds of 256 and of 4,096 bytes that are computed side by side.
+SIZES = 1, 7, 8, 255, 256, 257, 511, 512, 767, 768, 769, 1543, 12_287, 12_288, 12_289, 13_100, 29_999
+BANDS = 1000, 4096, 30_000, 50_000
 
 
+def computed() -> list:
+    whole = np.frombuffer(DATA, np.uint8)
+    parts = [*RFC_3720, *(DATA[3 : 3 + size] for size in SIZES)]
+    return [crc32c(part) for part in parts] + [crc32c_bands(whole, band).tolist() for band in BANDS]
+
+
+@pytest.mark.parametrize("way", ["compiled", "numba"])
 def test_crc32c_is_that_of_its_definition(way):
-    """Sizes around the thirds of 256 and of 4,096 bytes that are computed side by side."""
-    data = np.random.default_rng(0).bytes(30_000)
-    for size in (1, 7, 8, 255, 256, 257, 511, 512, 767, 768, 769, 1543, 12_287, 12_288, 12_289, 13_100, 29_999):
-        assert crc32c(data[3 : 3 + size]) == by_definition(data[3 : 3 + size]), size
-    whole = np.frombuffer(data, np.uint8)
-    for band in (1000, 4096, 30_000, 50_000):
-        expected = [by_definition(data[start : start + band]) for start in range(0, len(data), band)]
-        assert crc32c_bands(whole, band).tolist() == expected
+    expected = [*RFC_3720.values(), *(by_definition(DATA[3 : 3 + size]) for size in SIZES)]
+    expected += [[by_definition(DATA[at : at + band]) for at in range(0, len(DATA), band)] for band in BANDS]
+    if way == "compiled":
+        assert computed() == expected
+        return
+    program = "import json; from tests.formats.test_checksums import computed; print(json.dumps(computed()))"
+    words = [sys.executable, "-c", program], os.environ | {"WIDEMIX_NATIVE": "none"}
+    assert json.loads(subprocess.run(words[0], env=words[1], cwd=ROOT, capture_output=True).stdout) == expected
 
 
-def test_a_image_of_pixels_is_read_and_checked_in_bands(tmp_path, write_beton, way):
+def test_pixels_are_read_and_checked_in_bands(tmp_path, write_beton):
     """Damage in the bands of a crop is noticed, and elsewhere no other pixels are read."""
     pixels = np.random.default_rng(0).integers(0, 256, (200, 150, 3), np.uint8)
     path = tmp_path / "a.beton"
     write_beton(path, [Encoded("a", 4, RAW, 150, 200, pixels.tobytes(), "").with_checksum()])
-    beton = open_beton(path)
-    rows = -(-BAND // 450)
+    beton, rows = open_beton(path), -(-BAND // 450)
     bands = [by_definition(pixels[y : y + rows].tobytes()) for y in range(0, 200, rows)]
     record = struct.pack("<6q", RAW, 150, 200, 4, pixels.size, 0)
     sample = by_definition(record + np.array(bands, "<u4").tobytes())
@@ -72,22 +68,19 @@ def test_a_image_of_pixels_is_read_and_checked_in_bands(tmp_path, write_beton, w
     decoder = Decoder(beton, open_checksums(beton))
     crops = {"first rows": (0, 0, 10, 10), "third band": (2 * rows, 7, rows, 50), "last rows": (199, 0, 1, 150)}
 
-    def read(crop: str) -> dict[int, str]:
-        image = np.empty((1, 16, 16, 3), np.uint8)
-        return decoder.try_read(np.zeros(1, int), np.array([[*crops[crop], 0]]), np.zeros(1), image, 1)
+    def damaged() -> dict[str, dict[int, str]]:
+        image, boxes = np.empty((1, 16, 16, 3), np.uint8), {name: np.array([[*at, 0]]) for name, at in crops.items()}
+        found = {name: decoder.try_read(np.zeros(1, int), box, np.zeros(1), image, 1) for name, box in boxes.items()}
+        return {name: reasons for name, reasons in found.items() if reasons}
 
-    assert {crop: read(crop) for crop in crops} == {crop: {} for crop in crops}
+    assert damaged() == {}
+    written = np.memmap(path, np.uint8, "r+")
     for row, crop in ((5, "first rows"), (3 * rows - 1, "third band"), (190, "last rows")):
-        with path.open("r+b") as file:
-            file.seek(int(beton.offset[0]) + 450 * row + 449)
-            file.write(bytes([pixels[row, -1, -1] ^ 1]))
-            file.flush()
-            assert {name for name in crops if read(name)} == {crop}
-            assert read(crop) == {0: "its bytes differ from its checksum"}
-            file.seek(int(beton.offset[0]) + 450 * row + 449)
-            file.write(bytes([pixels[row, -1, -1]]))
+        written[int(beton.offset[0]) + 450 * row + 449] ^= 1
+        assert damaged() == {crop: {0: "its bytes differ from its checksum"}}
+        written[int(beton.offset[0]) + 450 * row + 449] ^= 1
     beton.label[0] = 5
-    assert {name for name in crops if read(name)} == set(crops)
+    assert damaged().keys() == crops.keys()
 
 
 def test_pixels_alone_have_checksums_of_bands(tmp_path, write_beton):
@@ -103,10 +96,8 @@ def test_pixels_alone_have_checksums_of_bands(tmp_path, write_beton):
 
 
 def test_as_many_checksums_as_samples(tmp_path, digits):
-    folder = tmp_path / "digits"
-    shutil.copytree(digits, folder)
-    beton = open_beton(folder / "train.beton")
-    path = folder / "train.crc32c"
+    folder = shutil.copytree(digits, tmp_path / "digits")
+    beton, path = open_beton(folder / "train.beton"), folder / "train.crc32c"
     whole = path.read_bytes()
     for data in (whole[:-1], whole + bytes(4), b""):
         path.write_bytes(data)
@@ -124,15 +115,14 @@ def test_names_of_any_characters_are_those_of_the_sources(tmp_path):
     wanted = {name: (i, checksum) for i, (name, checksum) in enumerate(zip(names, checksums, strict=True))}
     assert read_sources(tmp_path / "x.beton") == wanted
     assert read_names(tmp_path / "x.beton") == names
-    assert describe_sample(tmp_path / "x.beton", 0) == "sample 0 (a b)"
-    assert describe_sample(tmp_path / "x.beton", 4) == "sample 4 (no\ufffdutf8)"
-    assert describe_sample(tmp_path / "x.beton", 7) == "sample 7 ( c )"
-    assert describe_sample(tmp_path / "x.beton", 99) == "sample 99"
-    assert describe_sample(tmp_path / "x.beton", 6) == "sample 6"  # whose name is empty
-    assert describe_sample(tmp_path / "none.beton", 3) == "sample 3"
     (tmp_path / "damaged.sources").write_bytes(b"0000000g a\n")
     (tmp_path / "folder.sources").mkdir()
-    assert describe_sample(tmp_path / "folder.beton", 3) == "sample 3"
+    shown = {0: "sample 0 (a b)", 4: "sample 4 (no\ufffdutf8)", 7: "sample 7 ( c )", 99: "sample 99"}
+    shown[6] = "sample 6"  # whose name is empty
+    for sample, words in shown.items():
+        assert describe_sample(tmp_path / "x.beton", sample) == words
+    for name in ("none", "folder"):
+        assert describe_sample(tmp_path / f"{name}.beton", 3) == "sample 3"
     for read in (read_names, read_sources):
         for name in ("none", "folder"):
             with pytest.raises(InputError, match=rf"{name}\.sources: cannot be read \(.*; prepare the folder again"):

@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import runpy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,13 @@ import torch
 
 import widemix
 from tests.forks import Forks, group_of
+from tests.library.spied import Stopped, seen_batches
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 GLOBAL_BATCH, SIDE = 6, 32  # eight steps an epoch
 STOP, STEPS = 11, 16  # stops after three steps of the second epoch
 POLICY: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25}
 Train = Callable[[dict[str, Any], Path, Path, int], None]
-
-
-class Stopped(Exception):
-    """In the place of a lost node."""
 
 
 def plain_loop(names: dict[str, Any], images: Path, folder: Path, _world: int) -> None:
@@ -48,25 +45,14 @@ def be_example(name: str, images: str, folder: str, world: int, stop: int) -> No
     """One rank, which writes the training batches that it has seen; `stop` of them, if that is not 0."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    real = widemix.Loader.__iter__
-
-    def spy(loader: widemix.Loader) -> Iterator[Any]:
-        for batch, labels in real(loader):
-            if loader.is_training:
-                if stop and len(seen) == stop:
-                    raise Stopped
-                seen.append((batch.clone(), labels.clone()))
-            yield batch, labels
-
-    widemix.Loader.__iter__ = spy  # type: ignore[method-assign]
     names = runpy.run_path(str(EXAMPLES / f"{name}.py"))
     if name == "plain_loop":
         torch.distributed.init_process_group("gloo")
-    try:
-        LOOPS[name](names, Path(images), Path(folder), world)
-    except Stopped:
-        assert stop
+    with seen_batches(stop) as seen:
+        try:
+            LOOPS[name](names, Path(images), Path(folder), world)
+        except Stopped:
+            assert stop
     torch.save(seen, Path(folder) / f"seen-{world}-{torch.distributed.get_rank()}.pt")
     torch.distributed.destroy_process_group()
 

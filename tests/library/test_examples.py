@@ -8,6 +8,7 @@ import json
 import os
 import runpy
 import sys
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 import widemix
+from tests.library.spied import Stopped, same, seen_batches
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the other packages
@@ -90,51 +92,25 @@ def test_skypilot_accepts_the_task() -> None:
     assert len((EXAMPLES / "skypilot.yaml").read_text().splitlines()) <= 40
 
 
-class Stopped(Exception):
-    """In the place of a signal."""
-
-
-def seen_by(monkeypatch: pytest.MonkeyPatch, stop_after: int = 0) -> list[torch.Tensor]:
-    """A list that every batch of every training loader will be added to; the one after `stop_after` raises, once."""
-    seen: list[torch.Tensor] = []
-    real, stops = widemix.Loader.__iter__, [stop_after]
-
-    def spy(loader: widemix.Loader) -> Any:
-        for images, targets in real(loader):
-            if loader.is_training:
-                if stops[:1] == [len(seen)] and stops.pop():
-                    raise Stopped
-                seen.append(images.clone())
-            yield images, targets
-
-    monkeypatch.setattr(widemix.Loader, "__iter__", spy)
-    return seen
-
-
-def epochs(folder: Path, count: int, batch_size: int = 8, image_size: int = 224, **keys: Any) -> list[torch.Tensor]:
+def epochs(folder: Path, count: int, batch_size: int = 8, image_size: int = 224, **keys: Any) -> list[Any]:
     loader = widemix.Loader(folder, "train", batch_size, image_size, **keys)
-    return [images for _ in range(count) for images, _ in loader]
+    return [batch for _ in range(count) for batch in loader]
 
 
-def equal(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return len(one) == len(other) and all(map(torch.equal, one, other))
-
-
-def test_plain_loop(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_loop(images: Path, tmp_path: Path) -> None:
     """Stopped in the second epoch and continued, it has seen the images of an unbroken run."""
-    train, seen = example("plain_loop", "torchvision")["train"], seen_by(monkeypatch, stop_after=5)
-    with pytest.raises(Stopped):
-        train(images, tmp_path / "state.pt", 2, save_every=5, batch_size=16, image_size=32)
-    assert len(seen) == 5
-    assert 0 <= train(images, tmp_path / "state.pt", 2, batch_size=16, image_size=32) <= 100
-    monkeypatch.undo()
-    assert equal(seen, epochs(images, 2, 16, 32, auto_augment="rand-m9-inc1", re_prob=0.25))
+    train = partial(example("plain_loop", "torchvision")["train"], images, tmp_path / "state.pt", 2)
+    with seen_batches(stop_after=5) as seen:
+        with pytest.raises(Stopped):
+            train(save_every=5, batch_size=16, image_size=32)
+        assert len(seen) == 5
+        assert 0 <= train(batch_size=16, image_size=32) <= 100
+    assert same(seen, epochs(images, 2, 16, 32, auto_augment="rand-m9-inc1", re_prob=0.25))
 
 
 def test_dino_views(images: Path) -> None:
     names = example("dino_views")
-    loader = names["open_loader"](images, 8, 32, 16)
-    crops, labels = next(iter(loader))
+    crops, labels = next(iter(names["open_loader"](images, 8, 32, 16)))
     assert [tuple(each.shape) for each in crops] == [(8, 2, 3, 32, 32), (8, 8, 3, 16, 16)]
     means = names["features"](lambda batch: batch.mean((2, 3)), crops)
     assert torch.allclose(means[1], crops[1].mean((3, 4)), atol=1e-5)
@@ -144,17 +120,15 @@ def test_dino_views(images: Path) -> None:
 def test_stateful_dataloader(images: Path) -> None:
     open_loader = example("stateful_dataloader", "torchdata")["open_loader"]
     keys = {"batch_size": 8, "image_size": 24}
-    first = open_loader(images, **keys)
-    before = [batch for batch, _ in islice(first, 2)]
-    state = first.state_dict()
-    after = open_loader(images, **keys)
-    after.load_state_dict(state)
-    assert equal(before + [batch for batch, _ in after], epochs(images, 1, **keys))
+    first, after = open_loader(images, **keys), open_loader(images, **keys)
+    before = list(islice(first, 2))
+    after.load_state_dict(first.state_dict())
+    assert same(before + list(after), epochs(images, 1, **keys))
 
 
-def test_lightning(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning(images: Path, tmp_path: Path) -> None:
     """Saved after four of the second epoch's six steps, it resumes with the fifth."""
-    names, seen = example("lightning_module", "lightning"), seen_by(monkeypatch)
+    names = example("lightning_module", "lightning")
     lightning: Any = importlib.import_module("lightning")
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 
@@ -164,76 +138,53 @@ def test_lightning(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         trainer.fit(names["Classifier"](2), names["Images"](images, 8, 32), **options)
         return trainer.global_step
 
-    assert fit(10) == 10
-    assert fit(12, ckpt_path=tmp_path / "saved.ckpt") == 12
-    monkeypatch.undo()
-    assert equal(seen, epochs(images, 2, 8, 32, **POLICY))
+    with seen_batches() as seen:
+        assert fit(10) == 10
+        assert fit(12, ckpt_path=tmp_path / "saved.ckpt") == 12
+    assert same(seen, epochs(images, 2, 8, 32, **POLICY))
 
 
-def test_accelerate(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train, seen = example("accelerate_loop", "accelerate")["train"], seen_by(monkeypatch)
-    for last in (1, 2):
-        train(images, tmp_path / "state", last, batch_size=8, image_size=32)
-    monkeypatch.undo()
-    assert equal(seen, epochs(images, 2, 8, 32))
+def test_accelerate(images: Path, tmp_path: Path) -> None:
+    train = example("accelerate_loop", "accelerate")["train"]
+    with seen_batches() as seen:
+        for last in (1, 2):
+            train(images, tmp_path / "state", last, batch_size=8, image_size=32)
+    assert same(seen, epochs(images, 2, 8, 32))
 
 
-def test_hugging_face_trainer(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hugging_face_trainer(images: Path, tmp_path: Path) -> None:
     names, transformers = example("hugging_face", "transformers", "accelerate"), sys.modules["transformers"]
-    seen = seen_by(monkeypatch)
-    config = transformers.ViTConfig(
-        num_labels=2, image_size=32, patch_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2
-    )
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.ViTConfig(num_labels=2, image_size=32, patch_size=8, **small)
 
     def train(steps: int, **options: Any) -> Any:
         batches = names["Images"](widemix.Loader(images, "train", 8, 32, device="cpu"))
-        arguments = transformers.TrainingArguments(
-            str(tmp_path), max_steps=steps, save_steps=10, report_to="none", disable_tqdm=True, use_cpu=True
-        )
-        trainer = names["ImagesTrainer"](
-            transformers.ViTForImageClassification(config),
-            arguments,
-            train_dataset=batches,
-            callbacks=[names["SetEpoch"]()],
-        )
-        trainer.train(**options)
-        return trainer.state.global_step
+        quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True}
+        arguments = transformers.TrainingArguments(str(tmp_path), max_steps=steps, save_steps=10, **quiet)
+        model, callbacks = transformers.ViTForImageClassification(config), [names["SetEpoch"]()]
+        trainer = names["ImagesTrainer"](model, arguments, train_dataset=batches, callbacks=callbacks)
+        with seen_batches() as seen:
+            trainer.train(**options)
+        assert trainer.state.global_step == steps
+        return seen
 
-    assert train(10) == 10
-    first = list(seen)
-    seen.clear()
-    assert train(12, resume_from_checkpoint=str(tmp_path / "checkpoint-10")) == 12
-    monkeypatch.undo()
+    first, then = train(10), train(12, resume_from_checkpoint=str(tmp_path / "checkpoint-10"))
     expected = epochs(images, 2, 8, 32)
-    assert equal(first[:10], expected[:10])
-    assert equal(seen[-2:], expected[10:])
+    assert same(first[:10], expected[:10])
+    assert same(then[-2:], expected[10:])
 
 
-def test_timms_own_train_script(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timms_own_train_script(images: Path, tmp_path: Path, system) -> None:
     script = os.environ.get("TIMM_TRAIN")
     if not script:
         pytest.skip("TIMM_TRAIN is not set; it names train.py of a timm checkout")
-    seen = seen_by(monkeypatch)
-    words = [
-        script,
-        str(images),
-        "--val-split",
-        "val",
-        "--model",
-        "resnet18",
-        "--num-classes",
-        "5",
-        "--epochs",
-        "2",
-    ]
-    words += ["--img-size", "32", "-b", "8", "--aa", "rand-m9-mstd0.5-inc1", "--reprob", "0.25", "--workers", "1"]
-    words += ["--output", str(tmp_path), "--device", "cpu", "--warmup-epochs", "0", "--cooldown-epochs", "0"]
-    words += ["--train-interpolation", "bilinear", "--mixup", "0.2"]
-    monkeypatch.setattr(sys, "argv", ["timm_train.py", *words])
+    words = f"{script} {images} --val-split val --model resnet18 --num-classes 5 --epochs 2 --img-size 32 -b 8"
+    words += f" --aa rand-m9-mstd0.5-inc1 --reprob 0.25 --workers 1 --output {tmp_path} --device cpu"
+    words += " --warmup-epochs 0 --cooldown-epochs 0 --train-interpolation bilinear --mixup 0.2"
     data = importlib.import_module("timm.data")
-    monkeypatch.setattr(data, "create_dataset", data.create_dataset)  # restored after the test
-    monkeypatch.setattr(data, "create_loader", data.create_loader)
-    runpy.run_path(str(EXAMPLES / "timm_train.py"), run_name="__main__")
-    monkeypatch.undo()
+    system({f"timm.data.{name}": getattr(data, name) for name in ("create_dataset", "create_loader")})  # restored
+    system({"sys.argv": ["timm_train.py", *words.split()]})
+    with seen_batches() as seen:
+        runpy.run_path(str(EXAMPLES / "timm_train.py"), run_name="__main__")
     mixed = {"mixup": 0.2, "mix_group": 8, "smoothing": 0.1, "num_classes": 5}  # of which the folder has two
-    assert equal(seen, epochs(images, 2, 8, 32, **POLICY, **mixed))
+    assert same(seen, epochs(images, 2, 8, 32, **POLICY, **mixed))

@@ -1,15 +1,18 @@
 """The public names of `widemix`, and training from Python."""
 
 import io
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -18,7 +21,8 @@ from PIL import Image
 
 import widemix
 from tests.cli.test_arguments import arguments_of
-from widemix.data_prep.settings import PrepSettings
+from tests.conftest import train_lines
+from tests.forks import Forks, group_of
 from widemix.data_prep.verify import repair_command, verify
 from widemix.formats.beton import open_beton
 
@@ -63,104 +67,59 @@ except ImportError as error:
     )
 
 
-def test_a_recipe_is_prepared_built_trained_and_evaluated(tmp_path: Path, monkeypatch, capsys) -> None:
-    """Its steps are printed now and then, as by `widemix train` without options."""
-    monkeypatch.setattr("widemix.tally._LINES", 1e6)
+def small(folder: Path, **keys: Any) -> Any:
+    """A recipe of a few steps on prepared digits."""
+    values = {"data.path": folder, "data.workers": 1, "train.epochs": 5, "train.max_steps": 3}
+    values |= {"model.depth": 1, "train.global_batch": 32, "log.tensorboard": "false", "log.every": 1} | keys
+    return widemix.load_recipe(RECIPE, [(name, str(value)) for name, value in values.items()])
+
+
+def test_a_recipe_is_prepared_built_trained_and_evaluated(tmp_path: Path, capsys) -> None:
+    """Its first and last steps are printed, as by `widemix train` without options."""
     manifest = widemix.prepare("digits", tmp_path / "digits", per_class=16)
     assert manifest.splits["train"].samples == 160
-    keys = {"data.path": tmp_path / "digits", "data.workers": 1, "train.epochs": 5, "train.max_steps": 3}
-    small = {"model.depth": 1, "train.global_batch": 32, "log.tensorboard": "false", "log.every": 1}
-    recipe = widemix.load_recipe(RECIPE, [(name, str(value)) for name, value in (keys | small).items()])
+    recipe = small(tmp_path / "digits")
     assert widemix.build_model(recipe)(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
     done = widemix.train(recipe, tmp_path / "run")
     assert done is not None
     assert done["step"] == 3
-    assert re.findall(r"step (\d)/3", capsys.readouterr().err) == ["1", "3"]
+    printed = re.findall(r"step (\d)/3", capsys.readouterr().err)
+    assert (printed[0], printed[-1]) == ("1", "3")
     assert widemix.evaluate(tmp_path / "run") == {name: done[name] for name in ("loss", "top1", "top5")}
     with pytest.raises(widemix.InputError, match="holds a run already"):
         widemix.train(recipe, tmp_path / "run", resume="never")
 
 
-@pytest.mark.parametrize("memory_layout", ["auto", "plain", "batch_last"])
-def test_a_loop_of_ones_own_chooses_the_memory_layout(memory_layout: str) -> None:
-    torch.manual_seed(0)
-    model, x = widemix.build_model("digits/rp_mixer"), torch.randn(8, 3, 8, 8)
-    expected = model(x)
-    chosen = widemix.choose_memory_layout(model, 8, memory_layout=memory_layout)
-    assert chosen == memory_layout or (memory_layout == "auto" and chosen in ("plain", "batch_last"))
-    assert {block.batch_last for block in model.blocks} == {chosen == "batch_last"}  # type: ignore[attr-defined, union-attr]
-    torch.testing.assert_close(model(x), expected)
+def train_as_a_rank(digits: str, folder: str) -> None:
+    """Twice: a signal comes, and there are a few steps. What it returns is written to a file."""
+    stopped = Path(folder, "stopped")
+
+    def signal_later() -> None:
+        while len(train_lines(stopped)) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=signal_later, daemon=True).start()
+    found = [widemix.train(small(Path(digits), **{"train.max_steps": 220}), stopped)]
+    found.append(widemix.train(small(Path(digits)), Path(folder, "ended")))
+    Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
-def test_networks_that_are_no_mixer_have_one_way() -> None:
-    assert widemix.choose_memory_layout(torch.nn.Linear(2, 2), 8, "bf16") == "plain"
-    for arguments, said in (
-        ((0,), "batch_size 0"),
-        ((8, "int8"), "precision"),
-        ((8, "fp32", "fast"), "memory_layout"),
-        ((8, "fp32", "batch_last"), "the network is no Mixer of images"),
-    ):
-        with pytest.raises(widemix.InputError, match=said):
-            widemix.choose_memory_layout(torch.nn.Linear(2, 2), *arguments)  # type: ignore[arg-type]
+def test_a_training_says_what_it_was_and_is_the_rank_0s(digits: Path, tmp_path: Path) -> None:
+    """None where a signal stopped it; no metrics on other ranks."""
+    words = str(digits), str(tmp_path)
+    codes, said = Forks(train_as_a_rank, *words, log=tmp_path / "log", environs=group_of(2)).wait()
+    assert not any(codes), said
+    done = json.loads((tmp_path / "ended/done.json").read_text())
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)] == [[None, done], [None, {}]]
 
 
-def test_the_arguments_of_a_layouts_choice_reach_it() -> None:
-    model = torch.nn.Linear(2, 2, device="meta")
-    found = arguments_of(
-        lambda: widemix.choose_memory_layout(model, 6, "bf16", "batch_last"),
-        "engine.memory_layout.choose_memory_layout",
-    )
-    network, engine, train, batch, device = found.values()
-    assert (network, batch, device) == (model, 6, torch.device("meta"))
-    assert (engine.memory_layout, train.precision, train.global_batch) == ("batch_last", "bf16", 6)
-
-
-CSV: dict[str, Any] = {"origin": Path("table.csv"), "processes": 3, "force": True, "extend": True, "max_bad": 0.25}
-PAIRS: Any = [(b"", 0)]
-PLAIN: dict[str, Any] = {"origin": None, "processes": None, "force": False, "extend": False, "max_bad": 0.01}
-# A call, the function that does its work, and the arguments of that.
-CALLS: list[tuple[Callable[[], Any], str, dict[str, Any]]] = [
-    (lambda: widemix.evaluate("a", "b", "c", 7, ema=True), "evaluation.assessment.evaluate_checkpoint",
-     {"path": Path("a"), "data": Path("b"), "split": "c", "batch": 7, "ema": True}),
-    (lambda: widemix.evaluate(Path("a")), "evaluation.assessment.evaluate_checkpoint",
-     {"path": Path("a"), "data": None, "split": None, "batch": None, "ema": False}),
-    (lambda: widemix.prepare("csv", Path("a"), shuffle=False, max_size=77, **CSV), "data_prep.prepare.prepare",
-     {"source": "csv", "to": Path("a"), "settings": PrepSettings(shuffle=False, max_size=77), **CSV}),
-    (lambda: widemix.prepare("csv", "b"), "data_prep.prepare.prepare",
-     {"source": "csv", "to": Path("b"), "settings": PrepSettings(shuffle=True), **PLAIN}),
-    (lambda: widemix.prepare(PAIRS, "b", **CSV | {"origin": None}), "data_prep.prepare.prepare",
-     {"source": ANY, "to": Path("b"), "settings": PrepSettings(shuffle=True), **CSV, "origin": None}),
-    (lambda: widemix.prepare(PAIRS, "b"), "data_prep.prepare.prepare",
-     {"source": ANY, "to": Path("b"), "settings": PrepSettings(shuffle=True), **PLAIN}),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("call", "target", "arguments"), CALLS)
-def test_the_arguments_of_a_function_reach_its_work(
-    call: Callable[[], Any], target: str, arguments: dict[str, Any], tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert arguments_of(call, target) == arguments
-
-
-def test_a_training_says_what_it_was_and_is_the_rank_0s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None where a signal stopped it, whatever was done before; no metrics on other ranks."""
-    given: list[Any] = []
-    ends = iter((0, 0, 75))
-    monkeypatch.setattr("widemix.api.runs.train_rank", lambda *words: given.append(words) or next(ends))
-    monkeypatch.setattr("widemix.api.runs.export_torchrun_env", lambda: False)
-    (tmp_path / "done.json").write_text('{"top1": 50.0}')
-    assert widemix.train("digits/mixer", tmp_path, resume="never") == {"top1": 50.0}
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    recipe = widemix.load_recipe("digits/rp_mixer")
-    assert widemix.train(recipe, str(tmp_path)) == {}
-    assert widemix.train(recipe, tmp_path) is None
-    mixer = widemix.load_recipe("digits/mixer")
-    assert given[:2] == [
-        (mixer, tmp_path, "never", Path("digits/mixer")),
-        (recipe, tmp_path, "auto", Path("recipe.yaml")),
-    ]
+@pytest.mark.parametrize(
+    ("recipe", "name"), [("digits/mixer", "digits/mixer"), (widemix.load_recipe("digits/mixer"), "recipe.yaml")]
+)
+def test_a_recipe_or_its_name_is_trained(recipe: Any, name: str, tmp_path: Path) -> None:
+    given = arguments_of(lambda: widemix.train(recipe, str(tmp_path), resume="never"), "trainer.train")
+    assert [*given.values()][:4] == [widemix.load_recipe("digits/mixer"), tmp_path, "never", Path(name)]
 
 
 def encoded(seed: int) -> bytes:
@@ -229,14 +188,15 @@ def test_a_preparation_by_processes_does_not_run_the_users_script_again(tmp_path
         (tmp_path / f"images/train/{'ab'[number % 2]}").mkdir(parents=True, exist_ok=True)
         (tmp_path / f"images/train/{'ab'[number % 2]}/{number}.jpg").write_bytes(encoded(number))
     program = """
+import resource
+import psutil
+import widemix
 from widemix.data_prep import encode
 encode.MIN_SECONDS_PER_PROCESS = 1e-9
-start, started = encode._start_without_sigint, []
-encode._start_without_sigint = lambda file: started.append(start(file)) or started[-1]
-import widemix
 print("runs")
+before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
 widemix.prepare("image-folder", "out", "images", processes=3)
-print([process.returncode is not None for process in started])
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > before + 0.1, psutil.Process().children())
 """
     (tmp_path / "script.py").write_text(program)
     words = {"a script": ["script.py"], "a piped script": ["-"], "a notebook": ["-c", f"exec({program!r}, {{}})"]}[
@@ -250,6 +210,6 @@ print([process.returncode is not None for process in started])
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout) == (0, "runs\n[True, True]\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "runs\nTrue []\n"), done.stderr
     widemix.prepare("image-folder", tmp_path / "alone", tmp_path / "images", processes=1)
     assert stored(tmp_path / "out", "train") == stored(tmp_path / "alone", "train")

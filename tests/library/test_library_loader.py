@@ -1,7 +1,6 @@
 """`widemix.Loader`: the trainer's batches, in anybody's loop, resumed at any step on any number of ranks."""
 
-import os
-import threading
+import functools
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,37 +8,35 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from torch.utils.data import DataLoader
 
 import widemix
-import widemix.data.decode
+from tests.data.loading import damage, no_thread_is_left, place, read, section, train_loader
 from tests.sections import train_section
 from widemix.api.sections import jitter_strengths, process_topology
 from widemix.api.views import expand_views, view_sections
-from widemix.data.loader import EvalLoader, TrainLoader
-from widemix.distributed.topology import Topology
+from widemix.data.loader import EvalLoader
+from widemix.data.order import RandomOrder
 from widemix.errors import InputError
 from widemix.formats.beton import open_beton
 from widemix.formats.manifest import manifest_json, read_manifest
-from widemix.pillow_support import older_pillow
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection
 
-MIXED: dict[str, Any] = {
-    "auto_augment": "rand-m9-mstd0.5-inc1",
-    "color_jitter": (0.4, 0.4, 0.4, 0.1),
-    "re_prob": 0.25,
-    "mixup": 0.8,
-    "cutmix": 1.0,
-    "mix_group": 4,
-    "smoothing": 0.1,
-}
+POLICY: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25, "smoothing": 0.1}
+MIXED: dict[str, Any] = POLICY | {"color_jitter": (0.4, 0.4, 0.4, 0.1), "mixup": 0.8, "cutmix": 1.0, "mix_group": 2}
 Step = tuple[torch.Tensor, torch.Tensor]
 
 
 def loader(folder: Path, batch_size: int = 8, *, split: str = "train", **keys: Any) -> widemix.Loader:
     return widemix.Loader(folder, split, batch_size, 24, **{"seed": 7, "device": "cpu", "num_workers": 1, **keys})
+
+
+def ranks_of(folder: Path, batch_size: int, world: int, **keys: Any) -> list[widemix.Loader]:
+    return [loader(folder, batch_size // world, rank=rank, world=world, **keys) for rank in range(world)]
 
 
 def joined(loaders: list[widemix.Loader], steps: int | None = None) -> list[Step]:
@@ -53,11 +50,108 @@ def same(one: list[Step], other: list[Step]) -> bool:
     return all(torch.equal(a, b) for step, twin in pairs for a, b in zip(step, twin, strict=True))
 
 
+def labels_of(folder: Path) -> torch.Tensor:
+    return torch.from_numpy(open_beton(folder / "train.beton").label.astype(np.int64))
+
+
+@functools.cache
+def of_trainer(folder: Path, mode: str, epoch: int) -> list[Step]:
+    """The batches of 12 of an epoch, or of an evaluation, by the trainer's own loaders."""
+    if mode == "evaluation":
+        batches = read(EvalLoader(section(folder), 12, place()))
+    else:
+        keys = MIXED if mode == "training" else POLICY
+        train = train_section(12, seed=7)
+        batches = read(
+            train_loader(section(folder), AugmentSection(**keys), train=train, drop_last=mode == "training"), epoch
+        )
+    return [(batch.inputs, batch.targets) for batch in batches]
+
+
+class Positions(RuleBasedStateMachine):
+    """Loaders that are iterated over, left, saved and loaded, against positions kept as plain pairs of numbers."""
+
+    images: Path
+
+    @initialize(mode=st.sampled_from(["training", "every sample", "evaluation"]), world=st.sampled_from([1, 2, 3]))
+    def begin(self, mode: str, world: int) -> None:
+        self.mode, self.position, self.saved = mode, (0, 0), list[dict[str, int]]()
+        self.next: tuple[int, int] | None = (0, 0)
+        self.open(world)
+
+    def open(self, world: int) -> None:
+        keys = {"training": MIXED, "every sample": POLICY | {"drop_last": False}, "evaluation": {"split": "val"}}
+        world = 1 if self.mode == "evaluation" else world
+        self.ranks = ranks_of(self.images, 12, world, **keys[self.mode])
+
+    @rule(steps=st.integers(1, 6))
+    def iterate(self, steps: int) -> None:
+        epoch, first = self.next or (self.position[0] + 1, 0)
+        expected = of_trainer(self.images, self.mode, epoch)
+        found = joined(self.ranks, steps)
+        assert same(found, expected[first : first + steps])
+        assert len(self.ranks[0]) == len(expected)
+        self.position, self.next = (epoch, first + len(found)), None
+
+    @rule(epoch=st.integers(0, 3))
+    def set_epoch(self, epoch: int) -> None:
+        for each in self.ranks:
+            each.set_epoch(epoch)
+        if self.next is None or self.next[0] != epoch:
+            self.next = epoch, 0
+
+    @rule()
+    def save(self) -> None:
+        states = [each.state_dict() for each in self.ranks]
+        samples = 17 if self.mode == "evaluation" else 53
+        identity = {"seed": 7, "global_batch": 12, "samples": samples}
+        assert states == [{"epoch": self.position[0], "step": self.position[1]} | identity] * len(states)
+        self.saved.append(states[0])
+
+    @rule(world=st.sampled_from([1, 2, 3]), number=st.integers(0, 20), step=st.integers(0, 5))
+    def load(self, world: int, number: int, step: int) -> None:
+        """On another number of ranks, also what a loader that keeps the last samples has saved."""
+        if not self.saved:
+            return
+        self.open(world)
+        length, state = len(self.ranks[0]), self.saved[number % len(self.saved)]
+        if number % 2:
+            state = state | {"step": min(step, -(-state["samples"] // 12))}
+        for each in self.ranks:
+            each.load_state_dict(state)
+        epoch, step = state["epoch"], state["step"]
+        self.position = self.next = (epoch, step) if step < length else (epoch + 1, 0)
+
+
+def test_batches_are_the_trainers_from_any_position_on(images: Path) -> None:
+    machine = type("OfImages", (Positions,), {"images": images})
+    run_state_machine_as_test(machine, settings=settings(max_examples=25, stateful_step_count=9, deadline=None))
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_evaluation_batches_are_the_trainers(images: Path, world: int) -> None:
+    for rank in range(world):
+        theirs = read(EvalLoader(section(images), 5, place(rank, world)))
+        ours = loader(images, 5, split="val", rank=rank, world=world)
+        assert same(list(ours), [(batch.inputs, batch.targets) for batch in theirs])
+        assert len(ours) == len(theirs) == 4 // world + (world == 3)
+
+
 def test_what_prep_holds_out_is_evaluated_on(tmp_path: Path) -> None:
     widemix.prepare("digits", tmp_path / "digits", processes=1, holdout=0.1)
     labels = torch.cat([labels for _, labels in loader(tmp_path / "digits", 64, split="holdout")])
     assert labels.tolist() == open_beton(tmp_path / "digits/holdout.beton").label.tolist()
     assert loader(tmp_path / "digits", 64).is_training
+
+
+def with_manifest(images: Path, folder: Path, **splits: Any) -> Path:
+    """The images with a manifest of these splits."""
+    for path in images.iterdir():
+        (folder / path.name).symlink_to(path)
+    (folder / "manifest.json").unlink()
+    changed = read_manifest(images).model_copy(update={"splits": splits})
+    (folder / "manifest.json").write_text(manifest_json(changed))
+    return folder
 
 
 EVALUATED = ("val", "valid", "validation", "dev", "eval", "test", "holdout")
@@ -66,18 +160,14 @@ EVALUATED = ("val", "valid", "validation", "dev", "eval", "test", "holdout")
 @pytest.mark.parametrize("split", ["train", *EVALUATED, "Valid", "extra", "training"])
 def test_a_split_is_trained_on_by_its_name(images: Path, tmp_path: Path, split: str) -> None:
     """And then shuffled, in whole batches; if not, there is all of it, in order. `valid` was trained on."""
-    for path in images.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    manifest = read_manifest(images)
-    renamed = manifest.model_copy(update={"splits": {split: manifest.splits["train"]}})
-    (tmp_path / "manifest.json").unlink()
-    (tmp_path / "manifest.json").write_text(manifest_json(renamed))
+    folder = with_manifest(images, tmp_path, **{split: read_manifest(images).splits["train"]})
+    choices: dict[bool | None, bool] = {None: split == "train"}
     if split not in ("train", *EVALUATED):
+        choices = {True: True, False: False}
         with pytest.raises(InputError, match=f"split '{split}': set is_training=True"):
-            loader(tmp_path, 12, split=split)
-    choices = {None: split == "train"} if split in ("train", *EVALUATED) else {True: True, False: False}
+            loader(folder, 12, split=split)
     for given, trained in choices.items():
-        found = loader(tmp_path, 12, split=split, is_training=given)
+        found = loader(folder, 12, split=split, is_training=given)
         labels = torch.cat([targets for _, targets in found]).tolist()
         assert found.is_training is trained
         assert (len(found), len(labels)) == ((4, 48) if trained else (5, 53))
@@ -86,45 +176,9 @@ def test_a_split_is_trained_on_by_its_name(images: Path, tmp_path: Path, split: 
 
 def test_a_field_of_classes_may_be_named_targets(images: Path, tmp_path: Path) -> None:
     """As in a file of FFCV's, where names are free."""
-    for path in images.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    manifest = read_manifest(images)
-    split = manifest.splits["train"]
-    renamed = split.model_copy(update={"fields": split.fields | {"targets": split.fields["label"]}})
-    (tmp_path / "manifest.json").unlink()
-    text = manifest_json(manifest.model_copy(update={"splits": manifest.splits | {"train": renamed}}))
-    (tmp_path / "manifest.json").write_text(text)
-    assert same(list(loader(tmp_path)), list(loader(images)))
-
-
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_images_to_evaluate_have_the_type_that_is_asked_for(images: Path, kind: torch.dtype) -> None:
-    plain, found = (next(iter(loader(images, split="val", img_dtype=each)))[0] for each in (torch.float32, kind))
-    assert found.dtype == kind
-    torch.testing.assert_close(found.float(), plain, rtol=1e-2, atol=1e-2)
-
-
-@pytest.mark.parametrize("world", [1, 2])
-def test_training_batches_are_the_trainers(images: Path, world: int) -> None:
-    data = DataSection(path=str(images), num_classes=2, image_size=24, workers=1)
-    for rank in range(world):
-        topology = Topology(rank, world, 0, 1, torch.device("cpu"))
-        theirs = TrainLoader(data, AugmentSection(**MIXED), train_section(8 * world, seed=7), topology)
-        ours = loader(images, rank=rank, world=world, **MIXED)
-        for epoch in range(2):
-            with theirs.batches(epoch) as batches:
-                assert same(list(ours), [(batch.inputs, batch.targets) for batch in batches])
-
-
-@pytest.mark.parametrize("world", [1, 3])
-def test_evaluation_batches_are_the_trainers(images: Path, world: int) -> None:
-    data = DataSection(path=str(images), num_classes=2, image_size=24, workers=1)
-    for rank in range(world):
-        theirs = EvalLoader(data, 5, Topology(rank, world, 0, 1, torch.device("cpu")))
-        ours = loader(images, 5, split="val", rank=rank, world=world)
-        with theirs.batches() as batches:
-            assert same(list(ours), [(batch.inputs, batch.targets) for batch in batches])
-        assert len(ours) == len(list(ours)) == 4 // world + (world == 3)
+    train = read_manifest(images).splits["train"]
+    renamed = train.model_copy(update={"fields": train.fields | {"targets": train.fields["label"]}})
+    assert same(list(loader(with_manifest(images, tmp_path, train=renamed))), list(loader(images)))
 
 
 def test_labels_are_numbers_unless_they_are_mixed_or_smoothed(images: Path) -> None:
@@ -133,63 +187,11 @@ def test_labels_are_numbers_unless_they_are_mixed_or_smoothed(images: Path) -> N
     assert torch.equal(soft, torch.where(torch.eye(2, dtype=torch.bool)[hard], 0.95, 0.05))
 
 
-def test_an_epoch_is_resumed_in_its_middle_on_another_world_size(images: Path) -> None:
-    whole = joined([loader(images, 24, **MIXED)])
-    before = [loader(images, 12, rank=rank, world=2, **MIXED) for rank in range(2)]
-    first = joined(before, steps=1)
-    states = [each.state_dict() for each in before]
-    assert states[0] == states[1]
-    after = [loader(images, 8, rank=rank, world=3, **MIXED) for rank in range(3)]
-    for each in after:
-        each.load_state_dict(states[0])
-        each.set_epoch(0)  # as loops do at the start of each epoch
-    assert same(first + joined(after), whole)
-    assert same(joined(after), joined([continued(loader(images, 24, **MIXED))])), "the epoch after"
-
-
-def continued(one: widemix.Loader) -> widemix.Loader:
-    one.set_epoch(1)
-    return one
-
-
-def test_an_evaluation_is_resumed_at_its_step(images: Path) -> None:
-    one, other = (loader(images, 5, split="val") for _ in range(2))
-    whole = list(one)
-    other.load_state_dict(one.state_dict() | {"epoch": 0, "step": 1})
-    assert len(whole) == 4
-    assert same(list(other), whole[1:])
-
-
-def test_each_iteration_is_another_epoch(images: Path) -> None:
-    one, other = loader(images), loader(images)
-    first, second = list(one), list(one)
-    assert not same(first, second)
-    next(iter(other))  # left at once, and yet an epoch
-    assert same(second, list(other))
-    other.set_epoch(0)
-    assert same(first, list(other))
-    assert one.state_dict() == {"epoch": 1, "step": 6, "seed": 7, "global_batch": 8, "samples": 53}
-    other.load_state_dict(one.state_dict())
-    assert other.state_dict()["epoch"] == 2
-
-
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_without_shuffle_and_drop_last_there_is_every_sample_in_the_files_order(images: Path, world: int) -> None:
-    ranks = [loader(images, 12 // world, rank=r, world=world, shuffle=False, drop_last=False) for r in range(world)]
-    labels = torch.cat([targets for _, targets in joined(ranks)])
-    assert np.array_equal(labels.numpy(), open_beton(images / "train.beton").label)
+def test_without_shuffle_samples_are_in_the_files_order(images: Path, world: int) -> None:
+    ranks = ranks_of(images, 12, world, shuffle=False, drop_last=False)
+    assert torch.equal(torch.cat([targets for _, targets in joined(ranks)]), labels_of(images))
     assert len(ranks[0]) == 5
-
-
-def test_shuffled_without_drop_last_there_is_every_sample_once(images: Path) -> None:
-    sampled: list[int] = []
-    for epoch in range(2):
-        one = loader(images, 12, drop_last=False)
-        one.set_epoch(epoch)
-        sampled.append(sum(len(targets) for _, targets in one))
-    assert sampled == [53, 53]
-    view_ids = np.concatenate([one._loader.order.step(1, step) for step in range(5)])  # type: ignore[union-attr]
-    assert sorted(view_ids) == list(range(53))
 
 
 # DINO's augmentation (Caron et al. 2021) in small: two global crops that differ, then local ones of another size.
@@ -202,89 +204,54 @@ DINO = [
 ]
 
 
-def single_view(folder: Path, view: widemix.View, number: int, samples: np.ndarray, epoch: int) -> torch.Tensor:
-    """What a loader with this view's arguments alone makes with the view ids of view `number`."""
-    keys = {**JITTERED, **view}
-    side = keys.pop("image_size", 24)
-    one = widemix.Loader(folder, "train", 8, side, seed=7, device="cpu", num_workers=1, **keys)
-    source, view_ids = one._loader.source, samples + 53 * number
-    return source.finish(source.read(view_ids, view_ids, epoch)[0], view_ids, epoch)  # type: ignore[arg-type]
-
-
-BY_PILLOW = pytest.mark.skipif(bool(older_pillow()), reason="older ones do not resize as the compiled code")
-
-
-@pytest.mark.parametrize("way", ["compiled", pytest.param("pillow", marks=BY_PILLOW)])
 @pytest.mark.parametrize("world", [1, 2])
-def test_every_view_is_what_a_loader_of_that_view_makes(images, monkeypatch, way: str, world: int) -> None:
-    if way == "pillow":
-        monkeypatch.setattr(widemix.data.decode, "_compiled_reader", lambda: None)
-    ranks = [loader(images, 8 // world, rank=r, world=world, views=DINO, **JITTERED) for r in range(world)]
-    monkeypatch.undo()
+def test_every_view_is_what_a_loader_of_that_view_makes(images: Path, world: int) -> None:
+    ranks = ranks_of(images, 8, world, views=DINO, **JITTERED)
     for epoch in range(2):
         seen = list(zip(*ranks, strict=True))
         for step in (0, 3):
-            samples = ranks[0]._loader.order.step(epoch, step)  # type: ignore[union-attr]
+            samples = RandomOrder(53, 8, 7).step(epoch, step)
             large, small = (torch.cat([batch[size] for batch, _ in seen[step]]) for size in range(2))
-            assert large.shape == (8, 2, 3, 24, 24)
-            assert small.shape == (8, 2, 3, 12, 12)
+            assert (large.shape, small.shape) == ((8, 2, 3, 24, 24), (8, 2, 3, 12, 12))
             for number, batch in enumerate((large[:, 0], small[:, 0], large[:, 1], small[:, 1])):
-                assert torch.equal(batch, single_view(images, DINO[number], number, samples, epoch)), number
+                sections = view_sections(number, DINO[number], section(images), AugmentSection(**JITTERED))
+                source, ids = train_loader(*sections).source, samples + 53 * number
+                expected = source.finish(source.read(ids, ids, epoch)[0], ids, epoch)
+                assert torch.equal(batch, expected), number
             assert torch.equal(torch.cat([labels for _, labels in seen[step]]), labels_of(images)[samples])
     assert seen[0][0][0][0][:, 0].is_contiguous(memory_format=torch.channels_last)
-
-
-def labels_of(folder: Path) -> torch.Tensor:
-    return torch.from_numpy(open_beton(folder / "train.beton").label.astype(np.int64))
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_number_of_views_repeats_the_loaders_own(images: Path, world: int) -> None:
     """The first is the image that there is without views; the others have crops and policies of their own."""
-    keys = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25, "smoothing": 0.1}
-    plain = joined([loader(images, **keys)])
-    viewed = joined([loader(images, 8 // world, rank=rank, world=world, views=3, **keys) for rank in range(world)])
+    plain, viewed = list(loader(images, **POLICY)), joined(ranks_of(images, 8, world, views=3, **POLICY))
     assert viewed[0][0].shape == (8, 3, 3, 24, 24)
     assert same([(batch[:, 0], labels) for batch, labels in viewed], plain)
     assert not any(torch.equal(batch[:, 1], batch[:, other]) for batch, _ in viewed for other in (0, 2))
-    assert same(joined([loader(images, views=3 * [widemix.View()], **keys)]), viewed)
+    assert same(list(loader(images, views=3 * [widemix.View()], num_aug_repeats=1, **POLICY)), viewed)
 
 
 @pytest.mark.parametrize("views", [1, 2])
-def test_pages_are_requested_of_the_file_that_is_read(images: Path, views: int) -> None:
-    source = loader(images, views=views)._loader.source
-    assert os.path.samestat(os.fstat(source.descriptor), os.stat(images / "train.beton"))
-
-
-def test_views_go_with_one_repeat_of_each_image(images: Path) -> None:
-    assert same(*(list(loader(images, views=2, num_aug_repeats=repeats)) for repeats in (0, 1)))
-
-
-@pytest.mark.parametrize("views", [1, 2])
-def test_a_rank_without_a_sample_of_the_last_step_has_an_empty_batch(images: Path, views: int) -> None:
-    """Of the 5 samples that are left 12 ranks have one or none."""
-    keys: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "color_jitter": 0.4, "re_prob": 0.5}
-    keys |= {"views": views, "smoothing": 0.1, "drop_last": False}
-    ranks = [loader(images, 1, rank=rank, world=12, **keys) for rank in range(12)]
-    assert same(joined(ranks), list(loader(images, 12, **keys)))
+def test_a_rank_without_a_sample_has_an_empty_batch(images: Path, views: int) -> None:
+    """Of the 5 samples that are left for the last step 12 ranks have one or none."""
+    keys: dict[str, Any] = POLICY | {"color_jitter": 0.4, "views": views, "drop_last": False}
+    assert same(joined(ranks_of(images, 12, 12, **keys)), list(loader(images, 12, **keys)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_views_are_rounded_to_the_type_asked_for(images: Path, dtype: torch.dtype) -> None:
-    exact, rounded = (next(iter(loader(images, views=DINO, img_dtype=kind)))[0] for kind in (torch.float32, dtype))
-    assert len(exact) == 2
-    for one, other in zip(exact, rounded, strict=True):
-        assert other.dtype == dtype
-        assert torch.equal(one.to(dtype), other)
+def test_images_are_rounded_to_the_type_asked_for(images: Path, dtype: torch.dtype) -> None:
+    for keys in ({"views": DINO}, {"split": "val"}):
+        exact, rounded = (next(iter(loader(images, img_dtype=kind, **keys)))[0] for kind in (torch.float32, dtype))
+        for one, other in zip(exact, rounded, strict=True):
+            assert other.dtype == dtype
+            assert torch.equal(one.to(dtype), other)
 
 
 def test_a_damaged_image_of_views_is_named(images: Path, tmp_path: Path) -> None:
     for path in images.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    beton = open_beton(tmp_path / "train.beton")
-    with open(tmp_path / "train.beton", "r+b") as file:
-        file.seek(int(beton.offset[17]) + int(beton.size[17]) // 2)
-        file.write(b"damage")
+    damage(tmp_path, 17)
     with pytest.raises(widemix.InputError, match="sample 17"):
         list(loader(tmp_path, views=DINO))
 
@@ -294,11 +261,9 @@ def test_drop_last_in_evaluation(images: Path) -> None:
 
 
 def test_a_loader_that_is_left_ends_its_threads(images: Path) -> None:
-    before = set(threading.enumerate())  # some of which may end by themselves
-    for _ in loader(images):
-        assert set(threading.enumerate()) - before
-        break
-    assert set(threading.enumerate()) <= before
+    with no_thread_is_left():
+        for _ in loader(images):
+            break
 
 
 def test_torchs_dataloader_passes_the_batches_on(images: Path) -> None:
@@ -313,9 +278,11 @@ def test_torchs_dataloader_passes_the_batches_on(images: Path) -> None:
         ({"batch_size": 0}, "batch_size 0: Input should be greater than or equal to 1"),
         ({"batch_size": "8"}, "batch_size '8': Input should be a valid integer"),
         ({"batch_size": 54}, "batch_size 54 x 1 ranks exceeds the 53 samples of split 'train'; set drop_last=False"),
+        ({"batch_size": 27, "rank": 0, "world": 2}, "batch_size 27 x 2 ranks exceeds the 53 samples"),
         ({"split": "vla"}, "no split 'vla'; it has train, val"),
         ({"split": "val", "shuffle": True}, "is_training=True shuffles"),
         ({"mixup": 0.2, "batch_size": 12}, "mix_group 32 does not divide batch_size 12; 2, 4, 6, 12 would"),
+        ({"cutmix": 1.0, "mix_group": 4, "batch_size": 9}, "mix_group 4 does not divide batch_size 9; take an even"),
         ({"mixup": 0.2, "mix_group": 4, "drop_last": False}, "drop_last False: mixup and CutMix take whole batches"),
         ({"views": 2, "mixup": 0.2, "mix_group": 4}, "views: mixup, CutMix"),
         ({"views": 2, "num_aug_repeats": 2}, "views: .*repeated augmentation"),
@@ -352,59 +319,29 @@ def test_wrong_arguments_are_named(images: Path, keys: dict[str, Any], message: 
         loader(images, **keys)
 
 
-def test_a_state_of_another_batch_is_refused(images: Path) -> None:
-    with pytest.raises(ValueError, match="saved with global_batch 8, here it is 16: batch_size 8 x 2"):
-        loader(images, rank=0, world=2).load_state_dict(loader(images).state_dict())
-    state = loader(images).state_dict()
-    for name, value in (("seed", 8), ("samples", 54)):
-        with pytest.raises(ValueError, match=f"saved with {name} {value}, here it is {state[name]}$"):
-            loader(images).load_state_dict(state | {name: value})
-    with pytest.raises(
-        widemix.InputError, match="the loader's state lacks step, seed, samples; give what state_dict"
-    ):
-        loader(images).load_state_dict({"epoch": 1, "global_batch": 8})
-
-
-@pytest.mark.parametrize("kind", [np.int64, np.int32])
-def test_numbers_of_numpy_are_numbers(images: Path, kind: type) -> None:
-    expected = list(loader(images, views=2, color_jitter=0.5))
-    assert same(list(loader(images, kind(8), views=kind(2), color_jitter=np.float32(0.5))), expected)
-
-
-def test_a_position_is_loaded_up_to_the_end_of_its_epoch(images: Path) -> None:
-    """Of 53 samples there are 6 whole batches of 8, and 7 with the last one, of a loader that keeps it."""
-    state = loader(images).state_dict()
-    for drop_last, step, position in ((True, 5, (2, 5)), (True, 6, (3, 0)), (True, 7, (3, 0)), (False, 6, (2, 6))):
-        one = loader(images, drop_last=drop_last)
-        one.load_state_dict(state | {"epoch": 2, "step": step})
-        assert (one.state_dict()["epoch"], one.state_dict()["step"]) == position
-        assert len(list(one)) == len(one) - position[1]
-        assert (one.state_dict()["epoch"], one.state_dict()["step"]) == (position[0], len(one))
-    with pytest.raises(widemix.InputError, match="step 8: an epoch has 7 steps"):
-        loader(images).load_state_dict(state | {"step": 8})
-
-
-def test_setting_another_epoch_forgets_the_step_that_was_loaded(images: Path) -> None:
-    one, other = loader(images), loader(images)
-    one.load_state_dict(one.state_dict() | {"epoch": 2, "step": 4})
-    one.set_epoch(3)
-    other.set_epoch(3)
-    expected = list(other)
-    assert same(list(one), expected)
-    one.load_state_dict(one.state_dict() | {"epoch": 4, "step": 4})
-    one.set_epoch(3)  # an earlier one
-    assert same(list(one), expected)
-    one.set_epoch(3)  # once more, after it was iterated over
-    assert same(list(one), expected)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"global_batch": 16}, "saved with global_batch 16, here it is 8: batch_size 8 x 1$"),
+        ({"seed": 8}, "saved with seed 8, here it is 7$"),
+        ({"samples": 54}, "saved with samples 54, here it is 53$"),
+        ({"step": 8}, "step 8: an epoch has 7 steps"),
+        (
+            {"step": None, "seed": None, "samples": None},
+            "the loader's state lacks step, seed, samples; give what state",
+        ),
+    ],
+    ids=str,
+)
+def test_a_state_of_another_loader_is_refused(images: Path, change: dict[str, int | None], words: str) -> None:
+    state = loader(images).state_dict() | change
+    with pytest.raises(widemix.InputError, match=words):
+        loader(images).load_state_dict({name: value for name, value in state.items() if value is not None})
 
 
 def test_a_batch_may_be_the_whole_split(images: Path) -> None:
     assert [len(y) for _, y in loader(images, 53)] == [53]
-    with pytest.raises(widemix.InputError, match=r"batch_size 27 x 2 ranks exceeds the 53 samples"):
-        loader(images, 27, rank=0, world=2)
     assert [len(y) for _, y in loader(images, 54, drop_last=False)] == [53]
-    with pytest.raises(widemix.InputError, match="mix_group 4 does not divide batch_size 9; take an even batch_size"):
-        loader(images, 9, cutmix=1.0, mix_group=4)
 
 
 @pytest.mark.parametrize(
@@ -419,19 +356,19 @@ def test_a_batch_may_be_the_whole_split(images: Path) -> None:
     ],
     ids=str,
 )
-def test_strengths_of_jitter_are_those_of_brightness_contrast_saturation_and_hue(given: Any, strengths: Any) -> None:
+def test_strengths_of_jitter_are_four(given: Any, strengths: Any) -> None:
+    """Of brightness, contrast, saturation and hue."""
     assert jitter_strengths(given) == strengths
 
 
-def test_ranks_are_those_that_are_given_or_the_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_those_that_are_given_or_the_launchers(monkeypatch: pytest.MonkeyPatch, system) -> None:
     for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     found = process_topology(None, None, "cpu")
     assert (found.rank, found.world, found.local_rank, found.local_world) == (3, 8, 1, 2)
     assert found.device == torch.device("cpu")
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "get_rank", lambda: 2)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    answers = {"is_initialized": True, "get_rank": 2, "get_world_size": 4}
+    system({f"torch.distributed.{name}": lambda answer=answer: answer for name, answer in answers.items()})
     found = process_topology(None, None, "meta")
     assert (found.rank, found.world, found.device) == (2, 4, torch.device("meta"))
     given = process_topology(0, 5, None)
@@ -442,26 +379,35 @@ def test_ranks_are_those_that_are_given_or_the_launchers(monkeypatch: pytest.Mon
 
 
 def test_an_image_has_up_to_a_thousand_views() -> None:
-    assert expand_views(1000) == 1000 * [{}]
-    assert expand_views([{}] * 1000) == 1000 * [{}]
+    for views in (1000, [{}] * 1000):
+        assert expand_views(views) == 1000 * [{}]
     assert expand_views(({"hflip": 1.0}, {})) == [{"hflip": 1.0}, {}]
     for wrong in (1001, [{}] * 1001):
         with pytest.raises(widemix.InputError, match="1 to 1000"):
             expand_views(wrong)
 
 
-def test_a_view_changes_what_it_says_and_nothing_else() -> None:
+@pytest.mark.parametrize(
+    ("view", "of_data", "of_augment"),
+    [
+        ({}, {}, {}),
+        (
+            {"color_jitter": 0.4, "ratio": np.array([0.5, 2.0]), "image_size": 9, "re_mode": "const"},
+            {"image_size": 9},
+            {"color_jitter": (0.4, 0.4, 0.4, 0.0), "ratio": (0.5, 2.0), "re_mode": "const"},
+        ),
+        (
+            {"interpolation": "random", "color_jitter": None},
+            {"interpolation": "random"},
+            {"color_jitter": (0.0,) * 4},
+        ),
+    ],
+)
+def test_a_view_changes_what_it_says_and_nothing_else(view: Any, of_data: dict, of_augment: dict) -> None:
     data = DataSection(path="a", image_size=30, interpolation="bicubic", crop_pct=0.5, workers=3)
     augment = AugmentSection(hflip=0.25, color_jitter=(0.1, 0.2, 0.3, 0.4), re_prob=0.5, scale=(0.3, 0.4))
-    assert view_sections(0, {}, data, augment) == (data, augment)
-    view = widemix.View(color_jitter=0.4, ratio=np.array([0.5, 2.0]), image_size=9, re_mode="const")
-    size, other = view_sections(0, view, data, augment)
-    assert size == data.model_copy(update={"image_size": 9})
-    changed = {"color_jitter": (0.4, 0.4, 0.4, 0.0), "ratio": (0.5, 2.0), "re_mode": "const"}
-    assert other == augment.model_copy(update=changed)
-    size, other = view_sections(0, widemix.View(interpolation="random", color_jitter=None), data, augment)
-    assert size == data.model_copy(update={"interpolation": "random"})
-    assert other == augment.model_copy(update={"color_jitter": (0.0,) * 4})
+    expected = data.model_copy(update=of_data), augment.model_copy(update=of_augment)
+    assert view_sections(0, view, data, augment) == expected
     with pytest.raises(widemix.InputError, match=r"^views\[3\]: hflip 2"):
         view_sections(3, {"hflip": 2}, data, augment)
     for name in ("crop_pct", "mixup", "smoothing", "num_aug_repeats"):  # of all views
