@@ -27,7 +27,7 @@ from widemix.models.batch_last.block import arrange, needs_eager_ops, places_of
 from widemix.models.batch_last.operations import activate, add, norm
 from widemix.models.mixer.network import Mixer
 from widemix.native import BuildError
-from widemix.native.build import _FLAGS, SOURCES
+from widemix.native.build import FLAGS, SOURCES
 
 FP32, FP64, BF16 = torch.float32, torch.float64, torch.bfloat16
 NEAR = {FP64: 1e-11, FP32: 2e-5}
@@ -277,7 +277,7 @@ def use_library(monkeypatch):
 def test_a_step_is_the_same_on_other_machines(machine, use_library, tmp_path):
     library = tmp_path / "block.so"
     sources = ["-shared", "-fPIC", "-Wno-psabi", "-o", library, SOURCES / "mixer_block.c", "-lm"]
-    subprocess.run(["cc", *_FLAGS, *MACHINES[machine], *sources], check=True)
+    subprocess.run(["cc", *FLAGS, *MACHINES[machine], *sources], check=True)
     use_library(lambda: ctypes.CDLL(str(library)))
     for shape in SHAPES:
         for size in ((7, 33), (50, 24)):
