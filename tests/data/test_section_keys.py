@@ -50,7 +50,7 @@ KEYS: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
     "data.order": ("paged", {}, "order", PagedOrder),
     "data.memory_gib": (1e-6, {}, "order", PagedOrder),
     "data.shuffle_window_mib": (3, PAGED, "window", 3 << 20),
-    "data.sampling": ({0: 0}, {}, "classes", {1}),
+    "data.sampling": ({"class0": 0}, {}, "classes", {1}),
     "data.prefetch_batches": (2, {}, "ahead", 2),
     "data.prefetch_mib": (1, {"image_size": 120}, "ahead", 1),  # a batch of 24 has 1,012 KiB
     "data.pixel_order": ("all", {}, "images", None),
