@@ -55,16 +55,21 @@ class _Images(Sequence[Sample]):
 
 
 @contextmanager
-def collect(splits: Mapping[str, Pairs], to: Path, targets: str = "") -> Iterator[Dataset]:
+def collect(
+    splits: Mapping[str, Pairs], to: Path, targets: str = "", *, unnamed: bool = UNNAMED
+) -> Iterator[Dataset]:
     """The samples of each split, in their order, to be prepared in the folder `to` before the context ends.
 
     Labels are integers from 0, or class names, numbered as by `number_classes`; or all are a float, or as many
     numbers as `targets` has names, separated by commas (default: 0, 1, ...). A sample's name is its path, or its
-    split, number and CRC-32C. Raises `InputError` for a pair that is no (path or bytes, label), and for no pairs.
+    split, number and CRC-32C. unnamed: whether the file of bytes has no name, which the system must be able to open.
+
+    Raises `InputError` for a pair that is no (path or bytes, label), and for no pairs.
     """
     folder = next(parent for parent in to.absolute().parents if parent.is_dir())
-    with (tempfile.TemporaryFile if UNNAMED else tempfile.NamedTemporaryFile)(dir=folder) as file:
-        collected = {split: _collect(split, pairs, splits, file) for split, pairs in splits.items()}
+    with (tempfile.TemporaryFile if unnamed else tempfile.NamedTemporaryFile)(dir=folder) as file:
+        spool = f"/proc/{os.getpid()}/fd/{file.fileno()}" if unnamed else file.name
+        collected = {split: _collect(split, pairs, splits, file, spool) for split, pairs in splits.items()}
         file.flush()
         counts = {len(images.targets) // len(images) for images in collected.values()}
         if counts - {0}:
@@ -128,11 +133,11 @@ def _name(label: str) -> str:
     return label
 
 
-def _collect(split: str, pairs: Pairs, splits: Iterable[str], file: IO[bytes]) -> _Images:
+def _collect(split: str, pairs: Pairs, splits: Iterable[str], file: IO[bytes], spool: str) -> _Images:
     check_split("", split, splits)
     if not is_iterable(pairs):
         raise InputError(f"{split}: {shown(pairs)} are no pairs (path or bytes, label)")
-    images = _Images(f"/proc/{os.getpid()}/fd/{file.fileno()}" if UNNAMED else file.name)
+    images = _Images(spool)
     for index, pair in enumerate(pairs):
         try:
             image, label = pair

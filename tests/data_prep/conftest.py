@@ -1,12 +1,12 @@
 import functools
 import io
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from widemix.data_prep import write
 from widemix.data_prep.layout import IMAGES, SEGMENTED_IMAGES
 from widemix.data_prep.write import BetonWriter
 
@@ -68,11 +68,31 @@ def write_beton():
     return write
 
 
+class Limits:
+    """Numbers of ours made small, so that tests need no gigabytes: `limits({"widemix.data_prep.write.PAGE": 9_000})`.
+
+    No functions: see `tests.conftest.System`.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            assert type(value) in (int, float), name
+            self._monkeypatch.setattr(name, value)
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    return Limits(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def small_pages():
     """Pages of 64 KiB: with FFCV's 8 MiB a file of a few small images is read and hashed as one of 8 MiB."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "PAGE", 1 << 16)
+        Limits(patch)({"widemix.data_prep.write.PAGE": 1 << 16})
         yield
 
 
@@ -80,7 +100,7 @@ def small_pages():
 def small_shards(small_pages):
     """And a journal entry after every 2 kB of data."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "SHARD", 2_000)
+        Limits(patch)({"widemix.data_prep.write.SHARD": 2_000})
         yield
 
 
