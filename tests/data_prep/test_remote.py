@@ -1,12 +1,11 @@
 """Prepared folders and sources at URLs: fsspec's file system in memory, and a server here that cuts lines."""
 
+import base64
 import gzip
 import hashlib
 import os
 import shutil
-import tarfile
 import threading
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +15,7 @@ import fsspec
 import pytest
 
 from tests.data_prep.test_adopt import main
+from tests.data_prep.writing import put
 from widemix.data_prep import remote
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.remote import download
@@ -27,11 +27,15 @@ from widemix.launch.stage import stage
 
 pytestmark = pytest.mark.usefixtures("small_pages")
 
+MEMORY = "fsspec.implementations.memory.MemoryFileSystem"
+
 
 @pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch):
-    monkeypatch.setattr(remote, "WAIT_S", 0.01)
-    monkeypatch.setattr(remote, "PIECE", 1 << 20)
+def waits(system):
+    """The seconds that were waited between tries."""
+    waited = []
+    system({"time.sleep": waited.append})
+    return waited
 
 
 @pytest.fixture
@@ -44,9 +48,11 @@ def prepared(tmp_path, folder):
 def memory():
     """fsspec's file system in memory, empty before and after."""
     files = fsspec.filesystem("memory")
-    files.rm("/", recursive=True)
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
     yield files
-    files.rm("/", recursive=True)
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
 
 
 def contents(folder):
@@ -143,16 +149,13 @@ def serve(folder):
         thread.join()
 
 
-def test_a_prepared_folder_is_staged_from_a_url(tmp_path, prepared, memory, monkeypatch):
+def test_a_prepared_folder_is_staged_from_a_url(tmp_path, prepared, memory, system):
     memory.put(str(prepared), "/bucket/digits", recursive=True)
     copy = stage("memory://bucket/digits", tmp_path / "local")
     assert contents(copy) == contents(prepared)
     assert verify(copy) == []
-    asked = []
-    read = type(memory).cat_file
-    monkeypatch.setattr(
-        type(memory), "cat_file", lambda *words, **more: asked.append(words[1]) or read(*words, **more)
-    )
+    asked, read = [], type(memory).cat_file
+    system({f"{MEMORY}.cat_file": lambda *words, **more: asked.append(words[1]) or read(*words, **more)})
     assert stage("memory://bucket/digits/", tmp_path / "local") == copy
     assert [Path(path).name for path in asked] == ["manifest.json"]
 
@@ -169,32 +172,31 @@ def test_what_is_damaged_on_the_way_is_not_staged(tmp_path, prepared, memory, na
 
 
 def test_what_is_not_there_or_unknown_is_one_line(tmp_path, memory, capsys):
-    for url, words in (
-        ("memory://bucket/nothing", "memory://bucket/nothing/manifest.json: no such file"),
-        ("nonsense://bucket/digits", "nonsense://bucket/digits: cannot be opened (Protocol not known"),
+    for words, line in (
+        (["stage", "memory://bucket/nothing"], "memory://bucket/nothing/manifest.json: no such file"),
+        (["stage", "nonsense://bucket/digits"], "nonsense://bucket/digits: cannot be opened (Protocol not known"),
+        (["prep", "webdataset", "--from", "memory://bucket/nothing"], "memory://bucket/nothing: holds no files"),
     ):
-        assert main(["stage", url, "--to", str(tmp_path / "local")]) == 2
-        assert words in capsys.readouterr().err
-    assert main(["prep", "webdataset", "--from", "memory://bucket/nothing", "--to", str(tmp_path / "out")]) == 2
-    assert "memory://bucket/nothing: holds no files" in capsys.readouterr().err
+        assert main([*words, "--to", str(tmp_path / "out")]) == 2
+        assert line in capsys.readouterr().err
+
+
+def version_of(memory, path):
+    """What a part of a file is named by, so that it is not resumed with another one."""
+    return hashlib.sha256(memory.ukey(path).encode()).hexdigest()[:8]
 
 
 def test_shards_at_a_url_are_prepared(tmp_path, jpeg, memory, capsys):
     """The same bytes as from a folder; downloaded once, and a part of a file is completed."""
-    shards = tmp_path / "shards"
-    shards.mkdir()
+    shards, out = tmp_path / "shards", tmp_path / "out"
     for number in range(2):
-        with tarfile.open(shards / f"train-{number}.tar", "w") as tar:
-            for i in range(6):
-                for suffix, data in (("jpg", jpeg(10 * number + i)), ("cls", b"%d" % (i % 2))):
-                    (tmp_path / "member").write_bytes(data)
-                    tar.add(tmp_path / "member", f"{i}.{suffix}")
+        members = [(f"{i}.jpg", jpeg(10 * number + i)) for i in range(6)] + [
+            (f"{i}.cls", str(i % 2)) for i in range(6)
+        ]
+        put(shards, {f"train-{number}.tar": dict(members)})
     memory.put(str(shards), "/bucket/shards", recursive=True)
-    out = tmp_path / "out"
-    version = hashlib.sha256(memory.ukey("/bucket/shards/train-1.tar").encode()).hexdigest()[:8]
-    partial = tmp_path / "out.source" / f"train-1.tar.{version}.partial"
-    partial.parent.mkdir()
-    partial.write_bytes((shards / "train-1.tar").read_bytes()[:1000])
+    part = f"train-1.tar.{version_of(memory, '/bucket/shards/train-1.tar')}.partial"
+    put(tmp_path / "out.source", {part: (shards / "train-1.tar").read_bytes()[:1000]})
     words = ["prep", "webdataset", "--processes", "1", "--from"]
     assert main([*words, "memory://bucket/shards", "--to", str(out)]) == 0
     assert contents(tmp_path / "out.source") == contents(shards)
@@ -211,26 +213,36 @@ def test_shards_at_a_url_are_prepared(tmp_path, jpeg, memory, capsys):
     assert read_manifest(tmp_path / "val").classes == ("cat", "dog")
     assert main([*chosen, "holdout"]) == 2
     assert "webdataset has no 'holdout'; it has train, val, test" in capsys.readouterr().err
-    one = download("memory://bucket/shards/train-0.tar", tmp_path / "one")
-    assert one.read_bytes() == (shards / "train-0.tar").read_bytes()
 
 
-def test_a_hash_that_the_store_states_is_compared(tmp_path, memory, monkeypatch):
-    memory.pipe_file("/bucket/a.tar", b"abc")
-    stated = {"lfs": {"sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}}
+SHA, MD5 = hashlib.sha256(b"abc").hexdigest(), hashlib.md5(b"abc").hexdigest()
+ENCODED, TAG = base64.b64encode(bytes.fromhex(MD5)).decode(), {"StorageClass": "STANDARD"}
+
+
+@pytest.mark.parametrize(
+    ("stated", "kind"),
+    [
+        ({"lfs": {"sha256": SHA}, "md5Hash": "q80="}, "sha256"),
+        ({"md5Hash": ENCODED}, "md5"),
+        ({"ETag": f'"{MD5}"'} | TAG, "md5"),
+        ({"ETag": f'"{"a" * 30}-2"'} | TAG, ""),  # uploaded in parts
+        ({"ETag": f'"{"a" * 64}"'} | TAG, ""),
+        ({"ETag": f'"{"a" * 32}"'}, ""),  # of any server
+        ({"lfs": None}, ""),
+    ],
+)
+def test_a_hash_that_the_store_states_is_compared(tmp_path, memory, system, stated, kind):
     find = type(memory).find
-
-    def with_hashes(*words, **more):
-        found = find(*words, **more)
-        return {path: info | stated for path, info in found.items()} if more.get("detail") else found
-
-    monkeypatch.setattr(type(memory), "find", with_hashes)
+    system({f"{MEMORY}.find": lambda *words, **more: {path: i | stated for path, i in find(*words, **more).items()}})
+    memory.pipe_file("/bucket/a.tar", b"abc")
     assert download("memory://bucket/a.tar", tmp_path).read_bytes() == b"abc"
-    stated["lfs"]["sha256"] = "0" * 64
-    (tmp_path / "a.tar").unlink()
-    with pytest.raises(RunError, match=r"a\.tar: differs from the sha256 that its store states"):
-        download("memory://bucket/a.tar", tmp_path)
-    assert os.listdir(tmp_path) == []
+    memory.pipe_file("/bucket/b.tar", b"abd")
+    if kind:
+        with pytest.raises(RunError, match=rf"b\.tar: differs from the {kind} that its store states"):
+            download("memory://bucket/b.tar", tmp_path)
+        assert os.listdir(tmp_path) == ["a.tar"]
+    else:
+        assert download("memory://bucket/b.tar", tmp_path).read_bytes() == b"abd"
 
 
 def test_a_line_that_is_cut_is_taken_up_again(tmp_path, prepared):
@@ -246,11 +258,17 @@ def test_a_line_that_is_cut_is_taken_up_again(tmp_path, prepared):
         server.asked.clear()
         assert contents(stage(f"{url}/prepared", tmp_path / "local")) == contents(prepared)
         assert "train.beton" not in server.asked
-        server.asked.clear()
         server.cuts += ["train.beton", "val.beton"]
-        pieces = -(-(prepared / "train.beton").stat().st_size // remote.PIECE)
         assert contents(download(f"{url}/prepared/", tmp_path / "downloaded")) == contents(prepared)
-        assert server.asked.count("train.beton") == pieces + 1
+
+
+def test_a_file_is_read_in_ranges(tmp_path):
+    """Of 16 MiB; of one that is cut only its own range comes again."""
+    (tmp_path / "a.bin").write_bytes(os.urandom(1 << 20) * 40)
+    with serve(tmp_path) as (url, server):
+        server.cuts.append("a.bin")
+        assert download(f"{url}/a.bin", tmp_path / "to").read_bytes() == (tmp_path / "a.bin").read_bytes()
+        assert server.asked == ["a.bin"] * 4
 
 
 @pytest.fixture
@@ -264,6 +282,10 @@ def table(tmp_path, folder):
     return place.parent / "list.csv", len(images)
 
 
+NO_SIZE = "cannot be read (its server states no size, so that a cut would not be noticed"
+NOT_WHOLE = "cannot be read (its server sends no whole {}, or more than 1 MiB; download it yourself)"
+
+
 @pytest.mark.parametrize(
     ("coding", "cuts", "words"),
     [
@@ -272,19 +294,18 @@ def table(tmp_path, folder):
         ("chunked", 0, ""),
         ("chunked", 1, ""),
         ("chunked", 50, "cannot be read (ClientPayloadError: "),
-        ("close", 0, "cannot be read (its server states no size, so that a cut would not be noticed"),
-        ("close", 1, "cannot be read (its server states no size, so that a cut would not be noticed"),
+        ("close", 0, NO_SIZE),
+        ("close", 1, NO_SIZE),
         ("gzip", 0, ""),
-        ("gzip cut", 0, "cannot be read (its server sends no whole gzip, or more than 1 MiB; download it yourself)"),
-        ("gzip bomb", 0, "cannot be read (its server sends no whole gzip, or more than 1 MiB; download it yourself)"),
-        ("br", 0, "cannot be read (its server sends no whole br, or more than 1 MiB; download it yourself)"),
+        *((f"gzip {how}", 0, NOT_WHOLE.format("gzip")) for how in ("cut", "bomb")),
+        ("br", 0, NOT_WHOLE.format("br")),
         ("part", 0, "cannot be read (its server answers with a part that was not asked for; download it yourself)"),
         ("endless", 0, "cannot be read (its server answers with more than 1 MiB at once; download it yourself)"),
     ],
 )
-def test_half_a_table_is_never_taken_for_a_whole_one(tmp_path, table, capsys, monkeypatch, coding, cuts, words):
+def test_half_a_table_is_never_a_whole_one(tmp_path, table, capsys, limits, coding, cuts, words):
     """And what it lists comes too, from beside it."""
-    monkeypatch.setattr(remote, "WHOLE", 1 << 20)
+    limits({"widemix.data_prep.remote.WHOLE": 1 << 20})
     path, count = table
     with serve(path.parent) as (url, server):
         server.cuts, server.coding = ["list.csv"] * cuts, coding
@@ -300,15 +321,7 @@ def test_half_a_table_is_never_taken_for_a_whole_one(tmp_path, table, capsys, mo
         assert contents(tmp_path / "o.source") == contents(path.parent)
 
 
-def test_a_url_of_one_file_is_read_once(tmp_path):
-    (tmp_path / "a.bin").write_bytes(os.urandom(3 * remote.PIECE))
-    with serve(tmp_path) as (url, server):
-        server.cuts.append("a.bin")
-        assert download(f"{url}/a.bin", tmp_path / "to").read_bytes() == (tmp_path / "a.bin").read_bytes()
-        assert server.asked == ["a.bin"] * 4  # three ranges, one of them twice
-
-
-def test_a_table_lists_nothing_outside_of_its_folder_at_a_url(tmp_path, table, capsys):
+def test_a_table_lists_nothing_outside_of_its_folder(tmp_path, table, capsys):
     path, _ = table
     path.write_text("path,label\n../secret.jpg,0\n")
     with serve(path.parent) as (url, _):
@@ -316,101 +329,84 @@ def test_a_table_lists_nothing_outside_of_its_folder_at_a_url(tmp_path, table, c
     assert "lists ../secret.jpg, which lies outside of it" in capsys.readouterr().err
 
 
-def test_why_a_file_cannot_be_read_is_the_first_line_of_the_last_try(memory, monkeypatch):
-    answers = [b"12", OSError("the line was cut\nat 3 bytes"), b"12", OSError("the line was cut\nat 3 bytes")]
-
-    def answer(*_, **__):
-        if isinstance(given := answers.pop(), Exception):
-            raise given
-        return given
-
-    monkeypatch.setattr(type(memory), "cat_file", answer)
-    folder = remote.open_remote("memory://bucket")
-    monkeypatch.setattr(remote, "TRIES", 1)
-    for why in ("OSError: the line was cut", "2 of 3 bytes came: the line was cut, or the server gives no ranges"):
-        with pytest.raises(
-            RunError, match=rf"^memory://bucket/a: cannot be read \({why}\); the same command resumes$"
-        ):
-            folder.read("a", 5, 8)
-    monkeypatch.setattr(remote, "TRIES", 2)
-    with pytest.raises(RunError, match=r"\(2 of 3 bytes came"):
-        folder.read("a", 5, 8)
-    assert answers == []
+CUT, SHORT = OSError("the line was cut\nat 3 bytes"), b"12"
 
 
-def test_a_file_is_tried_again_after_longer_and_longer_waits(memory, monkeypatch):
-    """Until it comes; what no further try cures is told at once."""
-    answers, waits, asked = [b"123", OSError("cut"), b"12", OSError("cut"), OSError("cut")], [], []
+@pytest.fixture
+def answers(memory, system):
+    """`answers(...)`: what the store gives one after the other; returns what is asked."""
 
-    def answer(_, path, start=None, end=None):
-        asked.append((path, start, end))
-        if isinstance(given := answers.pop(), Exception):
-            raise given
-        return given
+    def give(*given):
+        left, asked = list(given), []
+
+        def answer(_, path, start=None, end=None):
+            asked.append((path, start, end))
+            if isinstance(now := left.pop(0), Exception):
+                raise now
+            return now
+
+        system({f"{MEMORY}.cat_file": answer})
+        return asked
 
     memory.pipe_file("/bucket/a", b"whole")
-    monkeypatch.setattr(type(memory), "cat_file", answer)
-    monkeypatch.setattr(remote, "WAIT_S", 1.0)
-    monkeypatch.setattr(remote.time, "sleep", waits.append)
-    folder = remote.open_remote("memory://bucket")
-    assert folder.read("a", 5, 8) == b"123"
-    assert waits == [1, 2, 4, 8]
-    assert set(asked) == {("/bucket/a", 5, 8)}
-    for error in (
-        PermissionError("no"),
-        FileNotFoundError(),
-        IsADirectoryError(),
-        type("NoCredentialsError", (OSError,), {})(),
-    ):
-        answers[:] = [error]
-        with pytest.raises(
-            InputError, match=r"^memory://bucket/a: (cannot be read .no|no such file|needs credentials)"
-        ):
-            folder.read("a", 5, 8)
-    answers[:] = [b"whole"]
-    assert folder.read("a") == b"whole"
-    assert asked[-1] == ("/bucket/a", 0, 5)
-    assert len(waits) == 4
+    return give
 
 
-def test_a_store_that_cannot_be_reached_or_listed_is_one_line(tmp_path, memory, monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "kind", "words"),
+    [
+        ([SHORT, CUT, CUT, SHORT, CUT], RunError, "(OSError: the line was cut); the same command resumes"),
+        ([CUT] * 4 + [SHORT], RunError, "(2 of 3 bytes came: the line was cut, or the server gives no ranges); the"),
+        ([PermissionError("no")], InputError, "a: cannot be read (no)"),  # which no further try cures
+        ([FileNotFoundError()], InputError, "a: no such file"),
+        ([IsADirectoryError()], InputError, "a: no such file"),
+        ([type("NoCredentialsError", (OSError,), {})("none")], InputError, "a: needs credentials (none)"),
+        ([CUT, CUT, SHORT, CUT, b"123"], None, ""),
+    ],
+)
+def test_a_file_is_tried_again_after_longer_waits(answers, waits, given, kind, words):
+    asked, file = answers(*given), remote.open_remote("memory://bucket")
+    if kind is None:
+        assert file.read("a", 5, 8) == b"123"
+    else:
+        with pytest.raises(kind) as error:
+            file.read("a", 5, 8)
+        assert str(error.value).startswith("memory://bucket/a")
+        assert words in str(error.value)
+    assert asked == [("/bucket/a", 5, 8)] * len(given)
+    assert waits == [1, 2, 4, 8][: len(given) - 1]
+
+
+def test_a_whole_file_is_asked_by_its_size(answers):
+    asked = answers(b"whole")
+    assert remote.open_remote("memory://bucket").read("a") == b"whole"
+    assert asked == [("/bucket/a", 0, 5)]
+
+
+def raises(error):
+    def raise_it(*_, **__):
+        raise error
+
+    return raise_it
+
+
+def test_a_store_that_cannot_be_reached_is_one_line(tmp_path, memory, system):
     for error, kind, words in (
         (type("NoCredentialsError", (Exception,), {})("none"), InputError, r"needs credentials \(none\)"),
         (OSError("away\nand more"), RunError, r"cannot be listed \(OSError: away\); the same command resumes$"),
     ):
-        with monkeypatch.context() as patch:
-            patch.setattr(type(memory), "find", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
-            with pytest.raises(kind, match=rf"^memory://bucket/x: {words}"):
-                download("memory://bucket/x", tmp_path / "x")
-    monkeypatch.setattr("fsspec.core.url_to_fs", lambda _: (_ for _ in ()).throw(ConnectionRefusedError("no")))
+        system({f"{MEMORY}.find": raises(error)})
+        with pytest.raises(kind, match=rf"^memory://bucket/x: {words}"):
+            download("memory://bucket/x", tmp_path / "x")
+    system({"fsspec.core.url_to_fs": raises(ConnectionRefusedError("no"))})
     with pytest.raises(InputError, match=r"^ftp://host/x: cannot be reached \(no\)"):
         remote.open_remote("ftp://host/x")
 
 
-@pytest.mark.parametrize(
-    ("info", "stated"),
-    [
-        ({"lfs": {"sha256": "ab"}, "md5Hash": "q80="}, ("sha256", "ab")),
-        ({"md5Hash": "q80="}, ("md5", "abcd")),
-        ({"ETag": f'"{"a" * 32}"', "StorageClass": "STANDARD"}, ("md5", "a" * 32)),
-        ({"ETag": f'"{"a" * 30}-2"', "StorageClass": "STANDARD"}, ("", "")),  # uploaded in parts
-        ({"ETag": f'"{"a" * 64}"', "StorageClass": "STANDARD"}, ("", "")),
-        ({"ETag": f'"{"a" * 32}"'}, ("", "")),  # of any server
-        ({"lfs": None}, ("", "")),
-    ],
-)
-def test_the_hash_that_a_store_states(info, stated):
-    assert remote._stated_hash(info) == stated
-
-
-def test_what_is_complete_is_kept_and_what_is_longer_is_not(tmp_path, memory, monkeypatch):
-    """Folders within; a list without a type; and no file outside of the one to write to."""
+def test_complete_files_are_kept_and_longer_ones_are_not(tmp_path, memory):
     memory.pipe({"/bucket/set/a/b.bin": b"123", "/bucket/set/c.bin": b"4567", "/bucket/set/d.txt": b"89"})
-    (tmp_path / "out/a").mkdir(parents=True)
-    (tmp_path / "out/a/b.bin").write_bytes(b"abc")  # of the right size
-    (tmp_path / "out/c.bin").write_bytes(b"abcde")  # a byte too long
-    version = hashlib.sha256(memory.ukey("/bucket/set/c.bin").encode()).hexdigest()[:8]
-    (tmp_path / f"out/c.bin.{version}.partial").write_bytes(b"12345")
+    put(tmp_path / "out", {"a/b.bin": "abc", "c.bin": "abcde"})  # of the right size, and a byte too long
+    put(tmp_path / "out", {f"c.bin.{version_of(memory, '/bucket/set/c.bin')}.partial": "12345"})
     assert download("memory://bucket/set/", tmp_path / "out", lambda name: name != "d.txt") == tmp_path / "out"
     assert contents(tmp_path / "out") == {"a/b.bin": b"abc", "c.bin": b"4567"}
     memory.pipe({"/bucket/few/a/b.bin": b"1"})  # a folder of one file is a folder
@@ -418,62 +414,74 @@ def test_what_is_complete_is_kept_and_what_is_longer_is_not(tmp_path, memory, mo
     assert contents(tmp_path / "few") == {"a/b.bin": b"1"}
     one = download("memory://bucket/set/d.txt", tmp_path / "one", lambda name: False)  # which was asked for
     assert (one, one.read_bytes()) == (tmp_path / "one/d.txt", b"89")
-    for path in ("/bucket/x.bin", "/bucket/set/../x.bin"):
-        with monkeypatch.context() as patch:
-            patch.setattr(type(memory), "find", lambda *_, path=path, **__: {path: {"size": 1}})
-            with pytest.raises(InputError, match=rf"^memory://bucket/set: lists {path}, which lies outside of it"):
-                download("memory://bucket/set", tmp_path / "out")
-    with monkeypatch.context() as patch:
-        patch.setattr(type(memory), "find", lambda *_, **__: {"/bucket/set/a": {"size": 0, "type": "directory"}})
-        with pytest.raises(InputError, match=r"^memory://bucket/set: holds no files"):
-            download("memory://bucket/set", tmp_path / "out")
 
 
-def test_a_store_that_states_no_size_is_refused(tmp_path, memory, monkeypatch):
-    memory.pipe_file("/bucket/a.txt", b"abcdef")
-    info = type(memory).info
-    monkeypatch.setattr(type(memory), "info", lambda *words, **more: info(*words, **more) | {"size": None})
-    monkeypatch.setattr(type(memory), "find", lambda *_, **__: {"/bucket/a.txt": {"type": "file"}})
-    with pytest.raises(InputError, match=r"a\.txt: its store states no size, so that a cut would not be noticed"):
-        download("memory://bucket/a.txt", tmp_path)
-    assert not (tmp_path / "a.txt").exists()
-
-
-def test_ctrl_c_stops_all_downloads(tmp_path, memory, monkeypatch):
-    """It comes to the thread that waits for them."""
-    stopped = threading.Event()
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ({"/bucket/x.bin": {"size": 1}}, "lists /bucket/x.bin, which lies outside of it"),
+        ({"/bucket/set/../x.bin": {"size": 1}}, "lists /bucket/set/../x.bin, which lies outside of it"),
+        ({"/bucket/set/a": {"size": 0, "type": "directory"}}, "holds no files"),
+        ({"/bucket/set/a": {"type": "file"}}, "its store states no size, so that a cut would not be noticed"),
+    ],
+)
+def test_lists_of_stores_are_not_trusted(tmp_path, memory, system, listed, words):
     memory.pipe_file("/bucket/set/a", b"1")
-    monkeypatch.setattr(Future, "result", interrupt)
-    monkeypatch.setattr(remote, "Event", lambda: stopped)
-    with pytest.raises(KeyboardInterrupt):
-        download("memory://bucket/set", tmp_path / "set")
-    assert stopped.is_set()
+    info = type(memory).info
+    system({f"{MEMORY}.info": lambda *given, **more: info(*given, **more) | {"size": None}})
+    system({f"{MEMORY}.find": lambda *_, **__: listed})
+    with pytest.raises(InputError) as error:
+        download("memory://bucket/set", tmp_path / "out")
+    assert words in str(error.value)
+    assert contents(tmp_path) == {} or list(contents(tmp_path).values()) == [b""]  # a part without bytes
 
 
-def test_files_are_downloaded_at_once_and_all_stop_with_one(tmp_path, memory, monkeypatch):
-    together, read, asked, stopped = threading.Barrier(4), type(memory).cat_file, [], threading.Event()
+MANY = 1000  # pieces of a file
 
-    def read_together(files, path, start=None, end=None):
+
+def slowly(system, memory, limits, first=lambda path: None):
+    """Pieces of 1 KiB, each of which takes 10 ms; returns those that are asked for."""
+    asked, read = [], type(memory).cat_file
+
+    def answer(files, path, start=None, end=None):
         asked.append(path)
         if start == 0:
-            together.wait(timeout=300)
-        if path.endswith("3"):
-            raise PermissionError("no")
-        if start:
-            assert stopped.wait(300)
+            first(path)
+        threading.Event().wait(0.01)
         return read(files, path, start=start, end=end)
 
-    for number in range(4):
-        memory.pipe_file(f"/bucket/many/{number}", bytes(50 * remote.PIECE))
-    monkeypatch.setattr(remote, "AT_ONCE", 4)
-    monkeypatch.setattr(remote, "Event", lambda: stopped)
-    monkeypatch.setattr(type(memory), "cat_file", read_together)
+    limits({"widemix.data_prep.remote.PIECE": 1024})
+    system({f"{MEMORY}.cat_file": answer})
+    return asked
+
+
+def test_ctrl_c_stops_all_downloads(tmp_path, memory, system, limits):
+    """It comes to the thread that waits for them."""
+    begun = threading.Event()
+
+    def interrupt(*_):
+        assert begun.wait(300)
+        raise KeyboardInterrupt
+
+    memory.pipe_file("/bucket/set/a", bytes(MANY * 1024))
+    asked = slowly(system, memory, limits, first=lambda _: begun.set())
+    system({"concurrent.futures.Future.result": interrupt})
+    with pytest.raises(KeyboardInterrupt):
+        download("memory://bucket/set", tmp_path / "set")
+    assert 0 < len(asked) < MANY
+
+
+def test_files_come_at_once_and_all_stop_with_one(tmp_path, memory, system, limits):
+    together = threading.Barrier(8)
+
+    def begin(path):
+        together.wait(timeout=300)
+        if path.endswith("3"):
+            raise PermissionError("no")
+
+    for number in range(8):
+        memory.pipe_file(f"/bucket/many/{number}", bytes(MANY * 1024))
+    asked = slowly(system, memory, limits, first=begin)
     with pytest.raises(InputError, match=r"many/3: cannot be read \(no\)"):
         download("memory://bucket/many", tmp_path / "many")
-    assert len(asked) <= 4 + 3
-    monkeypatch.setattr(type(memory), "cat_file", read)
-    assert len(contents(download("memory://bucket/many", tmp_path / "many"))) == 4
+    assert 8 <= len(asked) < 7 * MANY
