@@ -58,27 +58,27 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         named = link_repeatedly(files, folder / "images", arguments.samples)
-        comparisons = [_writers(size, folder / "images", named) for size in (512, 400)]
-        comparisons[0] |= _peers(named)
-        return [row for writers in comparisons for row in _rows(writers, folder, named, arguments.rounds)]
+        comparisons = [writers_of(size, folder / "images", named) for size in (512, 400)]
+        comparisons[0] |= peers(named)
+        return [row for writers in comparisons for row in rows_of(writers, folder, named, arguments.rounds)]
 
 
-def _writers(size: int, folder: Path, named: Sequence[Path]) -> dict[str, Callable[[Path], Cost]]:
+def writers_of(size: int, folder: Path, named: Sequence[Path]) -> dict[str, Callable[[Path], Cost]]:
     """The writers for one longest side in pixels, FFCV first. Each is called with a folder to write to."""
     plain, marked = (PrepSettings(max_size=size, quality=QUALITY, restart_markers=chosen) for chosen in (False, True))
     kept = "original coding kept" if size == 512 else "re-encoded"
     return {
-        f"FFCV's DatasetWriter, {size} pixels": partial(_ffcv, size, named),
-        f"ours, {size} pixels, {kept}": partial(_ours, plain, folder),
-        f"ours, {size} pixels, {kept}, restart markers": partial(_ours, marked, folder),
+        f"FFCV's DatasetWriter, {size} pixels": partial(by_ffcv, size, named),
+        f"ours, {size} pixels, {kept}": partial(by_us, plain, folder),
+        f"ours, {size} pixels, {kept}, restart markers": partial(by_us, marked, folder),
     }
 
 
-def _peers(named: Sequence[Path]) -> dict[str, Callable[[Path], Cost]]:
+def peers(named: Sequence[Path]) -> dict[str, Callable[[Path], Cost]]:
     """The writers of other libraries that keep the files' bytes; a line for each that is not installed."""
     writers = {
-        "litdata": ("litdata's optimize, the files' bytes", partial(_litdata, named)),
-        "streaming": ("MosaicML's MDSWriter, the files' bytes", partial(_mds, named)),
+        "litdata": ("litdata's optimize, the files' bytes", partial(by_litdata, named)),
+        "streaming": ("MosaicML's MDSWriter, the files' bytes", partial(by_mds, named)),
     }
     for module, package in PEERS.items():
         if not importlib.util.find_spec(module):
@@ -87,9 +87,10 @@ def _peers(named: Sequence[Path]) -> dict[str, Callable[[Path], Cost]]:
     return dict(writers.values())
 
 
-def _rows(
+def rows_of(
     writers: dict[str, Callable[[Path], Cost]], folder: Path, named: Sequence[Path], rounds: int
 ) -> list[dict[str, Any]]:
+    """One row per writer, by its cost in each round; the first is the peer of the others."""
     costs: dict[str, list[Cost]] = {name: [] for name in writers}
     loss: dict[str, float | None] = {}
     for _ in range(rounds):
@@ -98,12 +99,12 @@ def _rows(
                 costs[name].append(_in_process(write, Path(out)))
                 if name not in loss:
                     beton = next(Path(out).rglob("*.beton"), None)
-                    loss[name] = None if beton is None else round(_psnr(beton, named), 2)
+                    loss[name] = None if beton is None else round(psnr(beton, named), 2)
     peer = next(iter(writers))
-    return [_row(name, own, costs[peer], loss[name], len(named)) for name, own in costs.items()]
+    return [row_of(name, own, costs[peer], loss[name], len(named)) for name, own in costs.items()]
 
 
-def _row(name: str, own: list[Cost], peer: list[Cost], loss: float | None, count: int) -> dict[str, Any]:
+def row_of(name: str, own: list[Cost], peer: list[Cost], loss: float | None, count: int) -> dict[str, Any]:
     """Medians over rounds; ratios are the peer's cost to this one's, above 1 where this one is faster."""
     pairs = list(zip(own, peer, strict=True))
     return {
@@ -123,23 +124,26 @@ def _in_process(write: Callable[[Path], Cost], out: Path) -> Cost:
         return pool.submit(write, out).result()
 
 
-def _ours(settings: PrepSettings, folder: Path, out: Path) -> Cost:
+def by_us(settings: PrepSettings, folder: Path, out: Path) -> Cost:
+    """Prepare the images in a folder."""
     from widemix.data_prep.prepare import prepare
 
-    return _cost(lambda: prepare("image-folder", folder, out / "ours", settings), out)
+    return cost_of(lambda: prepare("image-folder", folder, out / "ours", settings), out)
 
 
-def _ffcv(size: int, named: Sequence[Path], out: Path) -> Cost:
+def by_ffcv(size: int, named: Sequence[Path], out: Path) -> Cost:
+    """Write the images with FFCV."""
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
     fields = {"image": RGBImageField("jpg", max_resolution=size, jpeg_quality=QUALITY), "label": IntField()}
     multiprocessing.set_start_method("fork", force=True)  # spawned workers would import FFCV again, 4 s each
     writer = DatasetWriter(str(out / "theirs.beton"), fields, num_workers=usable_cpus())
-    return _cost(lambda: writer.from_indexed_dataset(_Images(named)), out)
+    return cost_of(lambda: writer.from_indexed_dataset(_Images(named)), out)
 
 
-def _litdata(named: Sequence[Path], out: Path) -> Cost:
+def by_litdata(named: Sequence[Path], out: Path) -> Cost:
+    """Write the files' bytes with litdata."""
     for name in ("CACHE", "DATA_CACHE"):  # folders that it removes: by default `chunks` and `data` in that of all
         os.environ[f"DATA_OPTIMIZER_{name}_FOLDER"] = str(out / name)
     from litdata import optimize
@@ -155,10 +159,11 @@ def _litdata(named: Sequence[Path], out: Path) -> Cost:
             verbose=False,
         )
 
-    return _cost(write, out)
+    return cost_of(write, out)
 
 
-def _mds(named: Sequence[Path], out: Path) -> Cost:
+def by_mds(named: Sequence[Path], out: Path) -> Cost:
+    """Write the files' bytes with MosaicML's MDS."""
     from streaming import MDSWriter
 
     def write() -> None:
@@ -167,7 +172,7 @@ def _mds(named: Sequence[Path], out: Path) -> Cost:
             for file in named:
                 writer.write(_sample(file))
 
-    return _cost(write, out)
+    return cost_of(write, out)
 
 
 def _sample(file: str | Path) -> dict[str, Any]:
@@ -187,22 +192,23 @@ class _Images:
         return Image.open(self.files[index]).convert("RGB"), 0
 
 
-def _cost(work: Callable[[], Any], out: Path) -> Cost:
+def cost_of(work: Callable[[], Any], out: Path) -> Cost:
+    """The cost of what writes to a folder, until its files are on disk, and their size."""
     os.sync()  # so that no writer pays for data of the one before
-    started, used = time.perf_counter(), _cpu_seconds()
+    started, used = time.perf_counter(), cpu_seconds()
     work()
     os.sync()  # ours has already flushed its file
-    seconds, after = time.perf_counter() - started, _cpu_seconds()
+    seconds, after = time.perf_counter() - started, cpu_seconds()
     return Cost(seconds, after - used, sum(path.stat().st_size for path in out.rglob("*") if path.is_file()))
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """CPU seconds of this process and its descendants, including those that have ended."""
     this = psutil.Process()
     return sum(sum(process.cpu_times()[:4]) for process in (this, *this.children(recursive=True)))
 
 
-def _psnr(path: Path, named: Sequence[Path]) -> float:
+def psnr(path: Path, named: Sequence[Path]) -> float:
     """PSNR in decibels of crops of up to 100 stored images against the originals; 100 for equal pixels.
 
     A crop is the central square of 60 % of the shorter side, resized to 224 pixels.

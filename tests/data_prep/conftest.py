@@ -8,7 +8,9 @@ import pytest
 from PIL import Image, ImageFilter
 
 from widemix.data_prep.layout import IMAGES, SEGMENTED_IMAGES
+from widemix.data_prep.restart import library
 from widemix.data_prep.write import BetonWriter
+from widemix.native.library import open_library
 
 
 @pytest.fixture
@@ -102,6 +104,17 @@ def small_shards(small_pages):
     with pytest.MonkeyPatch.context() as patch:
         Limits(patch)({"widemix.data_prep.write.SHARD": 2_000})
         yield
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """No compiled code, as where there is no C compiler."""
+    monkeypatch.setenv("WIDEMIX_NATIVE", "none")
+    for cached in (open_library, library):
+        cached.cache_clear()
+    yield
+    for cached in (open_library, library):
+        cached.cache_clear()
 
 
 @pytest.fixture
