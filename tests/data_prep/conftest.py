@@ -1,5 +1,6 @@
 import functools
 import io
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -104,6 +105,12 @@ def small_shards(small_pages):
     with pytest.MonkeyPatch.context() as patch:
         Limits(patch)({"widemix.data_prep.write.SHARD": 2_000})
         yield
+
+
+@pytest.fixture
+def fast_clock(system):
+    """Who waits has waited a second at each look."""
+    system({"time.monotonic": itertools.count().__next__, "time.sleep": lambda seconds: None})
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Coefficients: the JPEG's own bytes come back, by the compiled code and by Python, and what cannot stays a JPEG."""
 
-import errno
 import io
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from PIL import Image
 import widemix
 from tests.data.crafted_jpegs import CHROMA, OTHERS, crafted
 from tests.data.test_decode import KINDS, PACKED, SIZES, by_pillow, renumbered, scene, without_table
+from tests.data_prep.writing import put
+from tests.shims import disk_of
 from widemix import Loader
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
@@ -22,7 +23,7 @@ from widemix.data_prep.encode import encode_all
 from widemix.data_prep.image import encode
 from widemix.data_prep.prep_dir import lock_folder
 from widemix.data_prep.prepare import prepare
-from widemix.data_prep.restore import _jpeg_place, _places, restore
+from widemix.data_prep.restore import restore
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
@@ -42,163 +43,38 @@ def jpegs_of(kind: str) -> list[bytes]:
     return [KINDS[kind](scene(number, *size)) for number, size in enumerate(sizes)]
 
 
-@pytest.mark.parametrize("kind", PACKED)
-def test_jpegs_are_restored_byte_for_byte(kind):
-    for data in jpegs_of(kind):
-        packed, reason = pack(data)
-        assert packed, reason
-        assert unpack(packed) == data
-        assert coefficients.restore(packed) == data  # which shares no code with the other
-        assert coefficients.jpeg_size(packed) == len(data)
-
-
-def test_without_compiled_code_they_are_restored_too(monkeypatch):
-    data = by_pillow(scene(0, 60, 40))
-    packed, _ = pack(data)
-    monkeypatch.setattr("widemix.data_prep.coefficients.library", lambda: None)
-    assert unpack(packed) == data
-
-
-def test_coefficients_of_every_size_are_restored():
+def waves():
     """Square waves of which a block holds one have coefficients of up to 10 bits, the most of baseline coding."""
     for height in range(1, 128, 3):
         wave = np.where(np.arange(64) // 4 % 2, 128 + height, 127 - height).astype(np.uint8)
         for pixels in (np.tile(wave, (64, 1)), np.tile(wave, (64, 1)).T):
-            data = by_pillow(Image.fromarray(pixels), quality=100)
-            packed, reason = pack(data)
-            assert packed, reason
-            assert unpack(packed) == coefficients.restore(packed) == data
+            yield by_pillow(Image.fromarray(pixels), quality=100)
 
 
-def test_headers_and_what_follows_the_end_are_restored():
+def headers():
     """Comments and profiles, fill bytes before markers, padding with zeros, bytes after the end marker."""
-    image = scene(1, 90, 70)
     exif = Image.Exif()
     exif[0x010E] = "a description"
-    data = by_pillow(image, quality=80, exif=exif, comment=b"a comment", icc_profile=bytes(700))
+    data = by_pillow(scene(1, 90, 70), quality=80, exif=exif, comment=b"a comment", icc_profile=bytes(700))
     start = data.index(b"\xff\xc0")
-    for changed in (data, data + b"\0\0\r\n", data[:start] + b"\xff\xff" + data[start:]):
-        packed, reason = pack(changed)
-        assert packed, reason
-        assert unpack(packed) == coefficients.restore(packed) == changed
+    return data, data + b"\0\0\r\n", data[:start] + b"\xff\xff" + data[start:]
 
 
-def test_jpegs_that_encoders_seldom_write_are_restored():
+def seldom():
     """Grey with factors, which mean nothing; any tables; an extended frame (T.81, B.2.2); a marker after each MCU."""
-    extended = by_pillow(scene(2, 90, 70)).replace(b"\xff\xc0", b"\xff\xc1")
-    often = by_pillow(scene(3, 200, 150), quality=90, restart_marker_blocks=1)
-    crafts = [
-        crafted((50, 41), *[(2, 2), (1, 1), (1, 1)][:n], dc=table) for n in (1, 3) for table in (CHROMA, OTHERS)
-    ]
-    for data in (
-        *crafts,
-        extended,
-        often,
-        *(renumbered(by_pillow(scene(k, 90, 70), subsampling=k)) for k in range(3)),
-    ):
-        packed, reason = pack(data)
-        assert packed, reason
-        assert unpack(packed) == coefficients.restore(packed) == data
+    for n in (1, 3):
+        for table in (CHROMA, OTHERS):
+            yield crafted((50, 41), *[(2, 2), (1, 1), (1, 1)][:n], dc=table)
+    yield by_pillow(scene(2, 90, 70)).replace(b"\xff\xc0", b"\xff\xc1")
+    yield by_pillow(scene(3, 200, 150), quality=90, restart_marker_blocks=1)
+    yield from (renumbered(by_pillow(scene(k, 90, 70), subsampling=k)) for k in range(3))
 
 
-@pytest.mark.parametrize(
-    ("factors", "mcus"), [([(1, 1)], 8), ([(2, 2)], 8), ([(1, 1)] * 3, 8), ([(2, 2), (1, 1), (1, 1)], 4)], ids=str
-)
-def test_a_segment_has_64_pixels_of_a_row(factors, mcus):
-    packed, _ = pack(crafted((150, 20), *factors))
-    rows = 2 if mcus == 4 else 3
-    assert coefficients.HEAD.unpack_from(packed)[4:] == (mcus, 1, 3 * rows)
-
-
-def test_a_last_byte_of_ones_alone_is_restored():
-    """With the zero that follows each of these."""
+def ends():
+    """A last byte of ones alone, with the zero that follows each of these."""
     jpegs = [crafted((8 * count, 8), *[(1, 1)] * components) for count in range(1, 13) for components in (1, 3)]
     assert sum(jpeg.endswith(b"\xff\0\xff\xd9") for jpeg in jpegs) > 1
-    for data in jpegs:
-        packed, reason = pack(data)
-        assert packed, reason
-        assert unpack(packed) == coefficients.restore(packed) == data
-
-
-def test_bytes_may_be_filled_up_with_zeros():
-    """As some encoders do, where libjpeg writes ones: the last bits of a scan say nothing."""
-    found = 0
-    for seed in range(20):
-        data = by_pillow(scene(seed, 60, 60), quality=80)
-        last = data[-3]
-        for bits in range(1, 8):
-            changed = data[:-3] + bytes([last >> bits << bits]) + data[-2:]
-            packed, _ = pack(changed)
-            assert not packed or unpack(packed) == coefficients.restore(packed) == changed
-            found += bool(packed) and changed != data
-    assert found >= 10
-
-
-@pytest.mark.parametrize("kind", ["4:4:0", "4:1:1", "progressive", "RGB"])
-def test_others_are_not_taken(kind):
-    for data in jpegs_of(kind):
-        packed, reason = pack(data)
-        assert not packed
-        assert reason == "progressive" if kind == "progressive" else "libjpeg" in reason
-
-
-def test_colours_of_ink_are_not_taken():
-    packed, reason = pack(by_pillow(scene(0, 60, 40).convert("CMYK")))
-    assert not packed
-    assert "colours" in reason
-
-
-@pytest.mark.parametrize("options", [{}, {"restart_markers": False}, {"encoding": "coefficients"}], ids=str)
-def test_metadata_that_are_larger_than_a_page_are_dropped(tmp_path, options):
-    """With coefficients too, which are then of a JPEG without them."""
-    whole, path = KINDS["4:2:0"](scene(0, 150, 100)), tmp_path / "a.jpg"
-    note = b"\xff\xe2" + (65_000).to_bytes(2, "big") + bytes(64_998)
-    path.write_bytes(whole[:2] + 200 * note + whole[2:])
-    encoded = encode(Sample("a.jpg", 0, FileSlice(str(path))), PrepSettings(**options))
-    assert encoded.mode == (COEFFICIENTS if "encoding" in options else JPEG)
-    assert encoded.rule == ("without its metadata, which are larger than a page" if options else "")
-    jpeg = unpack(encoded.data) if "encoding" in options else encoded.data
-    assert np.array_equal(Image.open(io.BytesIO(jpeg)), Image.open(io.BytesIO(whole)))
-
-
-def test_a_grey_one_that_is_not_taken_becomes_one_in_rgb(tmp_path):
-    """As it does where JPEGs are stored."""
-    (tmp_path / "a.jpg").write_bytes(by_pillow(scene(0, 90, 60).convert("L"), progressive=True))
-    encoded = encode(Sample("a.jpg", 0, FileSlice(str(tmp_path / "a.jpg"))), SETTINGS)
-    assert (encoded.mode, encoded.rule) == (COEFFICIENTS, "grey to RGB")
-    assert Image.open(io.BytesIO(unpack(encoded.data))).mode == "RGB"
-
-
-@pytest.mark.parametrize("table", range(4))
-def test_those_that_lack_a_table_are_not_taken(table):
-    """It would be the standard's, which Python, reading containers where there is no compiled code, does not have."""
-    data = without_table(by_pillow(scene(0, 60, 40)), table)
-    assert pack(data) == (b"", "without one of its Huffman tables")
-
-
-def test_tables_of_a_number_that_there_is_not_are_lacking():
-    """Of which libjpeg says so only where it begins to decode."""
-    data = crafted((30, 20), (1, 1))
-    at = data.index(b"\xff\xda") + 6
-    for number in (0x50, 0x05, 0x44):
-        assert pack(data[:at] + bytes([number]) + data[at + 1 :]) == (b"", "without one of its Huffman tables")
-
-
-def test_what_is_no_sequential_scan_of_huffman_codes_is_not_taken():
-    data = crafted((30, 20), (1, 1), (1, 1), (1, 1))
-    assert pack(data)[1] == ""
-    assert pack(data.replace(b"\xff\xc0", b"\xff\xc9")) == (b"", "arithmetic coding")
-    assert pack(crafted((30, 20), (1, 1), (1, 1), (1, 1), apart=True)) == (b"", "several scans")
-
-
-def test_the_largest_coefficients_are_restored_and_those_beyond_are_not_taken():
-    for first in (-1023, -1, 1, 512, 1023):
-        data = crafted((30, 20), (1, 1), first=first)
-        packed, reason = pack(data)
-        assert packed, reason
-        assert unpack(packed) == coefficients.restore(packed) == data
-    for first in (-1024, 1024, 2047):
-        assert pack(crafted((30, 20), (1, 1), first=first)) == (b"", "of coefficients beyond baseline coding")
+    return jpegs
 
 
 def coded(*differences: int) -> bytes:
@@ -215,14 +91,82 @@ def coded(*differences: int) -> bytes:
     return data[:start] + scan + b"\xff\xd9"
 
 
-def test_the_least_and_the_largest_dc_are_restored_and_those_beyond_are_not_taken():
-    for differences in ((2047, 1), (2047, 2), (-2047, -2), (-2047, -3)):
-        assert pack(coded(*differences)) == (b"", "of coefficients beyond baseline coding")
-    for differences in ((2047, -1), (-2047, -1), (-2047, 2)):
-        data = coded(*differences)
-        packed, reason = pack(data)
-        assert packed, reason
-        assert unpack(packed) == coefficients.restore(packed) == data
+RESTORED = {kind: lambda kind=kind: jpegs_of(kind) for kind in PACKED}
+RESTORED |= {make.__name__: make for make in (waves, headers, seldom, ends)}
+RESTORED["largest"] = lambda: [crafted((30, 20), (1, 1), first=first) for first in (-1023, -1, 1, 512, 1023)]
+RESTORED["largest DC"] = lambda: [coded(2047, -1), coded(-2047, -1), coded(-2047, 2)]
+
+
+def assert_restored(data: bytes) -> bytes:
+    packed, reason = pack(data)
+    assert packed, reason
+    assert unpack(packed) == data
+    assert coefficients.restore(packed) == data  # which shares no code with the other
+    assert coefficients.jpeg_size(packed) == len(data)
+    return packed
+
+
+@pytest.mark.parametrize("make", RESTORED.values(), ids=RESTORED)
+def test_jpegs_are_restored_byte_for_byte(make):
+    for data in make():
+        assert_restored(data)
+
+
+def test_without_compiled_code_they_are_restored_too(request):
+    data = by_pillow(scene(0, 60, 40))
+    packed = assert_restored(data)
+    request.getfixturevalue("uncompiled")
+    assert unpack(packed) == data
+
+
+@pytest.mark.parametrize(
+    ("factors", "mcus"), [([(1, 1)], 8), ([(2, 2)], 8), ([(1, 1)] * 3, 8), ([(2, 2), (1, 1), (1, 1)], 4)], ids=str
+)
+def test_a_segment_has_64_pixels_of_a_row(factors, mcus):
+    packed, _ = pack(crafted((150, 20), *factors))
+    rows = 2 if mcus == 4 else 3
+    assert coefficients.HEAD.unpack_from(packed)[4:] == (mcus, 1, 3 * rows)
+
+
+def test_bytes_may_be_filled_up_with_zeros():
+    """As some encoders do, where libjpeg writes ones: the last bits of a scan say nothing."""
+    found = 0
+    for seed in range(20):
+        data = by_pillow(scene(seed, 60, 60), quality=80)
+        last = data[-3]
+        for bits in range(1, 8):
+            changed = data[:-3] + bytes([last >> bits << bits]) + data[-2:]
+            packed, _ = pack(changed)
+            assert not packed or unpack(packed) == coefficients.restore(packed) == changed
+            found += bool(packed) and changed != data
+    assert found >= 10
+
+
+COLOURS, TABLE, RANGE = [(1, 1)] * 3, "without one of its Huffman tables", "of coefficients beyond baseline coding"
+SCAN = (grey := crafted((30, 20), (1, 1))).index(b"\xff\xda") + 6
+
+
+@pytest.mark.parametrize(
+    ("jpegs", "reason"),
+    [
+        *((jpegs_of(kind), "libjpeg") for kind in ("4:4:0", "4:1:1", "RGB")),
+        (jpegs_of("progressive"), "progressive"),
+        ([by_pillow(scene(0, 60, 40).convert("CMYK"))], "colours"),
+        # the standard's, which Python, reading containers where there is no compiled code, does not have
+        ([without_table(by_pillow(scene(0, 60, 40)), table) for table in range(4)], TABLE),
+        # of a number that there is not, of which libjpeg says so only where it begins to decode
+        ([grey[:SCAN] + bytes([number]) + grey[SCAN + 1 :] for number in (0x50, 0x05, 0x44)], TABLE),
+        ([crafted((30, 20), *COLOURS).replace(b"\xff\xc0", b"\xff\xc9")], "arithmetic coding"),
+        ([crafted((30, 20), *COLOURS, apart=True)], "several scans"),
+        ([crafted((30, 20), (1, 1), first=first) for first in (-1024, 1024, 2047)], RANGE),
+        ([coded(2047, 1), coded(2047, 2), coded(-2047, -2), coded(-2047, -3)], RANGE),
+    ],
+)
+def test_others_are_not_taken(jpegs, reason):
+    for data in jpegs:
+        packed, why = pack(data)
+        assert packed == b""
+        assert why == reason or (reason in ("libjpeg", "colours") and reason in why)
 
 
 def test_damaged_jpegs_are_not_taken():
@@ -333,6 +277,27 @@ def test_a_container_of_a_jpeg_with_several_scans_is_damage():
         unpack(bytes(longer))
 
 
+@pytest.mark.parametrize("options", [{}, {"restart_markers": False}, {"encoding": "coefficients"}], ids=str)
+def test_metadata_that_are_larger_than_a_page_are_dropped(tmp_path, options):
+    """With coefficients too, which are then of a JPEG without them."""
+    whole, path = KINDS["4:2:0"](scene(0, 150, 100)), tmp_path / "a.jpg"
+    note = b"\xff\xe2" + (65_000).to_bytes(2, "big") + bytes(64_998)
+    path.write_bytes(whole[:2] + 200 * note + whole[2:])
+    encoded = encode(Sample("a.jpg", 0, FileSlice(str(path))), PrepSettings(**options))
+    assert encoded.mode == (COEFFICIENTS if "encoding" in options else JPEG)
+    assert encoded.rule == ("without its metadata, which are larger than a page" if options else "")
+    jpeg = unpack(encoded.data) if "encoding" in options else encoded.data
+    assert np.array_equal(Image.open(io.BytesIO(jpeg)), Image.open(io.BytesIO(whole)))
+
+
+def test_a_grey_one_that_is_not_taken_becomes_one_in_rgb(tmp_path):
+    """As it does where JPEGs are stored."""
+    (tmp_path / "a.jpg").write_bytes(by_pillow(scene(0, 90, 60).convert("L"), progressive=True))
+    encoded = encode(Sample("a.jpg", 0, FileSlice(str(tmp_path / "a.jpg"))), SETTINGS)
+    assert (encoded.mode, encoded.rule) == (COEFFICIENTS, "grey to RGB")
+    assert Image.open(io.BytesIO(unpack(encoded.data))).mode == "RGB"
+
+
 @pytest.fixture
 def images(tmp_path) -> Path:
     """Two classes of every kind, of which some cannot be restored, and two that prep has to change."""
@@ -421,7 +386,10 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_restored_files_stay_within_the_folder(tmp_path, monkeypatch):
-    """Whatever the samples' names: absolute, with `..`, the same file twice, 255 bytes, a dot first."""
+    """Whatever the samples' names: absolute, with `..`, the same file twice, 255 bytes, a dot first.
+
+    Two samples of one place are restored only if they are the same.
+    """
     monkeypatch.chdir(tmp_path)
     long, jpegs = "n" * 251 + ".jpg", jpegs_of("4:2:0")
     names = ["in/a.jpg", "in/.a.jpg", f"in/{long}", "in/ü \\n\n.jpg"]
@@ -447,55 +415,49 @@ def test_restored_files_stay_within_the_folder(tmp_path, monkeypatch):
         with pytest.raises(InputError, match=r"train\.sources: is of another file; prepare the folder again$"):
             restore(tmp_path / "out", tmp_path / "other")
     assert not (tmp_path / "other").exists()
+    for folder, data in (("deep/a", jpegs[0]), ("a", jpegs[1])):
+        put(tmp_path, {f"{folder}/b.jpg": data})
+    monkeypatch.chdir(tmp_path / "deep")
+    widemix.prepare([("a/b.jpg", 0), ("../a/b.jpg", 0)], tmp_path / "two", encoding="coefficients")
+    with pytest.raises(InputError, match=r"train\.beton: two samples would be the file a/b\.jpg"):
+        restore(tmp_path / "two", tmp_path / "other")
 
 
-def test_two_samples_of_one_place_are_restored_only_if_they_are_the_same():
-    same = {"a/b.jpg": (0, 1), "/a/b.jpg": (1, 1), "../a/./b.jpg": (2, 1), "a/c.jpg": (3, 7)}
-    assert _places(Path("x.beton"), same) == {"a/b.jpg": (0, 1), "a/c.jpg": (3, 7)}
-    with pytest.raises(InputError, match=r"x\.beton: two samples would be the file a/b\.jpg"):
-        _places(Path("x.beton"), {"a/b.jpg": (0, 1), "/a/b.jpg": (1, 2)})
-
-
-def test_a_full_disk_ends_a_restore(images, tmp_path, monkeypatch):
+def test_a_full_disk_ends_a_restore(images, tmp_path):
     """It is no error of one file."""
-
-    def fail(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     prepare("image-folder", images, tmp_path / "out", PrepSettings(splits="val"), processes=1)
-    monkeypatch.setattr(Path, "write_bytes", fail)
-    with pytest.raises(OSError, match="No space left on device"):
+    with disk_of(500), pytest.raises(OSError, match="File too large"):
         restore(tmp_path / "out", tmp_path / "back")
     assert not list((tmp_path / "back").glob("lock*"))
 
 
-def test_names_of_jpegs_are_kept_where_their_images_have_changed():
-    for name in ("a.jpg", "a.JPEG", "b/a.jpe", "a.JFIF"):
-        assert _jpeg_place(name, {name: (0, 0)}) == name
-    for name, place in (("a.png", "a.png.jpg"), ("a.webp", "a.webp.jpg.jpg"), ("ajpg", "ajpg.jpg")):
-        assert _jpeg_place(name, {name: (0, 0), "a.webp.jpg": (1, 0)}) == place
-
-
 def test_changed_images_have_names_of_their_own(tmp_path):
-    """a.png becomes a JPEG, beside one that is named a.png.jpg; a name that is too long is told, after all others."""
-    folder = tmp_path / "images/train/a"
+    """a.png becomes a JPEG, next to one that is named a.png.jpg; a JPEG keeps its name, however it ends.
+
+    A name that is too long is told, after all others.
+    """
+    folder, turned = tmp_path / "images/train/a", Image.Exif()
     folder.mkdir(parents=True)
-    scene(0, 30, 30).save(folder / "a.png")
+    turned[0x0112] = 6
+    for name in ("a.png", "apng"):
+        scene(0, 30, 30).save(folder / name, "PNG")
+    for name in ("t.jpg", "t.JPEG", "t.jpe", "t.JFIF"):
+        (folder / name).write_bytes(by_pillow(scene(1, 30, 30), exif=turned))
     (folder / "a.png.jpg").write_bytes(by_pillow(scene(1, 30, 30)))
     prepare("image-folder", folder.parents[1], tmp_path / "out", SETTINGS, processes=1)
-    assert restore(tmp_path / "out", tmp_path / "back") == {"train": (2, 1)}
-    assert set(files(tmp_path / "back")) == {"train/a/a.png.jpg", "train/a/a.png.jpg.jpg"}
+    assert restore(tmp_path / "out", tmp_path / "back") == {"train": (7, 6)}
+    names = {"a.png.jpg", "a.png.jpg.jpg", "apng.jpg", "t.jpg", "t.JPEG", "t.jpe", "t.JFIF"}
+    assert set(files(tmp_path / "back")) == {f"train/a/{name}" for name in names}
     assert (tmp_path / "back/train/a/a.png.jpg").read_bytes() == (folder / "a.png.jpg").read_bytes()
     scene(2, 30, 30).save(folder / f"{'n' * 250}.png")
     prepare("image-folder", folder.parents[1], tmp_path / "out", SETTINGS, processes=1, force=True)
-    with pytest.raises(
-        InputError, match=r"^1 of 3 files cannot be restored; the first: .*png\.jpg: File name too long$"
-    ):
+    words = r"^1 of 8 files cannot be restored; the first: .*png\.jpg: File name too long$"
+    with pytest.raises(InputError, match=words):
         restore(tmp_path / "out", tmp_path / "back2")
-    assert len(files(tmp_path / "back2")) == 2
+    assert len(files(tmp_path / "back2")) == 7
 
 
-def test_an_image_that_a_table_lists_twice_is_restored_once_under_its_own_name(tmp_path):
+def test_an_image_listed_twice_is_restored_once(tmp_path):
     """A JPEG named .png is the bytes of its source, so it keeps that name; damage of JPEGs is told too."""
     first, second = jpegs_of("4:2:0")[:2]
     (tmp_path / "in").mkdir()
@@ -563,8 +525,7 @@ def test_a_killed_restore_is_resumed(images, tmp_path):
     assert files(back) == files(tmp_path / "whole")
 
 
-def test_two_restores_at_once_are_refused(images, tmp_path, monkeypatch):
-    monkeypatch.setattr("widemix.lock.KILLED_S", 0.1)
+def test_two_restores_at_once_are_refused(images, tmp_path, fast_clock):
     prepare("image-folder", images, tmp_path / "out", SETTINGS, processes=1)
     busy = "another process is writing to it; wait until it ends"
     with lock_folder(tmp_path / "back"), pytest.raises(InputError, match=busy):
@@ -613,7 +574,7 @@ def test_real_images_are_restored(tmp_path):
     assert packed < 1.25 * restored
 
 
-def test_settings_and_sizes(images, tmp_path, monkeypatch):
+def test_settings_and_sizes(images, tmp_path, limits):
     with pytest.raises(InputError, match=r"^raw and encoding coefficients: "):
         PrepSettings(raw=True, encoding="coefficients")
     out = tmp_path / "out"
@@ -624,7 +585,7 @@ def test_settings_and_sizes(images, tmp_path, monkeypatch):
     sizes = [len(unpack(beton.bytes[beton.offset[n] :][: beton.size[n]].tobytes())) for n in packed]
     assert (count, stored, before) == (len(sizes), beton.size[packed].sum(), sum(sizes))
     assert jpegs == len(KINDS) - count > 0
-    monkeypatch.setattr("widemix.data_prep.coefficients.SAMPLED", len(sizes) - 1)
+    limits({"widemix.data_prep.coefficients.SAMPLED": len(sizes) - 1})
     chosen = slice(None, None, 2)
     estimated = sum(sizes[chosen]) * stored / beton.size[packed][chosen].sum()
     assert count_bytes(out / "val.beton") == (count, jpegs, stored, round(estimated))

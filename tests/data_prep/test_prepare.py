@@ -118,7 +118,7 @@ def test_names_of_any_bytes(tmp_path, image):
 # What is in the folder already.
 
 
-def test_a_complete_folder_is_left_alone(tmp_path, prep, system, capsys):
+def test_a_complete_folder_is_left_alone(tmp_path, prep, system, fast_clock, capsys):
     """But for what a kill has left beside its manifest, where it may be written to."""
     out = tmp_path / "out"
     first = prep()
@@ -132,7 +132,7 @@ def test_a_complete_folder_is_left_alone(tmp_path, prep, system, capsys):
     system({"os.access": lambda path, mode: Path(path) != out and access(path, mode)})
     prep()
     assert contents(out) == before | {"plan.unfinished": b""}
-    system({"os.access": access, "time.sleep": lambda _: None})
+    system({"os.access": access})
     with lock_folder(out), pytest.raises(InputError, match="another process is writing to it"):
         prep()
     prep()

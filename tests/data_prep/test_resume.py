@@ -286,8 +286,7 @@ def test_nothing_is_recorded_after_a_write_that_failed(tmp_path, fails):
     assert bool(recorded) is not fails
 
 
-def test_two_at_once_are_refused(cut, out, system):
-    system({"time.monotonic": itertools.count().__next__, "time.sleep": lambda seconds: None})
+def test_two_at_once_are_refused(cut, out, fast_clock):
     with lock_folder(out), pytest.raises(InputError, match="another process is writing to it"):
         go_on(cut, out)
     assert go_on(cut, out) == contents(cut / "whole")
