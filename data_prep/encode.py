@@ -57,7 +57,7 @@ def encode_all(samples: Sequence[Sample], start: int, settings: PrepSettings, pr
         yield from (encode(samples[i], settings) for i in range(start, len(samples)))
         return
     with _workers(others, settings) as pipes:
-        yield from _in_order(samples, start, settings, pipes)
+        yield from in_order(samples, start, settings, pipes)
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def _receive(pipe: Connection, tasks: SimpleQueue[Task | None]) -> None:
         tasks.put(None)
 
 
-def _in_order(
+def in_order(
     samples: Sequence[Sample], start: int, settings: PrepSettings, pipes: list[Connection]
 ) -> Iterator[Encoded]:
     """What the processes encode, and this one while it would only wait for them."""

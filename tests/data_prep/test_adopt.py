@@ -40,11 +40,11 @@ def beton(tmp_path, image, write_beton):
 
 
 @pytest.mark.parametrize("hard", [True, False])
-def test_a_folder_of_links(tmp_path, beton, capsys, monkeypatch, hard):
+def test_a_folder_of_links(tmp_path, beton, capsys, monkeypatch, system, hard):
     before, out = beton.read_bytes(), tmp_path / "out"
     (tmp_path / "names.txt").write_text("\n".join("abcdefgh"))
     if not hard:
-        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError))
+        system({"os.link": lambda *_: (_ for _ in ()).throw(OSError)})
     monkeypatch.chdir(tmp_path)
     words = ["adopt", beton.name, f"val={beton}", "--to", str(out), "--classes", str(tmp_path / "names.txt")]
     assert main(words) == 0
@@ -62,14 +62,13 @@ def test_a_folder_of_links(tmp_path, beton, capsys, monkeypatch, hard):
         adopt({"train": beton}, out)
 
 
-def test_a_disk_without_links_is_told(tmp_path, beton, capsys, monkeypatch):
+def test_a_disk_without_links_is_told(tmp_path, beton, capsys, system):
     """As FAT and exFAT."""
 
     def fails(*_, **__):
         raise OSError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(os, "link", fails)
-    monkeypatch.setattr(os, "symlink", fails)
+    system({"os.link": fails, "os.symlink": fails})
     assert main(["adopt", str(beton), "--to", str(tmp_path / "out")]) == 2
     assert (
         f"{tmp_path}/out: its disk has no links, of which the folder would consist; name one on"
@@ -78,7 +77,7 @@ def test_a_disk_without_links_is_told(tmp_path, beton, capsys, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_image_is_refused_and_named(tmp_path, beton, monkeypatch, capsys):
+def test_a_damaged_image_is_refused_and_named(tmp_path, beton, limits, capsys):
     opened = open_beton(beton)
     data = bytearray(beton.read_bytes())
     data[int(opened.offset[2]) : int(opened.offset[2]) + 2] = b"??"
@@ -90,13 +89,13 @@ def test_a_damaged_image_is_refused_and_named(tmp_path, beton, monkeypatch, caps
     assert "train_256.beton[2]: is no image" in listed
     assert "train_256.beton[4]: " in listed
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr("widemix.data_prep.adopt.LISTED", 1)
+    limits({"widemix.data_prep.adopt.LISTED": 1})
     with pytest.raises(RunError, match="2 of 5 images are damaged"):
         adopt({"train": beton}, tmp_path / "out")
     assert capsys.readouterr().err.count("train_256.beton[") == 1
 
 
-def test_an_image_that_libjpeg_reads_with_a_warning_is_damaged_too(tmp_path, image, write_beton, capsys):
+def test_an_image_with_a_warning_of_libjpeg_is_damaged_too(tmp_path, image, write_beton, capsys):
     """`prep` would write it anew, with the same pixels."""
     image(0).save(tmp_path / "0.jpg")
     jpeg, comment = (tmp_path / "0.jpg").read_bytes(), b"\xff\xfe\x00\x10" + 14 * b"c"
@@ -204,7 +203,7 @@ def test_wrong_arguments_are_one_line(tmp_path, beton, capsys):
 
 
 @pytest.mark.parametrize("settings", [{}, {"restart_markers": False}, {"raw": True}])
-def test_a_file_of_prep_gets_the_checksums_that_prep_gave_it(tmp_path, folder, settings):
+def test_a_file_of_prep_gets_its_own_checksums(tmp_path, folder, settings):
     """The tables of its segments too, where it has restart markers."""
     prepare("image-folder", folder, tmp_path / "prepared", PrepSettings(**settings), processes=1)
     out = tmp_path / "out"

@@ -103,7 +103,7 @@ def test_rows_compare_the_costs_of_one_round():
         assert row == {"name": name, "mib": mib, "psnr_db": 40.13} | numbers
 
 
-def test_a_writer_costs_what_it_takes_until_all_is_on_disk(tmp_path, system):
+def test_a_writer_costs_its_time_until_all_is_on_disk(tmp_path, system):
     """And not what others still had to write; CPU time is that of all processes, without waiting for disks."""
     clock, used = [5.0], [7.0]
     times = namedtuple("times", "user system children_user children_system iowait")

@@ -290,7 +290,7 @@ def test_metadata_that_are_larger_than_a_page_are_dropped(tmp_path, options):
     assert np.array_equal(Image.open(io.BytesIO(jpeg)), Image.open(io.BytesIO(whole)))
 
 
-def test_a_grey_one_that_is_not_taken_becomes_one_in_rgb(tmp_path):
+def test_a_grey_one_that_is_not_taken_becomes_rgb(tmp_path):
     """As it does where JPEGs are stored."""
     (tmp_path / "a.jpg").write_bytes(by_pillow(scene(0, 90, 60).convert("L"), progressive=True))
     encoded = encode(Sample("a.jpg", 0, FileSlice(str(tmp_path / "a.jpg"))), SETTINGS)

@@ -3,18 +3,14 @@
 import itertools
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections import deque
-from contextlib import nullcontext, suppress
-from multiprocessing.connection import wait
+from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -24,8 +20,9 @@ from widemix.data_prep import encode, write
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.samples import ImageFiles, PixelArrays
 from widemix.data_prep.settings import PrepSettings
-from widemix.errors import InputError
+from widemix.errors import InputError, RunError
 
+WRITES = ("1", "64")  # the number of write(2) on x86-64 and on 64-bit Arm
 ROOT = Path(__file__).parents[2]
 RAW = PrepSettings(raw=True)
 PREPARE = """
@@ -51,7 +48,8 @@ PREPARE = """
     encode.MIN_SECONDS_PER_PROCESS, encode.TIMED = 1e-9, 1
     journal.Journal.append = append_and_wait
     try:
-        prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), PrepSettings(max_size=64), processes=3)
+        settings = PrepSettings(max_size=int(sys.argv[4]))
+        prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), settings, processes=3)
     except RuntimeError as error:
         sys.exit(str(error))
 """
@@ -71,12 +69,12 @@ def many(tmp_path, file, count):
     return tmp_path / "images"
 
 
-def launch(tmp_path, folder, shard=write.SHARD):
+def launch(tmp_path, folder, shard=write.SHARD, max_size=64):
     """A preparation of three processes, which stops (SIGSTOP) after a line of its journal, once there are three."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(PREPARE))
     return subprocess.Popen(
-        [sys.executable, script, folder, tmp_path / "new" / "out", str(shard)],
+        [sys.executable, script, folder, tmp_path / "new" / "out", str(shard), str(max_size)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
@@ -87,7 +85,7 @@ def launch(tmp_path, folder, shard=write.SHARD):
 def workers_of(process):
     """The processes that it started to encode."""
     children = psutil.Process(process.pid).children()
-    return [child for child in children if encode._MAIN in child.cmdline()]
+    return [child for child in children if any("import work; work(" in word for word in child.cmdline())]
 
 
 def start(tmp_path, folder):
@@ -120,44 +118,19 @@ def test_a_killed_worker_ends_it_with_one_line(tmp_path, slow_folder):
     assert_gone(workers)
 
 
-def test_a_worker_killed_within_its_answer_ends_it(tmp_path, slow_folder, monkeypatch):
-    """And does not leave the rest of the answer to be waited for."""
-    workers, start_worker = [], encode._start_without_sigint
-
-    def kept(file):
-        workers.append(start_worker(file))
-        return workers[-1]
-
-    def kill_and_wait(pipes, _timeout):
-        ready = wait(pipes)  # the first of an answer is there: 16 images are more than any pipe holds
-        for worker in workers:
-            worker.kill()
-        return ready
-
-    monkeypatch.setattr(encode, "_start_without_sigint", kept)
-    monkeypatch.setattr(encode, "wait", kill_and_wait)
-    monkeypatch.setattr(encode, "MIN_SECONDS_PER_PROCESS", 1e-9)
-    with pytest.raises(RuntimeError, match="a process that encodes images was killed"):
-        prepare(
-            "image-folder",
-            slow_folder,
-            tmp_path / "out",
-            PrepSettings(max_size=0, restart_markers=False),
-            processes=2,
-        )
-    assert [psutil.pid_exists(worker.pid) for worker in workers] == [False]  # nor a zombie: it was waited for
-    assert not (tmp_path / "out").exists()
-
-
 def test_after_a_killed_worker_the_same_command_resumes(tmp_path, image):
-    """To the bytes of an uninterrupted run."""
-    image(0, 1000, 750).save(tmp_path / "medium.jpg")
+    """To the bytes of an uninterrupted run; it was killed within an answer, whose rest is not waited for."""
+    image(0, 1000, 750).save(tmp_path / "medium.jpg", quality=95)  # of which 16 are more than a pipe holds
     folder = many(tmp_path, tmp_path / "medium.jpg", 300)
-    process = launch(tmp_path, folder, shard=20_000)
+    process = launch(tmp_path, folder, shard=20_000, max_size=0)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     assert (tmp_path / "new/out/train.journal.unfinished").exists()
     workers = workers_of(process)
     assert len(workers) == 2
+    deadline = time.monotonic() + 300
+    while Path(f"/proc/{workers[1].pid}/syscall").read_text().split()[0] not in WRITES:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     workers[1].kill()
     process.send_signal(signal.SIGCONT)
     _, errors = process.communicate(timeout=600)
@@ -165,19 +138,20 @@ def test_after_a_killed_worker_the_same_command_resumes(tmp_path, image):
     expected = "a process that encodes images was killed (out of memory?); start again"
     assert errors.splitlines()[-1] == expected
     assert "the same command resumes from them" in errors
-    settings = PrepSettings(max_size=64)
+    assert_gone(workers)
+    settings = PrepSettings(max_size=0)
     prepare("image-folder", folder, tmp_path / "new/out", settings, processes=2)
     prepare("image-folder", folder, tmp_path / "uninterrupted", settings, processes=1)
     for file in (tmp_path / "uninterrupted").iterdir():
         assert (tmp_path / "new/out" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_tasks_larger_than_a_pipe_are_sent_while_their_process_answers(monkeypatch):
-    """Images of STL-10's size, which lie in memory: 432 KiB a task, where a pipe of Linux has room for 208."""
+def test_tasks_larger_than_a_pipe_are_sent(limits):
+    """While their process answers: images of STL-10's size, 432 KiB a task, and a pipe of Linux has room for 208."""
     pixels = np.random.default_rng(0).integers(0, 256, (200, 96, 96, 3), np.uint8)
     samples = PixelArrays("large", pixels, np.arange(200))
     encoded: list[encode.Encoded] = []
-    monkeypatch.setattr(encode, "MIN_SECONDS_PER_PROCESS", 1e-9)
+    limits({"widemix.data_prep.encode.MIN_SECONDS_PER_PROCESS": 1e-9})
     reading = threading.Thread(target=lambda: encoded.extend(encode.encode_all(samples, 0, RAW, 2)), daemon=True)
     reading.start()
     reading.join(timeout=600)
@@ -198,38 +172,60 @@ def test_an_image_that_stops_it_comes_after_those_before_it(forty):
     samples, settings = forty
     found = []
     with pytest.raises(InputError, match=r"20\.jpg: is no image"):
-        found.extend(encode._in_order(samples, 3, settings, []))
+        found.extend(encode.in_order(samples, 3, settings, []))
     assert found == [encode.encode(samples[number], settings) for number in range(3, 20)]
-    assert [record.label for record in encode._in_order(samples, 21, settings, [])] == list(range(21, 40))
+    assert [record.label for record in encode.in_order(samples, 21, settings, [])] == list(range(21, 40))
 
 
-class Slow:
-    """A pipe to a process that answers when it is waited for."""
+class Watched(PixelArrays):
+    """Tiny images, and the last that was asked for."""
 
-    def __init__(self):
-        self.tasks, self.sent = deque(), 0
+    last = -1
 
-    def send(self, task):
-        self.tasks.append(task)
-        self.sent += 1
-
-    def recv(self):
-        number, samples = self.tasks.popleft()
-        return number, (samples, None)
+    def __getitem__(self, index):
+        type(self).last = max(self.last, index)
+        return super().__getitem__(index)
 
 
-def test_slow_processes_do_not_let_images_pile_up_in_memory(monkeypatch):
+def tiny(count, kind=PixelArrays):
+    return kind("tiny", np.zeros((count, 2, 2, 3), np.uint8), np.arange(count))
+
+
+def test_slow_processes_do_not_let_images_pile_up():
     """Each is given two tasks at a time, and this process stops when four of each are ahead."""
-    own, pipes = [], [Slow(), Slow()]
-    monkeypatch.setattr(encode, "encode", lambda sample, _: own.append(sample) or sample)
-    monkeypatch.setattr(encode, "wait", lambda pipes, timeout: [] if timeout == 0 else [p for p in pipes if p.tasks])
-    records = encode._in_order(range(1000), 7, RAW, pipes)
-    assert next(records) == 7
-    assert own == list(range(7 + 4 * 16, 7 + 3 * 4 * 16))
-    assert [len(pipe.tasks) for pipe in pipes] == [1, 1]
-    assert list(records) == list(range(8, 1000))
-    assert not any(pipe.tasks for pipe in pipes)
-    assert min(pipe.sent for pipe in pipes) > 2  # each is given more when it has answered
+    samples, ends = tiny(1000, Watched), [multiprocessing.Pipe() for _ in range(2)]
+    records = []
+    consumer = threading.Thread(
+        target=lambda: records.extend(encode.in_order(samples, 7, RAW, [ours for ours, _ in ends])), daemon=True
+    )
+    consumer.start()
+    deadline = time.monotonic() + 300
+    while samples.last < 7 + 3 * 4 * 16 - 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.3)  # in which it would go on
+    assert samples.last == 7 + 3 * 4 * 16 - 1
+    tasks = [[theirs.recv() for _ in range(2)] for _, theirs in ends]
+    assert not any(theirs.poll() for _, theirs in ends)
+    assert sorted(number for two in tasks for number, _ in two) == [7, 23, 39, 55]
+    assert records == []
+
+    def answer(theirs, given):
+        while given or consumer.is_alive():
+            if given or theirs.poll(0.1):
+                number, images = given.pop(0) if given else theirs.recv()
+                theirs.send((number, ([encode.encode(sample, RAW) for sample in images], None)))
+
+    workers = [
+        threading.Thread(target=answer, args=(theirs, given)) for (_, theirs), given in zip(ends, tasks, strict=True)
+    ]
+    for thread in (*workers, consumer):
+        thread.join(300) if thread is consumer else thread.start()
+    assert [record.label for record in records] == list(range(7, 1000))
+    for thread in workers:
+        thread.join()
+    for end in (end for pipe in ends for end in pipe):
+        end.close()
 
 
 def test_what_a_process_answers(forty):
@@ -254,20 +250,46 @@ def test_what_a_process_answers(forty):
     assert str(error).startswith("20.jpg: is no image")
 
 
+class InThread:
+    """In place of a process that encodes."""
+
+    returncode = None
+
+    def __init__(self, words, pass_fds, **_):
+        threading.Thread(target=encode.work, args=(os.dup(*pass_fds),), daemon=True).start()
+
+    def terminate(self):
+        pass
+
+    wait = poll = terminate
+
+
 @pytest.mark.parametrize(
     ("count", "processes", "others"), [(132, 4, 3), (132, 16, 5), (52, 4, 1), (51, 4, 0), (132, 1, 0), (20, 9, 0)]
 )
-def test_as_many_processes_as_the_work_justifies(monkeypatch, count, processes, others):
+def test_as_many_processes_as_the_work_justifies(system, count, processes, others):
     """Of images that take 50 ms each but the first, after 32 that are timed; a process is worth a second of work."""
     started, clock = [], itertools.chain([0.0], itertools.count(10.0, 0.05))
-    monkeypatch.setattr(encode, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    monkeypatch.setattr(encode, "_workers", lambda number, _: started.append(number) or nullcontext([]))
-    samples = PixelArrays("a", np.zeros((count, 2, 2, 3), np.uint8), np.arange(count))
-    assert [record.label for record in encode.encode_all(samples, 0, RAW, processes)] == list(range(count))
-    assert started == ([others] if others else [])
+    system({"time.perf_counter": lambda: next(clock)})
+    system({"subprocess.Popen": lambda *words, **more: started.append(words) or InThread(*words, **more)})
+    records = list(encode.encode_all(tiny(count), 0, RAW, processes))
+    assert [record.label for record in records] == list(range(count))
+    assert len(started) == others
 
 
-def test_signals_are_heeded_again_where_a_process_could_not_be_started(monkeypatch):
+@pytest.fixture
+def started(system, limits):
+    """`started(start)`: encode with a process that `start`, given what `subprocess.Popen` is, makes."""
+    limits({"widemix.data_prep.encode.MIN_SECONDS_PER_PROCESS": 1e-9})
+
+    def run(start):
+        system({"subprocess.Popen": start})
+        return list(encode.encode_all(tiny(2000), 0, RAW, 2))
+
+    return run
+
+
+def test_signals_are_heeded_again_where_no_process_starts(started):
     def masked():
         return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
@@ -275,22 +297,24 @@ def test_signals_are_heeded_again_where_a_process_could_not_be_started(monkeypat
         assert masked()
         raise BlockingIOError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(encode.subprocess, "Popen", fail)
-    with pytest.raises(BlockingIOError), encode._workers(2, RAW):
-        pass
+    with pytest.raises(BlockingIOError):
+        started(fail)
     assert not masked()
 
 
 @pytest.mark.parametrize(
-    ("codes", "words"),
+    ("code", "words"),
     [
-        ([None, -9], r"was killed \(out of memory\?\)"),
-        ([3, None], "ended with exit code 3, by the error above"),
-        ([0, -15], "ended with exit code 0, by the error above"),
+        ("import os; os.kill(os.getpid(), 9)", r"was killed \(out of memory\?\)"),
+        ("import os; os.kill(os.getpid(), 15)", r"was killed \(out of memory\?\)"),
+        ("raise SystemExit(3)", "ended with exit code 3, by the error above"),
+        ("", "ended with exit code 0, by the error above"),
     ],
 )
-def test_how_a_process_ended_is_told(codes, words):
-    assert re.fullmatch(words, encode._cause_of_death([SimpleNamespace(poll=lambda: 0, returncode=c) for c in codes]))
+def test_how_a_process_ended_is_told(started, code, words):
+    start = subprocess.Popen
+    with pytest.raises(RunError, match=f"^a process that encodes images {words}; start again$"):
+        started(lambda given, **more: start([sys.executable, "-c", code], **more))
 
 
 def test_ctrl_c_leaves_nothing(tmp_path, slow_folder):

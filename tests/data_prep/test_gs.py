@@ -7,7 +7,6 @@ from urllib.request import Request, urlopen
 import pytest
 
 from tests.data_prep.test_s3 import line
-from widemix.data_prep import remote
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.remote import download
 from widemix.data_prep.settings import PrepSettings
@@ -25,9 +24,9 @@ from gcp_storage_emulator.server import create_server  # noqa: E402
 
 
 @pytest.fixture
-def address(monkeypatch):
+def address(monkeypatch, limits):
     """The address of an empty store with one bucket, `images`."""
-    monkeypatch.setattr(remote, "WAIT_S", 0.01)
+    limits({"widemix.data_prep.remote.WAIT_S": 0.01})
     server = create_server("127.0.0.1", 0, in_memory=True, default_bucket="images")
     server.start()
     address = f"127.0.0.1:{server._api._httpd.server_port}"

@@ -3,10 +3,8 @@
 import fsspec
 import huggingface_hub
 import pytest
-from huggingface_hub.utils import _http
 
 from tests.models import hub_server
-from widemix.data_prep import remote
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.remote import download
 from widemix.data_prep.settings import PrepSettings
@@ -18,10 +16,9 @@ ENTRY = "datasets/lab/images"
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
+def hub(monkeypatch, system):
     """An empty hub, whose lines the library tries again without waiting."""
-    monkeypatch.setattr(remote, "WAIT_S", 0.01)
-    monkeypatch.setattr(_http.time, "sleep", lambda _: None)
+    system({"time.sleep": lambda _: None})
     with hub_server.serve() as hub:
         monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": hub.address, "token": "hf_of_this_test"})
         huggingface_hub.HfFileSystem.clear_instance_cache()
@@ -35,7 +32,7 @@ def upload(hub, folder, to):
             hub.files[f"{ENTRY}/{to}/{path.relative_to(folder)}"] = path.read_bytes()
 
 
-def test_a_source_and_a_prepared_folder_come_whole_over_lines_that_are_cut(hub, folder, tmp_path):
+def test_folders_come_whole_over_lines_that_are_cut(hub, folder, tmp_path):
     upload(hub, folder, "set")
     hub.cuts += sorted(hub.files)[:2]
     origin = download(f"hf://{ENTRY}/set", tmp_path / "downloaded")

@@ -25,7 +25,6 @@ from widemix.errors import InputError
 from widemix.formats.beton import open_beton
 from widemix.formats.manifest import read_manifest
 from widemix.formats.segments import NO_SEGMENTS, segments_of
-from widemix.native import BuildError
 
 pytestmark = pytest.mark.usefixtures("small_pages")
 
@@ -202,7 +201,7 @@ def test_what_libjpeg_does_not_take_is_damage(changes, words):
         transcoded(crafted((50, 41), *ODD, **changes))
 
 
-def test_a_table_of_a_number_that_there_is_not_is_damage():
+def test_a_table_of_a_wrong_number_is_damage():
     data = crafted((50, 41), *ODD)
     at = data.index(b"\xff\xda") + 6
     for number, name in ((0x50, "0x05"), (0x05, "0x05")):
@@ -264,20 +263,20 @@ def test_damage_between_the_markers_is_found(image):
     assert transcoded(rewritten)[2] == ""
 
 
-def test_one_that_grows_by_more_than_a_quarter_is_kept(image, monkeypatch):
-    data, rooms = saved(image(5)), []
-    codec = restart.run_codec
+def test_one_that_grows_by_more_than_a_quarter_is_kept(image, limits):
+    """And by 64 KiB more, so that a small one is never kept for that."""
+    data = saved(image(5))
+    grown, table, rule = transcoded(data)
+    assert (len(grown) < len(data), rule) == (True, "")
+    for room, expected in (
+        (100, (data, NO_SEGMENTS, "kept as it is: grows by a quarter")),
+        (65_536, (grown, table, "")),
+    ):
+        limits({"widemix.data_prep.restart.MAX_GROWTH": room - len(data) * 5 // 4})
+        assert transcoded(data) == expected
 
-    def with_less_room(function, data, room, *settings):
-        rooms.append(room)
-        return codec(function, data, 100, *settings)
 
-    monkeypatch.setattr(restart, "run_codec", with_less_room)
-    assert transcoded(data) == (data, NO_SEGMENTS, "kept as it is: grows by a quarter")
-    assert rooms == [len(data) * 5 // 4 + 65_536]
-
-
-def test_a_warning_of_one_that_lacks_scans_leaves_it_to_pillow(tmp_path, image):
+def test_one_with_a_warning_that_lacks_scans_is_pillows(tmp_path, image):
     """What libjpeg would write of it is not smoothed, as decoders smooth it."""
     cut = without_scans(saved(image(5), progressive=True), 4)
     data = cut[:-2] + b"\0\0\0\0" + cut[-2:]  # extraneous bytes before the marker
@@ -377,7 +376,7 @@ def test_damaged_tables_are_refused(stored, number, value):
 
 
 @pytest.mark.parametrize("sample", [0, 3])
-def test_a_segment_has_at_least_a_byte_and_ends_within_the_image(stored, sample):
+def test_a_segment_has_a_byte_and_ends_within_the_image(stored, sample):
     beton, _ = stored
     damaged, size = np.memmap(beton.path, np.uint8, "r+"), int(beton.size[sample])
     table = damaged[beton.segments[sample] :][: beton.segments_size[sample]].view(NUMBER)
@@ -391,22 +390,11 @@ def test_a_segment_has_at_least_a_byte_and_ends_within_the_image(stored, sample)
                 segments_of(open_beton(beton.path), sample)
 
 
-def test_without_a_compiler_originals_are_kept(tmp_path, folder, image, monkeypatch, capsys):
-    def no_library():
-        raise BuildError("there is no C compiler")
-
-    restart.library.cache_clear()
-    monkeypatch.setattr(restart, "open_library", no_library)
+def test_without_a_compiler_originals_are_kept(tmp_path, folder, image, uncompiled, capsys):
     image(0).save(folder / "train/ant/rewritten.png")
-    try:
-        prepare("image-folder", folder, tmp_path / "out", PrepSettings(shuffle=False), processes=1)
-    finally:
-        restart.library.cache_clear()
-    notes = [line for line in capsys.readouterr().err.splitlines() if "C compiler" in line]
-    assert notes == [
-        "note: JPEGs, if there are any, are stored as they are, without restart markers, some damaged ones too: "
-        "there is no C compiler"
-    ]
+    prepare("image-folder", folder, tmp_path / "out", PrepSettings(shuffle=False), processes=1)
+    note = "note: JPEGs, if there are any, are stored as they are, without restart markers, some damaged ones too: "
+    assert capsys.readouterr().err.count(f"{note}WIDEMIX_NATIVE=none\n") == 1
     assert read_manifest(tmp_path / "out").versions["jpeg"] == "none"
     beton, names = open_beton(tmp_path / "out/train.beton"), sorted((folder / "train").glob("*/*"))
     for i, name in enumerate(names):

@@ -113,7 +113,7 @@ def test_whatever_interrupts_it_the_bytes_are_the_same(tmp_path, jobs, count):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_disk_that_is_full_at_the_end_costs_no_data(tmp_path, jobs, name):
+def test_a_disk_full_at_the_end_costs_no_data(tmp_path, jobs, name):
     """All is recorded when the tables do not fit any more."""
     job, out = jobs(name), tmp_path / "out"
     if job.before:
@@ -381,7 +381,7 @@ def test_a_journal_of_another_seed_has_no_entries(tmp_path):
             journal.append({"x": 1})
 
 
-def test_the_last_entry_taken_goes_if_no_more_is_asked_for(tmp_path):
+def test_the_last_entry_goes_if_no_more_is_asked(tmp_path):
     """And what is appended then follows those before it."""
     journal = Journal(tmp_path / "journal")
     for number in range(4):

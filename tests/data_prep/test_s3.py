@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from widemix.data_prep import remote
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.remote import download
 from widemix.data_prep.settings import PrepSettings
@@ -26,9 +25,9 @@ KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REG
 
 
 @pytest.fixture(autouse=True)
-def server(monkeypatch, tmp_path):
+def server(monkeypatch, tmp_path, limits):
     """An empty store with one bucket, `images`."""
-    monkeypatch.setattr(remote, "WAIT_S", 0.01)
+    limits({"widemix.data_prep.remote.WAIT_S": 0.01})
     for key, value in (KEYS | {"AWS_EC2_METADATA_DISABLED": "true", "HOME": str(tmp_path)}).items():
         monkeypatch.setenv(key, value)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
@@ -112,7 +111,7 @@ def test_a_line_that_is_cut_is_resumed(server, folder, tmp_path, monkeypatch):
     assert verify(copy) == []
 
 
-def test_each_mistake_is_one_line(folder, tmp_path, monkeypatch):
+def test_each_mistake_is_one_line(folder, tmp_path, monkeypatch, limits):
     upload(folder, "set")
     for url, words in (
         ("s3://nobodys/set", "s3://nobodys/set: cannot be listed"),
@@ -132,7 +131,7 @@ def test_each_mistake_is_one_line(folder, tmp_path, monkeypatch):
     for key, value in KEYS.items():
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    monkeypatch.setattr(remote, "TRIES", 1)
+    limits({"widemix.data_prep.remote.TRIES": 1})
     fsspec.filesystem("s3").clear_instance_cache()
     with pytest.raises(RunError, match="the same command resumes"):
         stage("s3://images/set", tmp_path / "disk")

@@ -73,7 +73,7 @@ def test_a_new_file_hardly_disturbs_the_choice():
     assert len(set(before) & set(after)) >= 99
 
 
-def test_the_choice_and_the_order_of_a_seed_are_always_the_same():
+def test_choice_and_order_of_a_seed_are_always_the_same():
     """Whatever the versions of libraries: a folder that is prepared again, or extended, is the same."""
     whole = dataset([5, 3])
     shuffled = names(shuffle_train(whole, PrepSettings(shuffle=True, seed=3)))
@@ -84,7 +84,7 @@ def test_the_choice_and_the_order_of_a_seed_are_always_the_same():
     assert names(take_subset(whole, PrepSettings(per_class=1, seed=3))) == ["train/0/2", "train/1/5"]
 
 
-def test_what_has_no_classes_one_after_the_other_is_not_shuffled():
+def test_what_is_not_listed_class_by_class_is_not_shuffled():
     """One class, numbers to predict, sentence pairs, and a source without train."""
     settings = PrepSettings(shuffle=True)
     numbers = Dataset(("age",), {"train": ImageFiles("", ["a", "b"], [-1, -1])}, targets=True)
@@ -103,13 +103,13 @@ def test_names_of_any_bytes_are_chosen_too():
     assert [len(names(chosen, split)) for split in ("train", "holdout")] == [3, 2]
 
 
-def test_each_head_of_the_order_has_its_share_of_the_classes():
+def test_each_head_of_the_order_has_all_classes():
     for sizes, labels in (([1, 3], [1, 0, 1, 1]), ([3, 1], [0, 0, 1, 0]), ([2, 4], [1, 0, 1, 1, 0, 1])):
         train = dataset(sizes).splits["train"]
         assert [train[index].label for index in stratified_order(train, 0)] == labels
 
 
-def test_the_holdout_has_the_order_of_the_source_and_a_part_checks_no_files():
+def test_the_holdout_has_the_sources_order():
     settings = PrepSettings(holdout=0.5, shuffle=True)
     chosen = select(dataset([20, 20]), settings)
     listed = names(dataset([20, 20]))
@@ -178,7 +178,7 @@ def test_a_part_that_is_none_is_refused():
             take_subset(dataset([10]), settings)
 
 
-def test_train_is_stored_shuffled_where_it_is_listed_class_by_class(tmp_path, folder):
+def test_train_is_stored_shuffled(tmp_path, folder):
     """The same samples and pixels in an order of their own for each seed; val, or a mixed listing, stays as it is."""
     listed = {
         seed: names(select(image_folder.read(folder), PrepSettings(seed=seed, shuffle=True))) for seed in (0, 1)

@@ -1,5 +1,6 @@
 """Damage of every kind is named by `verify`, and what sizes, layout and counts show is refused at opening."""
 
+import errno
 import json
 import os
 import random
@@ -7,23 +8,22 @@ import re
 import shlex
 import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.data_prep.writing import put
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.data.split import open_split
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.verify import _check, _describe_block, _Opened, _ranges, repair_command, verify
+from widemix.data_prep.verify import repair_command, verify
 from widemix.errors import InputError
-from widemix.formats import blocks
 from widemix.formats.beton import SEGMENTED as SAMPLE
 from widemix.formats.beton import open_beton
 from widemix.formats.blocks import map_blocks
-from widemix.formats.checksums import open_checksums
 from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.formats.tables import ALLOCATION, FIELD, HEADER
 from widemix.recipe.data import DataSection
@@ -32,11 +32,11 @@ TABLES = HEADER.itemsize + 3 * FIELD.itemsize
 
 
 @pytest.fixture
-def prepared(tmp_path, folder, monkeypatch):
+def prepared(tmp_path, folder, limits):
     """A small prepared folder of many small blocks and pages."""
-    for module in ("widemix.formats.blocks", "widemix.formats.manifest", "widemix.data_prep.verify"):
-        monkeypatch.setattr(f"{module}.BLOCK", 4096)
-    monkeypatch.setattr("widemix.data_prep.write.PAGE", 8192)
+    for module in ("formats.blocks", "formats.manifest", "data_prep.verify"):
+        limits({f"widemix.{module}.BLOCK": 4096})
+    limits({"widemix.data_prep.write.PAGE": 8192})
     prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
     return tmp_path / "out"
 
@@ -45,31 +45,30 @@ def test_a_whole_folder_has_no_damage(prepared):
     assert verify(prepared) == []
 
 
-def test_no_manifest_is_an_error(tmp_path):
-    with pytest.raises(InputError, match=r"has no manifest\.json"):
-        verify(tmp_path)
-
-
-def test_a_file_that_may_not_be_read_is_not_called_damaged(prepared, monkeypatch):
+def test_a_file_that_may_not_be_read_is_not_damaged(prepared, system):
     """Root may read all, so the system's answer is played."""
-    monkeypatch.setattr("widemix.data_prep.verify.os.access", lambda path, _: path.name != "train.beton")
+    system({"os.access": lambda path, _: path.name != "train.beton"})
     with pytest.raises(InputError, match=r"train\.beton: cannot be read \(Permission denied\)$"):
         verify(prepared)
 
 
-def test_what_is_no_manifest_is_named(prepared):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda whole: whole[: len(whole) // 2], r"not JSON: .*prepare it again"),
+        (lambda whole: "{}", "source: Field required.*prepare it again"),
+        (lambda whole: whole.replace('"samples"', '"sampels"'), "splits: train: Field required"),
+        (lambda whole: whole.replace('"train.beton"', '"../train.beton"'), ".*String should match pattern"),
+        (lambda whole: whole.replace('"files": {', '"files": {"/etc/hosts": "",'), ".*String should match pattern"),
+        (lambda whole: re.sub(r'("blocks": \[)\s*"[^"]*",', r"\1", whole), ".*blocks do not cover"),
+    ],
+)
+def test_what_is_no_manifest_is_named(prepared, change, words):
+    """Also one that names other folders, or too few blocks."""
     path = prepared / "manifest.json"
-    with pytest.raises(InputError, match=r"manifest\.json: is a file; name the folder"):
-        verify(path)
-    whole = path.read_bytes()
-    for data, words in (
-        (whole[: len(whole) // 2], "not JSON: "),
-        (b"{}", "source: Field required"),
-        (whole.replace(b'"samples"', b'"sampels"'), "splits: train: Field required"),
-    ):
-        path.write_bytes(data)
-        with pytest.raises(InputError, match=rf"not a manifest \({words}.*prepare it again"):
-            verify(prepared)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(InputError, match=rf"not a manifest \({words}"):
+        verify(prepared)
 
 
 def special(path, kind):
@@ -133,23 +132,19 @@ def test_a_changed_manifest_is_refused(prepared, folder):
     assert verify(prepared) == []
 
 
-def test_what_is_ended_early_reads_no_further_blocks(monkeypatch):
+def test_what_is_ended_early_reads_no_further_blocks():
     begun, ended = [], threading.Event()
-
-    class Pool(ThreadPoolExecutor):
-        def shutdown(self, wait=True, *, cancel_futures=False):
-            super().shutdown(wait=False, cancel_futures=cancel_futures)
-            ended.set()
-            super().shutdown(wait=wait)
 
     def one(block):
         begun.append(block)
         if block:
-            assert ended.wait(300)
+            ended.wait(300)
 
-    monkeypatch.setattr(blocks, "ThreadPoolExecutor", Pool)
+    timer = threading.Timer(0.5, ended.set)  # of those that have begun
     with map_blocks(one, 1000, threads=3) as found:
         next(found)
+        timer.start()
+    timer.join()
     assert len(begun) <= 4
 
 
@@ -232,6 +227,14 @@ def test_damage_to_the_last_incomplete_block_is_named(prepared):
     assert any(f"block {(path.stat().st_size - 1) // 4096} " in line for line in verify(prepared))
 
 
+@pytest.fixture
+def thirty(tmp_path):
+    """Thirty tiny images in one block."""
+    put(tmp_path, {f"in/train/a/{i:02}.pgm": b"P5\n4 4\n255\n" + bytes([i] * 16) for i in range(30)})
+    prepare("image-folder", tmp_path / "in", tmp_path / "thirty", PrepSettings(raw=True), processes=1)
+    return tmp_path / "thirty"
+
+
 @pytest.mark.parametrize(
     ("numbers", "text"),
     [
@@ -240,13 +243,27 @@ def test_damage_to_the_last_incomplete_block_is_named(prepared):
         (range(0, 20, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18"),
         ([*range(0, 20, 2), 19, 22], "0, 2, 4, 6, 8, 10, 12, 14, 16, 18 to 19 and 1 more run"),
         (range(0, 26, 2), "0, 2, 4, 6, 8, 10, 12, 14, 16, 18 and 3 more runs"),
+        (range(20), "0 to 19"),
+        (range(1, 22), "1 to 21"),
     ],
 )
-def test_ten_runs_of_samples_are_named(numbers, text):
-    assert _ranges(np.array(numbers)) == text
+def test_ten_runs_and_twenty_samples_are_named(thirty, numbers, text):
+    """Of more samples a line tells how many."""
+    path = thirty / "train.beton"
+    beton, data = open_beton(path), bytearray(path.read_bytes())
+    for number in numbers:
+        data[int(beton.offset[number]) + 3] ^= 1
+    path.write_bytes(data)
+    block, *samples = verify(thirty)
+    assert block.startswith(
+        f"{path}: block 0 (bytes 0 to {(64 << 20) - 1}) is damaged; it holds samples {text} and the"
+    )
+    named = [f"{path}: sample {n} (train/a/{n:02}.pgm) is damaged" for n in numbers]
+    more = [f"{path}: {len(numbers)} samples are damaged in all: {text}"] if len(numbers) > 20 else []
+    assert samples == named[:20] + more
 
 
-def test_the_command_lists_the_damage_and_how_the_folder_is_prepared_again(prepared, capsys):
+def test_the_command_lists_damage_and_its_repair(prepared, capsys):
     words = ["verify", str(prepared)]
     assert run_command(make_parser(), argv=words) == 0
     assert capsys.readouterr().out == f"{prepared}: no damage\n"
@@ -259,21 +276,6 @@ def test_the_command_lists_the_damage_and_how_the_folder_is_prepared_again(prepa
     assert damages == verify(prepared)
     assert damages
     assert again == f"to prepare it again: {repair_command(prepared)}"
-
-
-def test_many_damaged_samples_are_named_and_then_counted(prepared, monkeypatch):
-    path = prepared / "train.beton"
-    beton, data = open_beton(path), bytearray(path.read_bytes())
-    for sample in (0, 1, 2, 9):
-        data[int(beton.offset[sample]) + 20] ^= 1
-    path.write_bytes(data)
-    named = [
-        f"{path}: sample {n} (train/{name}.JPEG) is damaged" for n, name in enumerate(("ant/0", "ant/1", "ant/2"))
-    ]
-    named.append(f"{path}: sample 9 (train/bee/2.JPEG) is damaged")
-    for most, more in ((4, []), (3, [f"{path}: 4 samples are damaged in all: 0 to 2, 9"])):
-        monkeypatch.setattr("widemix.data_prep.verify.MAX_LINES", most)
-        assert [line for line in verify(prepared) if ": block " not in line] == named[:most] + more
 
 
 def test_without_its_checksums_a_splits_blocks_are_checked(prepared):
@@ -295,22 +297,31 @@ def test_without_its_checksums_a_splits_blocks_are_checked(prepared):
     assert f"it holds samples {spanning} to {last}" in damaged
 
 
-def test_a_block_that_the_disk_does_not_give_is_damaged_with_its_samples(prepared):
-    beton = open_beton(prepared / "train.beton")
-    opened = _Opened(prepared / "gone", beton, open_checksums(beton))
-    block = int(beton.offset[9]) // 4096
-    digest, damaged = _check(opened, block)
-    assert digest == "cannot be read: No such file or directory"
-    assert damaged == [n for n in range(21) if beton.offset[n] // 4096 == block]
-    line = _describe_block(opened, block, digest, np.array(damaged))
-    assert (
-        f"gone: block {block} (bytes {block * 4096} to {block * 4096 + 4095}) is damaged (cannot be read: No" in line
-    )
-    assert f"; it holds samples {damaged[0]} to {damaged[-1]}" in line
-    assert "the tables" not in line
-    tables = "it holds the tables (labels, sizes, positions) or the space between them"
-    for edge in (0, (int(beton.stop.max()) // 4096) + 1):
-        assert _describe_block(opened, edge, "", np.array([], int)).endswith(f"is damaged; {tables}")
+def test_what_the_disk_does_not_give_is_damaged(prepared, system):
+    """With the samples that begin in its block."""
+    path, open_path = prepared / "train.beton", Path.open
+    beton = open_beton(path)
+
+    def answer(self, *words, **more):
+        if self == path:
+            raise OSError(errno.EIO, "Input/output error")
+        return open_path(self, *words, **more)
+
+    system({"pathlib.Path.open": answer})
+    lines = verify(prepared)
+    assert [line for line in lines if ": sample " in line] == [
+        f"{path}: sample {n} (train/{['ant', 'bee', 'cat'][n // 7]}/{n % 7}.JPEG) is damaged" for n in range(20)
+    ]
+    whole = [line for line in lines if ": block " in line]
+    assert len(whole) == len(read_manifest(prepared).splits["train"].blocks)
+    for block, line in enumerate(whole):
+        held = [n for n in range(21) if beton.offset[n] < 4096 * (block + 1) and beton.stop[n] > 4096 * block]
+        begin = f"{path}: block {block} (bytes {block * 4096} to {block * 4096 + 4095}) is damaged"
+        assert line.startswith(f"{begin} (cannot be read: Input/output error); it holds ")
+        samples = f"{held[0]} to {held[-1]}" if len(held) > 1 else "".join(map(str, held))
+        assert (f"samples {samples}" in line) is bool(held)
+        edge = block * 4096 < beton.offset.min() or (block + 1) * 4096 > beton.stop.max()
+        assert ("the tables (labels, sizes, positions) or the space between them" in line) == edge
 
 
 @pytest.mark.parametrize(
@@ -333,7 +344,7 @@ def test_a_block_that_the_disk_does_not_give_is_damaged_with_its_samples(prepare
         ({"encoding": "coefficients", "shuffle": False}, "--from {0} --encoding coefficients --no-shuffle"),
     ],
 )
-def test_the_command_that_prepares_a_folder_again_has_all_its_settings(tmp_path, prepared, settings, words):
+def test_the_repair_command_has_all_settings(tmp_path, prepared, settings, words):
     manifest = read_manifest(prepared)
     (prepared / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"settings": settings})))
     first, *rest = shlex.split(repair_command(prepared).removeprefix("widemix prep "))
