@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from widemix.models.registry import build_model, build_on_meta, empty_inputs
 from widemix.recipe import Recipe, check_world, match_folder
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.log import RunLog
+from widemix.run.patience import Gains
 from widemix.run.run_dir import (
     ResumeState,
     acquire_run_dir,
@@ -131,6 +132,8 @@ def train(
         # Rank 0's name: the clocks of the ranks differ.
         folder = run_dir or on_main(topology, lambda: default_run_dir(recipe_path, overrides))
         start = stack.enter_context(acquire_run_dir(folder, recipe, resume, topology))
+        if start.ends_early(recipe.train):
+            schedule = replace(schedule, last_step=min(start.result_step, schedule.last_step))
         if start.done and start.is_complete(schedule.last_step):
             rank.print(f"{folder}: already complete, {main_metric(start.done)}")
             return Exit.DONE
@@ -156,6 +159,7 @@ def _check_something_is_left(recipe: Recipe, start: ResumeState, last_step: int)
     go on."""
     if start.checkpoint and start.is_of_another_run and start.step >= last_step:
         limit = "train.max_steps" if recipe.train.max_steps == last_step else "train.epochs"
+        limit = "train.patience_epochs" if start.ends_early(recipe.train) else limit
         raise InputError(
             f"{start.checkpoint.path}: is at step {start.step}, and this run would end at step {last_step}; raise "
             f"{limit}, or take its weights alone by train.init_from"
@@ -293,7 +297,8 @@ def _finish(rank: _Rank, folder: Path, result: dict[str, Any] | None, failing: b
         return Exit.REQUEUE
     if rank.topology.is_main:
         done = write_result(folder, rank.recipe, result)
-        result_line = f"{folder}: done, {main_metric(done)} after {done['seconds']:.1f} s"
+        early = f", {Gains(**done['ended_early']).sentence()}" if "ended_early" in done else ""
+        result_line = f"{folder}: done, {main_metric(done)} after {done['seconds']:.1f} s{early}"
         rank.print(f"{result_line}; see {command('report', folder)}")
     return Exit.DONE
 

@@ -11,11 +11,12 @@ from widemix.recipe.schema import Recipe
 _CHANGEABLE = re.compile(
     r"engine\.(?!reduce_dtype$)|faults\.|log\.|eval\."
     r"|data\.(path|workers|checksums|prefetch_batches|prefetch_mib|on_corrupt)$"
-    r"|train\.(max_steps|profile|save_every_steps|save_minutes|keep_last|keep_best|keep_every_steps|grad_accum_steps)$"
+    r"|train\.(max_steps|profile|save_every_steps|save_minutes|keep_last|keep_best|patience_epochs|patience_gain"
+    r"|keep_every_steps|grad_accum_steps)$"
     r"|train\.(activation_checkpointing|compile|deterministic|ema_device)$"
 )
 # Of these, keys that a run may change when it continues, but that make another experiment from its start.
-_RESULT_DEPENDS = ("data.path", "data.on_corrupt", "train.max_steps")
+_RESULT_DEPENDS = ("data.path", "data.on_corrupt", "train.max_steps", "train.patience_epochs", "train.patience_gain")
 
 
 def run_differences(one: Recipe, other: Recipe) -> list[str]:

@@ -88,6 +88,7 @@ class Recipe(Section):
             _hangs_are_found,
             _weights_reach_the_loss,
             _best_is_measured,
+            _patience_has_a_metric,
             _kept_steps_are_saved,
             _reset_heads_have_bodies,
             _log_is_possible,
@@ -253,6 +254,21 @@ def _best_is_measured(recipe: Recipe) -> None:
         raise ValueError(
             f"train.keep_best {metric} is not measured with data.targets {targets}; take "
             f"{', '.join(MEASURED[targets])} or loss"
+        )
+
+
+def _patience_has_a_metric(recipe: Recipe) -> None:
+    train = recipe.train
+    if train.patience_epochs is None:
+        if train.patience_gain:
+            raise ValueError(f"train.patience_gain {train.patience_gain:g} needs train.patience_epochs")
+        return
+    if train.keep_best is None:
+        raise ValueError("train.patience_epochs needs train.keep_best, the metric that it waits for")
+    if recipe.eval.every_minutes is not None:
+        raise ValueError(
+            "train.patience_epochs does not go with eval.every_minutes: the clock would say when the run ends; set "
+            "eval.every_epochs"
         )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from widemix.recipe.losses import LOSSES
-from widemix.section import ByClass, Decay, OneOf, Positive, PositiveAmount, Section, key
+from widemix.section import Amount, ByClass, Decay, OneOf, Positive, PositiveAmount, Section, key
 
 
 def _is_range(text: object) -> object:
@@ -92,6 +92,11 @@ class TrainSection(Section):
         "save after each evaluation, and also keep the checkpoint that is best in this metric: top1, top5, "
         "balanced_accuracy, macro_f1, map, mae, r2, loss, one of a plug-in, or ema_ and its name; null is off",
     )
+    patience_epochs: Positive | None = key(
+        None,
+        "end the run at the first evaluation so many epochs after the last gain in keep_best's metric; null is off",
+    )
+    patience_gain: Amount = key(0.0, "least gain in that metric, in its unit, that counts")
     keep_every_steps: Positive | None = key(None, "also keep the checkpoints of steps that this divides; null is off")
 
     def micro_batch_size(self, world: int) -> int:

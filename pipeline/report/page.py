@@ -80,8 +80,8 @@ def _summary(runs: Sequence[ReportedRun]) -> Html:
         rows.append(
             (
                 named(runs, number),
-                "done"
-                if summary.state == "done"
+                summary.state
+                if summary.state.startswith("done")
                 else element("span", f"not done, last line {summary.state}", class_="state"),
                 *(summary.cell(name) or "–" for name in metrics),
                 f"{summary.step:,}",

@@ -25,6 +25,7 @@ from widemix.errors import InputError
 from widemix.files import fsync_path, open_regular, parse_json, read_regular
 from widemix.formats.manifest import Prepared
 from widemix.metrics import METRICS
+from widemix.run.patience import Gains
 from widemix.terminal import print
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Position(BaseModel):
     metrics: dict[str, float]  # results of the evaluation at this step; empty if there was none
     recipe: dict[str, Any]
     evaluation_due: bool = False  # at this step, but the run was asked to stop
+    gains: Gains | None = None  # with train.patience_epochs
     unlogged: UnloggedSteps = UnloggedSteps()
     data: dict[str, str] = {}  # hashes of the prepared files, see `data_hashes`
     prepared: Prepared = Prepared()

@@ -1,8 +1,10 @@
 """What metrics.jsonl tells of a run beside its numbers: failed steps, rollbacks, divergence."""
 
+from contextlib import suppress
 from typing import Any
 
 from widemix.errors import InputError, shown
+from widemix.run.patience import Gains
 
 
 def describe_event(event: dict[str, Any]) -> str:
@@ -25,6 +27,10 @@ def describe_event(event: dict[str, Any]) -> str:
             "reason": why,
         }:
             return f"rolled back from step {last} to step {step}, skipping data steps {first} to {end - 1}: {why}"
+        case {"event": "ended_early", **fields}:
+            with suppress(ValueError):
+                gains = {name: value for name, value in fields.items() if name in Gains.model_fields}
+                return f"the run {Gains.model_validate(gains).sentence()}"
         case {"event": "stopped", "step": step}:
             return f"the run was asked to stop, and ended after step {step}"
         case {"event": "diverged", "step": step, "reason": reason}:

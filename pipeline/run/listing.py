@@ -20,7 +20,8 @@ from widemix.run.records import DONE, EVALUATION, LINE, read_json, read_lines
 class RunSummary:
     """A run folder in a line. `value`, `images_per_s` and `hours` are None where the run has none yet.
 
-    state: done; stopped, with the step of its checkpoint; diverged; or the time since the last line of metrics.jsonl.
+    state: done; done early, with the epoch; stopped, with the step of its checkpoint; diverged; or the time since the
+    last line of metrics.jsonl.
     metric: the name of the most telling one for what is predicted, such as top1; value: that of the last evaluation,
     in training or by `widemix eval`. images_per_s: the median of its lines. hours: of a run that is not done, those
     at its newest checkpoint.
@@ -67,7 +68,7 @@ def summarise(run: Path) -> RunSummary:
     return RunSummary(
         path=run,
         recipe=recipe,
-        state="done" if done else _state(run, lines[-1] if lines else {}, newest),
+        state=_done(done) if done else _state(run, lines[-1] if lines else {}, newest),
         step=done["step"] if done else max((line["step"] for line in lines), default=0),
         metric=metric,
         value=done.get(metric) if done else values[-1] if values else None,
@@ -119,6 +120,12 @@ def differing_keys(recipes: Sequence[Recipe]) -> list[tuple[str, list[Any]]]:
 def _value(dump: dict[str, Any], name: str) -> Any:
     section, _, leaf = name.partition(".")
     return dump[section].get(leaf) if leaf else dump.get(section)
+
+
+def _done(done: dict[str, Any]) -> str:
+    """How a run has ended that is done."""
+    early = done.get("ended_early")
+    return f"done early, epoch {early['last_epoch']}" if early else "done"
 
 
 def _state(run: Path, last: dict[str, Any], newest: checkpoint.Checkpoint | None) -> str:

@@ -4,7 +4,7 @@ All other fields may hold anything. Only pydantic is imported: listing runs and 
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Required
+from typing import Annotated, Any, NotRequired, Required
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -61,9 +61,14 @@ class _Start(_Record, total=False):
     memory_layout: str
 
 
+class _EndedEarly(_Record):
+    last_epoch: Count
+
+
 class _Done(_Record):
     step: Count
     seconds: Amount
+    ended_early: NotRequired[_EndedEarly]
 
 
 class _Evaluation(_Record):

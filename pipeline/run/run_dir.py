@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from widemix.distributed.topology import Topology, on_main
 from widemix.engine.batch_norm import depends_on_batch
 from widemix.errors import InputError
@@ -27,10 +29,12 @@ from widemix.recipe import (
     recipe_hash,
     run_differences,
 )
+from widemix.recipe.train import TrainSection
 from widemix.run import checkpoint
 from widemix.run.checkpoint import Checkpoint
 from widemix.run.environment import read_environment
 from widemix.run.metrics import SUPERSEDED
+from widemix.run.patience import Gains
 
 _SKIPPED_RANGES = "skipped_ranges.json"
 _ORIGIN = "origin.json"  # of a run that --resume PATH has started
@@ -76,9 +80,24 @@ class ResumeState:
         """Training time so far, restarts included."""
         return self.checkpoint.position.seconds if self.checkpoint else 0.0
 
+    def ends_early(self, train: TrainSection) -> bool:
+        """Whether patience is at its end where the run starts; `InputError` if its result cannot be read."""
+        try:
+            ended = (self.done or {}).get("ended_early")
+            saved = self.checkpoint.position.gains if self.checkpoint else None
+            gains = Gains.model_validate(ended) if ended else saved
+        except ValidationError as error:
+            raise InputError(f"{self.run_dir / 'done.json'}: ended_early cannot be read ({error})") from None
+        return gains is not None and gains.end_run(train)
+
+    @property
+    def result_step(self) -> int:
+        """The step of the run's result; without one that of its checkpoint."""
+        return self.done.get("step", self.step) if self.done else self.step
+
     def is_complete(self, last_step: int) -> bool:
         """Whether the run has its result, whatever has become of its checkpoints."""
-        return self.done is not None and self.done.get("step", self.step) >= last_step
+        return self.done is not None and self.result_step >= last_step
 
     def evaluates(self, last_step: int) -> bool:
         """Whether the run begins with the evaluation of its checkpoint."""

@@ -86,6 +86,8 @@ class Study(Section):
                 raise ValueError(f"seeds: a study with a search has at least {LEAST_SEEDS}, each once")
             if self.search.seed in self.seeds:
                 raise ValueError(f"search.seed {self.search.seed} is one of seeds: what is searched is no result")
+            if "train.patience_epochs" in self.search.set:
+                raise ValueError("search.set: train.patience_epochs would end each trial at another epoch")
         elif searching := [number for number, group in enumerate(self.runs) if group.search]:
             raise ValueError(f"runs.{searching[0]}.search: the study has no search, which says how often to try")
         known = {*self.figure.y, *MEASURED}
@@ -203,6 +205,7 @@ def study_runs_of(
             raise InputError(f"{path}: runs.{number} ({group.label}): the run {min(duplicates)} is duplicated")
         study_runs += own
     _check_shared(path, study, study_runs)
+    _check_lengths(path, study, study_runs)
     chosen = [study_run for study_run in study_runs if fnmatch.fnmatchcase(study_run.name, only)]
     if not chosen:
         first = f"the first is {study_runs[0].name}" if study_runs else "there are no runs"
@@ -223,6 +226,16 @@ def _check_shared(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> N
                 f"{path}: runs.{study_run.group} ({study_run.line}): would be the same run as in runs.{other.group}, "
                 f"and {(shown or ['train.grad_accum_steps'])[0]} differs, on which its results depend; make that key "
                 "an axis of one entry: its values are in the runs' names"
+            )
+
+
+def _check_lengths(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> None:
+    """`InputError` where the split that results are of would say when a run ends whose result is compared."""
+    for study_run in study_runs if study.by_protocol or study.claims else []:
+        if study_run.recipe.train.patience_epochs is not None:
+            raise InputError(
+                f"{path}: runs.{study_run.group} ({study_run.line}): train.patience_epochs would end each run at "
+                "another epoch, by its results on the split that is reported; set it to null"
             )
 
 

@@ -24,6 +24,7 @@ from widemix.recipe.data import DataSection
 from widemix.run.checkpoint import Position
 from widemix.run.log import RunLog
 from widemix.run.metrics import peak_memory
+from widemix.run.patience import Gains
 from widemix.run.run_dir import ResumeState
 from widemix.run.saving import Saver
 from widemix.run.starts import StartRecord, read_starts
@@ -80,10 +81,13 @@ class Loop:
         self._run_dir, self._is_first_step = resume.run_dir, True
         self._data, self._prepared = resume.data, resume.prepared
         self._interval = LogInterval(position.unlogged) if position else LogInterval()
+        self._gains = Gains.of(recipe.train, position.gains if position else None)
         self._result: dict[str, Any] | None = None  # of the last evaluation
 
     def fit(self, loader: TrainLoader) -> dict[str, Any] | None:
         """Train to the last step and return the last evaluation; None if the run was asked to stop before.
+
+        It ends before where `train.patience_epochs` says so.
 
         Raises `Diverged` when steps fail and no rollback is left, and `RunError` if the last checkpoint is not saved.
         """
@@ -93,7 +97,7 @@ class Loop:
             self._save(self._result)
             self._interval.paused += time.perf_counter() - began
         stopped = False
-        while self.step < self.schedule.last_step and not stopped:
+        while self.step < self.schedule.last_step and not stopped and not self._ends_early:
             try:
                 stopped = self._fit_range(loader)
             except Diverged as diverged:
@@ -106,7 +110,12 @@ class Loop:
         if self._result is None:  # resumed from the last step's checkpoint: only the evaluation is left
             self._evaluate_and_log()
         assert self._result is not None
-        return self._result | {"step": self.step, "seconds": round(time.perf_counter() - self._began, 3)}
+        early = {"ended_early": self._gains.model_dump()} if self._gains and self._ends_early else {}
+        return self._result | {"step": self.step, "seconds": round(time.perf_counter() - self._began, 3), **early}
+
+    @property
+    def _ends_early(self) -> bool:
+        return self._gains is not None and self._gains.end_run(self.recipe.train)
 
     def advance(self, batches: Iterable[Batch], steps: int) -> bool:
         """Train for `steps` steps; log, evaluate and save when due. Return whether the run is to stop.
@@ -234,6 +243,12 @@ class Loop:
             self.context.log.report_event({"step": self.step, "split": "event", "event": "evaluation_failed", **bad})
         else:
             self._write({**metrics, "split": "eval"})
+        if self._gains and not self._ends_early:
+            epoch = self.data_step // self.schedule.steps_per_epoch
+            self._gains = self._gains.after(self._result, self.step, epoch, self.recipe.train.patience_gain)
+            if self._ends_early:
+                event = {"step": self.step, "split": "event", "event": "ended_early"}
+                self.context.log.record(event | self._gains.model_dump())
 
     def _write(self, values: dict[str, Any]) -> None:
         epoch = round(self.step / self.schedule.steps_per_epoch, 4)
@@ -248,6 +263,7 @@ class Loop:
             scalars=self.engine.scalars(),
             metrics={name: value for name, value in (metrics or {}).items() if value is not None},
             evaluation_due=self._evaluation_due,
+            gains=self._gains,
             unlogged=self._interval.steps,
             data=self._data,
             prepared=self._prepared,
@@ -273,6 +289,7 @@ class Loop:
         self.engine.load(origin.load(verify=False))
         self.step, self.data_step = origin.position.step, context.rollback.next_used(origin.position.data_step)
         self._interval, self._result = LogInterval(origin.position.unlogged), None
+        self._gains = Gains.of(self.recipe.train, origin.position.gains)
         self.health.reset()
         self._watch.reset()
         context.log.rewind(self.step)

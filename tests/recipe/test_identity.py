@@ -10,6 +10,7 @@ from widemix.recipe.key_table import families, keys
 FREE = {
     "data": "path workers checksums prefetch_batches prefetch_mib on_corrupt",
     "train": "max_steps profile save_every_steps save_minutes keep_last keep_best keep_every_steps grad_accum_steps "
+    "patience_epochs patience_gain "
     "activation_checkpointing compile deterministic ema_device",
     "engine": "kind zero_stage cpu_offload deepspeed_config sharding bucket_cap_mb gradient_as_bucket_view "
     "static_graph memory_layout overlap_comm timeout_s",
@@ -18,7 +19,7 @@ FREE = {
     "faults": "max_skipped_steps max_rollbacks loss_spike_std hang_timeout_s",
 }
 # Of these, keys whose value at the start makes other results: other data, or another length.
-STARTS = {"data.path", "data.on_corrupt", "train.max_steps"}
+STARTS = {"data.path", "data.on_corrupt", "train.max_steps", "train.patience_epochs", "train.patience_gain"}
 FREE_KEYS = {f"{section}.{name}" for section, names in FREE.items() for name in names.split()}
 
 

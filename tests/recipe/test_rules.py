@@ -42,6 +42,7 @@ TAKEN = [
     "train.keep_every_steps=4",
     "train.keep_every_steps=4 train.save_minutes=2 train.save_every_steps=2",
     "train.save_minutes=2",
+    "train.keep_best=ema_loss train.ema_decay=0.9 train.patience_epochs=3 train.patience_gain=0.5",
     "train.reset_head=true train.init_from=runs/a",
     "log.block_norms=true engine.kind=fsdp",
     "log.mistakes=1 data.num_classes=2000",

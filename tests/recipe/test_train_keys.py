@@ -138,6 +138,7 @@ MIXUP = (("augment.mixup", "0.8"), ("augment.mix_group", "10"), ("train.global_b
 WARMED_UP = [min(0.9, 1 - step ** (-2 / 3)) for step in range(1, 9)]
 ALL_KEPT = ("train.keep_last", "9")
 EACH_SAVED = ("train.save_every_steps", "1")
+FOUR_EPOCHS = ("train.epochs", "4"), ("train.keep_best", "loss")
 TRAIN: dict[str, Row | tuple[Row, ...]] = {
     "epochs": Row("3", lambda run: run.rates, pytest.approx(cosine(12))),
     "global_batch": Row("10", sizes, [[10]] * 4),
@@ -206,6 +207,10 @@ TRAIN: dict[str, Row | tuple[Row, ...]] = {
         [8, 16],
         (("train.epochs", "4"), ("train.keep_last", "1"), ("train.save_every_steps", "3")),
         patch=losses_2_1_4_3,
+    ),
+    "patience_epochs": Row("1", SmallRun.evaluated, [4, 8, 12], FOUR_EPOCHS, patch=losses_2_1_4_3),
+    "patience_gain": Row(
+        "1.5", SmallRun.evaluated, [4, 8, 12], (*FOUR_EPOCHS, ("train.patience_epochs", "2")), patch=losses_2_1_4_3
     ),
     "keep_every_steps": Row("3", SmallRun.kept, [3, 6, 7, 8], (EACH_SAVED,)),
 }
