@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from widemix.errors import InputError
-from widemix.metrics import MEASURED, metric_cell
+from widemix.metrics import BY_CLASS, MEASURED, metric_cell
 from widemix.recipe import Recipe, differences, flat_recipe, load_stored_recipe
 from widemix.run import checkpoint, evaluations
 from widemix.run.records import DONE, EVALUATION, LINE, read_json, read_lines
@@ -83,12 +83,12 @@ def evaluated(run: Path, lines: Iterable[dict[str, Any]], recipe: Recipe, ema: b
     In the order of steps; of several at a step on one split only the last. lines: those of its metrics.jsonl.
     """
     where, prefix = {"data": recipe.data.path, "split": recipe.data.eval_split}, "ema_" if ema else ""
-    names = ("loss", *MEASURED[recipe.data.targets])
-    rows = [
-        {"step": line["step"], **where, **{name: line.get(prefix + name) for name in names}}
-        for line in lines
-        if line.get("split") == "eval"
-    ]
+    names, measured = (
+        ("loss", *MEASURED[recipe.data.targets]),
+        [line for line in lines if line.get("split") == "eval"],
+    )
+    names = tuple(name for name in names if name not in BY_CLASS or any(prefix + name in line for line in measured))
+    rows = [{"step": line["step"], **where, **{name: line.get(prefix + name) for name in names}} for line in measured]
     rows += [line for line in read_lines(run / evaluations.NAME, EVALUATION) if line["ema"] == ema]
     last = {(row["step"], row["data"], row["split"]): row for row in rows}
     return sorted(last.values(), key=itemgetter("step"))
