@@ -221,7 +221,7 @@ def assess_network(
             metrics = evaluate(module.to(device), autocast(device, dtype), loader, number, observe=observe)
         numbers = not math.isnan(metrics["loss"])  # a NaN would be ranked among the logits as if it were one
         counts = [metric.compute().cpu() for metric in detail_metrics]
-        found = _details(*counts) if details and numbers else None
+        found = details_of(*counts) if details and numbers else None
         for metric in by_sample:
             correct, counted = metric.compute().tolist()
             metrics |= {"real_top1": 100 * correct / counted if numbers else math.nan, "real_samples": counted}
@@ -238,7 +238,8 @@ def evaluate_checkpoint(
     return assess(str(path), data, split, batch, ema).metrics
 
 
-def _details(confusion: Tensor, bins: Tensor) -> Details:
+def details_of(confusion: Tensor, bins: Tensor) -> Details:
+    """Return the details of counts [true class, predicted class] and of the sums of `Calibration`."""
     totals = confusion.sum(1).tolist()
     correct = confusion.diagonal().tolist()
     per_class = [100 * right / total if total else None for right, total in zip(correct, totals, strict=True)]

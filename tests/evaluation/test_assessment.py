@@ -2,20 +2,16 @@
 
 import json
 import shutil
-import sys
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
-from safetensors.torch import save_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from safetensors.torch import load_file, save_file
 from torchmetrics.classification import MulticlassCalibrationError, MulticlassConfusionMatrix
 
 from tests.conftest import ROOT
@@ -27,25 +23,24 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.distributed.topology import read_topology
 from widemix.errors import InputError
-from widemix.evaluation import assessment, networks, real_labels, trained
 from widemix.evaluation.assessment import (
     BINS,
-    Assessment,
     Calibration,
     SelectClasses,
-    _details,
     assess,
     assess_network,
+    details_of,
     evaluate_checkpoint,
     match_classes,
 )
-from widemix.evaluation.networks import Network, _imagenet_names, initial_module, load_network, of_recipe
+from widemix.evaluation.networks import Network, initial_module, load_network, of_recipe
 from widemix.evaluation.predict import Predictor
 from widemix.evaluation.trained import export_checkpoint, load_trained
 from widemix.formats.manifest import Prepared, manifest_json, read_manifest
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
 from widemix.run import checkpoint
+from widemix.run.checkpoint import RetentionPolicy
 
 
 def test_calibration_and_classes_are_those_of_torchmetrics_and_numpy():
@@ -57,7 +52,7 @@ def test_calibration_and_classes_are_those_of_torchmetrics_and_numpy():
         calibration.update(part, their)
         confusion.update(part, their)
         expected.update(part.softmax(1), their)
-    found = _details(confusion.compute(), calibration.compute())
+    found = details_of(confusion.compute(), calibration.compute())
     assert found.ece == pytest.approx(expected.compute().item(), abs=1e-6)
     assert sum(entry["samples"] for entry in found.bins) == 700
     assert found.bins[0] == {"samples": 0, "confidence": None, "accuracy": None}  # none of six classes is below 1/15
@@ -76,7 +71,7 @@ def test_bins_that_are_too_sure_do_not_make_up_for_those_that_are_not_sure_enoug
         labels = (torch.arange(10) >= right).long()
         calibration.update(logits, labels)
         confusion.update(logits, labels)
-    found = _details(confusion.compute(), calibration.compute())
+    found = details_of(confusion.compute(), calibration.compute())
     assert found.ece == pytest.approx(0.3)
     alike, sure = torch.zeros(2, 3), torch.tensor([[1e3, 0, 0]])
     edges = Calibration()  # a third is the upper edge of the fifth bin, 1 that of the last
@@ -86,31 +81,38 @@ def test_bins_that_are_too_sure_do_not_make_up_for_those_that_are_not_sure_enoug
     assert used == [(10, pytest.approx(0.6), 0.9), (10, pytest.approx(0.9), 0.6)]
 
 
+def train(run: Path, data: Path, *options: str) -> Path:
+    words = ["train", "recipes/digits/s_mixer.yaml", "--run-dir", str(run), "--data.path", str(data)]
+    small = ["--train.max_steps", "3", "--model.depth", "1", "--log.tensorboard", "false", "--data.workers", "1"]
+    assert run_command(make_parser(), argv=[*words, *small, *options]) == 0
+    return run
+
+
 @pytest.fixture(scope="module")
 def run(digits, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("assessed") / "run"
-    words = ["train", "recipes/digits/s_mixer.yaml", "--run-dir", str(folder), "--data.path", str(digits)]
-    options = ["--train.max_steps", "3", "--model.depth", "1", "--log.tensorboard", "false", "--data.workers", "1"]
-    assert run_command(make_parser(), argv=[*words, *options]) == 0
-    return folder
+    return train(tmp_path_factory.mktemp("assessed") / "run", digits, "--train.ema_decay", "0.9")
 
 
-def renamed(digits, folder, names):
+def renamed(digits, folder, names, copy=True):
     """The prepared digits as if they had been prepared anew, with other names of classes."""
-    shutil.copytree(digits, folder)
-    manifest = read_manifest(folder)
+    shutil.copytree(digits, folder) if copy else folder.mkdir()
+    manifest = read_manifest(digits)
     (folder / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"classes": names})))
     return folder
 
 
-def test_classes_are_those_that_a_run_was_trained_on_whatever_its_data_are_now(digits, tmp_path):
+CLASSES = load_recipe("digits/mixer").data
+
+
+def network_of(data=CLASSES, **parts):
+    return Network("net", torch.nn.Identity(), None, data, **parts)
+
+
+def test_classes_are_those_that_a_run_was_trained_on(digits, tmp_path):
     """After `prep --extend` by a class before the others, every name was another one's."""
     old = tuple(read_manifest(digits).classes)
     data = renamed(digits, tmp_path / "data", ("é\udcff", *old[1:]))  # a name that is not UTF-8 too
-    run = tmp_path / "run"
-    words = ["train", "recipes/digits/s_mixer.yaml", "--run-dir", str(run), "--data.path", str(data)]
-    options = ["--train.max_steps", "2", "--model.depth", "1", "--log.tensorboard", "false", "--data.workers", "1"]
-    assert run_command(make_parser(), argv=[*words, *options]) == 0
+    run = train(tmp_path / "run", data)
     before = assess(str(run)).metrics
     shutil.rmtree(data)
     renamed(digits, data, (*old[1:], "é\udcff"))
@@ -140,13 +142,6 @@ def test_a_run_and_its_export_have_the_same_figures(run, digits, tmp_path):
         assess(str(tmp_path / "export"))
 
 
-def test_an_export_says_what_takes_long(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("widemix.tally.Timer", Expired)
-    assert run_command(make_parser(), argv=["export", str(run), "--to", str(tmp_path / "export")]) == 0
-    said = [f"{run}: reading the network", f"{tmp_path}/export: writing model.safetensors, model.pt2"]
-    assert capsys.readouterr().err.splitlines() == said
-
-
 class Expired:
     """A timer whose time is over at once."""
 
@@ -157,48 +152,64 @@ class Expired:
         pass
 
 
-def test_classes_are_matched_by_name(run, digits, tmp_path):
-    network = load_network(str(run))
-    assert match_classes(network, digits) is None
-    manifest = read_manifest(digits)
-    turned = tmp_path / "turned"
-    turned.mkdir()
+def test_an_export_has_what_its_run_has_and_says_what_takes_long(run, tmp_path, monkeypatch, capsys):
+    """Names of the classes that it was trained on, and numbers of those beyond them."""
+    origin, run = checkpoint.find(run), tmp_path / "run"
+    recipe = origin.position.recipe | {"plugins": ["json"]}
+    recipe["train"], recipe["data"] = recipe["train"] | {"loss": "sigmoid"}, recipe["data"] | {"crop_pct": 0.75}
+    known = Prepared(classes=("a", "b"), max_size=7)
+    run.mkdir()
+    position = origin.position.model_copy(update={"recipe": recipe, "prepared": known})
+    checkpoint.save(run, origin.load(), position, RetentionPolicy(newest=1))
+    monkeypatch.setattr("widemix.tally.Timer", Expired)  # of seconds, which a small network does not take
+    labels, line = export_checkpoint(run, tmp_path / "export", licence="mit")
+    said = [f"{run}: reading the network", f"{tmp_path}/export: writing model.safetensors, model.pt2"]
+    assert capsys.readouterr().err.splitlines() == said
+    assert labels == ["a", "b", *map(str, range(2, 10))]
+    assert line.startswith("import widemix, json, timm; model = timm.create_model(")
+    found = load_network(str(tmp_path / "export"))
+    assert (found.loss, found.classes, found.data.crop_pct) == ("sigmoid", tuple(labels), 0.75)
+    assert found.prepared.max_size == 7
+    assert "license: mit" in (tmp_path / "export/README.md").read_text()
 
-    def write(classes):
-        (turned / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"classes": classes})))
 
-    write(manifest.classes[::-1])
-    assert match_classes(network, turned) == list(range(9, -1, -1))
-    write((*manifest.classes[:9], "ten"))
-    with pytest.raises(InputError, match="has a class 'ten'"):
-        match_classes(network, turned)
-    assert match_classes(replace(network, prepared=Prepared()), turned) is None
-    named = replace(network, prepared=Prepared(classes=tuple("abcdefghijkl")))
-    # as ImageNet-V2 has its classes: by number, sorted as text
-    write(("0", "1", "10", "11", "2", "3", "4", "5", "6", "7"))
-    assert match_classes(named, turned) == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7]
-    write(("0", "1", "12", "2", "3", "4", "5", "6", "7", "8"))
-    with pytest.raises(InputError, match="has a class '12'"):
-        match_classes(named, turned)
-    cranes = replace(network, prepared=Prepared(classes=("crane", "duck", "crane")))
-    for classes, owner in ((("duck", "crane"), network.name), (("duck", "duck"), turned)):
-        write(classes)
-        with pytest.raises(InputError, match=rf"{owner}: has two classes '{classes[1]}', so that"):
-            match_classes(cranes, turned)
-    write(("duck",))
-    assert match_classes(cranes, turned) == [1]
-    own = replace(network, prepared=Prepared(classes=("7", "3", "5")))
-    write(("3", "7"))  # its names, whatever their numbers
-    assert match_classes(own, turned) == [1, 0]
-    write(())
-    assert match_classes(own, turned) is None
-    write(manifest.classes[:3])  # whichever classes are left out, the first or the last
-    assert match_classes(network, turned) == [0, 1, 2]
-    write(manifest.classes[7:])
-    assert match_classes(network, turned) == [7, 8, 9]
-    write(manifest.classes[:1])
-    with pytest.raises(InputError, match=f"{turned}: has one class, '0'"):
-        assess_network(network, turned)
+DIGITS = tuple("0123456789")
+LETTERS = tuple("abcdefghijkl")
+
+
+@pytest.mark.parametrize(
+    ("known", "prepared", "expected"),
+    [
+        (DIGITS, DIGITS, None),
+        (DIGITS, DIGITS[::-1], [*range(9, -1, -1)]),
+        (DIGITS, (*DIGITS[:9], "ten"), "has a class 'ten'"),
+        ((), DIGITS[::-1], None),
+        # As ImageNet-V2 has its classes: by number, sorted as text.
+        (LETTERS, ("0", "1", "10", "11", *DIGITS[2:8]), [0, 1, 10, 11, 2, 3, 4, 5, 6, 7]),
+        (LETTERS, ("0", "1", "12", *DIGITS[2:9]), "has a class '12'"),
+        (("7", "3", "5"), ("3", "7"), [1, 0]),  # its names, whatever their numbers
+        (("crane", "duck", "crane"), ("duck", "crane"), "net: has two classes 'crane', so that"),
+        (("crane", "duck", "crane"), ("duck", "duck"), "data: has two classes 'duck', so that"),
+        (("crane", "duck", "crane"), ("duck",), [1]),
+        (("7", "3", "5"), (), None),
+        (DIGITS, DIGITS[:3], [0, 1, 2]),  # whichever classes are left out, the first or the last
+        (DIGITS, DIGITS[7:], [7, 8, 9]),
+    ],
+)
+def test_classes_are_matched_by_name(known, prepared, expected, digits, tmp_path):
+    data = renamed(digits, tmp_path / "data", prepared, copy=False)
+    network = network_of(prepared=Prepared(classes=known))
+    if isinstance(expected, str):
+        with pytest.raises(InputError, match=expected):
+            match_classes(network, data)
+    else:
+        assert match_classes(network, data) == expected
+
+
+def test_of_one_class_there_is_nothing_to_measure_and_of_some_their_logits(run, digits, tmp_path):
+    data, network = renamed(digits, tmp_path / "data", ("0",), copy=False), load_network(str(run))
+    with pytest.raises(InputError, match=f"{data}: has one class, '0'"):
+        assess_network(network, data)
     x = torch.randn(2, 3, 8, 8)
     assert torch.equal(SelectClasses(network.module, [3, 0])(x), network.module(x)[:, [3, 0]])
 
@@ -214,21 +225,6 @@ def test_the_command(run, tmp_path, capsys):
     assert f"lowest top-1: {named}\n" in printed
     assert {path.name for path in tmp_path.glob("*.png")} == {"confusion.png", "reliability.png"}
     assert run_command(make_parser(), argv=["eval", str(run), "--to", "x"]) == 2
-
-
-def test_figures_go_to_tensorboard_alone_where_no_folder_is_named(run, tmp_path):
-    (tmp_path / "recipe.yaml").touch()
-    assert run_command(make_parser(), argv=["eval", str(run), "--details", "--tensorboard", str(tmp_path)]) == 0
-    board = EventAccumulator(str(tmp_path))
-    board.Reload()
-    assert sorted(board.Tags()["images"]) == ["analysis/confusion", "analysis/reliability"]
-    assert not list(tmp_path.glob("*.png"))
-
-
-def test_details_that_are_not_plotted_need_no_plots(run, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "widemix.analysis.evaluation", None)
-    assert run_command(make_parser(), argv=["eval", str(run), "--details"]) == 0
-    assert "expected calibration error" in capsys.readouterr().out
 
 
 def test_two_ranks_have_the_details_of_one(run, tmp_path):
@@ -247,100 +243,76 @@ def test_two_ranks_have_the_details_of_one(run, tmp_path):
     assert (round(one.pop("ece"), 6), one) == (round(two.pop("ece"), 6), two)
 
 
-CLASSES = load_recipe("digits/mixer").data
-
-
-def network_of(data=CLASSES, **parts):
-    return Network("net", torch.nn.Identity(), None, data, **parts)
-
-
-def test_a_checkpoints_measurement_is_a_line_of_its_run_and_none_of_others_is(tmp_path, monkeypatch, capsys):
-    found = Assessment("net", "data/folder", "val", 360, 7, {"top1": 12.5, "loss": 2.0}, [])
-    lines, given = [], []
-    monkeypatch.setattr(assessment, "load_network", lambda *words: given.append(words) or "network")
-    monkeypatch.setattr(assessment, "assess_network", lambda *words: given.append(words) or found)
-    monkeypatch.setattr(checkpoint, "find", lambda path: SimpleNamespace(path=path / "00000007"))
-    monkeypatch.setattr(time, "time", lambda: 99.5)
-    monkeypatch.setattr(assessment, "record_evaluation", lambda *words: lines.append(words) or "the disk is full")
-    assert assess("run", Path("d"), "s", 5, ema=True, details=True, real=Path("r")) is found
-    assert given == [("run", True), ("network", Path("d"), "s", 5, True, Path("r"))]
-    measured = {"step": 7, "ema": True, "data": "data/folder", "split": "val", "samples": 360, "time": 99.5}
-    assert lines == [(Path("run/00000007"), {**measured, "top1": 12.5, "loss": 2.0})]
-    assert capsys.readouterr().err == "warning: the disk is full\n"
-    monkeypatch.setattr(assessment, "record_evaluation", lambda *words: lines.append(words))
-    assert evaluate_checkpoint(Path("run"), None, "s", 6, ema=True) == found.metrics
-    assert given[2:] == [("run", True), ("network", None, "s", 6, False, None)]
-    assert lines[1][1]["ema"]
+def test_a_checkpoints_measurement_is_a_line_of_its_run(run, digits, tmp_path, capsys):
+    """And none of what another network is; a disk that is full costs a warning."""
+    shutil.copytree(run, tmp_path / "run")
+    assert evaluate_checkpoint(tmp_path / "run", None, "train", 100) == assess(str(run), split="train").metrics
+    found = assess(str(tmp_path / "run"), ema=True)
+    lines = [json.loads(line) for line in (tmp_path / "run/evaluations.jsonl").read_text().splitlines()]
+    assert [line.pop("time") == pytest.approx(time.time(), abs=600) for line in lines] == [True, True]
+    measured = {"step": 3, "data": str(digits)}
+    assert lines[1] == {**measured, "ema": True, "split": "test", "samples": 360, **found.metrics}
+    assert lines[0].items() >= {**measured, "ema": False, "split": "train", "samples": 1437}.items()
+    assert found.metrics != assess(str(run)).metrics
     assert not capsys.readouterr().err
-    found = replace(found, step=None)  # no run's
-    assert assess("export") is found
-    assert given[4] == ("export", False)
-    assert len(lines) == 2
+    (tmp_path / "run/evaluations.jsonl").unlink()
+    (tmp_path / "run/evaluations.jsonl").mkdir()
+    assert assess(str(tmp_path / "run"), ema=True) == found
+    assert "warning: " in (said := capsys.readouterr().err)
+    assert "evaluations.jsonl: cannot be written to" in said
 
 
-def test_precision_batch_and_limits_are_the_recipes_and_usual_ones_without_a_recipe(monkeypatch, tmp_path):
-    seen: list[object] = []
+@pytest.mark.parametrize(
+    ("options", "split", "batch", "expected"),
+    [
+        # Of a recipe its batch size, precision and limit, unless others are asked for.
+        ({"train.precision": "bf16", "eval.batch_size": "50", "data.eval_split": "train"}, None, None,
+         (777, "high", 1437, 50, torch.bfloat16)),
+        ({"train.precision": "bf16"}, "test", 7, (777, "high", 360, 7, torch.bfloat16)),
+        (None, None, None, (1800, "highest", 360, 128, torch.float32)),  # without a recipe the usual ones
+    ],
+)  # fmt: skip
+def test_precision_batch_and_limits_are_the_recipes(options, split, batch, expected, digits, system):
+    limits, given, begin = [], [], torch.distributed.init_process_group
 
-    class Loader:
-        source = SimpleNamespace(file=SimpleNamespace(path="split.beton"))
+    def begin_within(*words, timeout, **named):
+        limits.append(timeout.total_seconds())
+        begin(*words, timeout=timeout, **named)
 
-        def __init__(self, section, batch, topology, dtype):
-            seen.append((section.path, section.eval_split, section.num_classes, batch, dtype))
-
-        def __len__(self):
-            return 9
-
-    def evaluated(module, precision, loader, number, observe):
-        seen.append((precision, number))
-        return {"loss": 1.0}
-
-    def group(topology, seconds):
-        seen.append(seconds)
-        return nullcontext()
-
-    monkeypatch.setattr(assessment, "EvalLoader", Loader)
-    monkeypatch.setattr(assessment, "check_model", lambda section, loader: seen.append((section, type(loader))))
-    monkeypatch.setattr(assessment, "process_group", group)
-    monkeypatch.setattr(assessment, "set_torch_threads", lambda topology: seen.append("threads"))
-    monkeypatch.setattr(assessment, "set_matmul_precision", seen.append)
-    monkeypatch.setattr(assessment, "autocast", lambda device, dtype: dtype)
-    monkeypatch.setattr(assessment, "evaluate", evaluated)
-    monkeypatch.setattr(assessment, "read_manifest", lambda folder: SimpleNamespace(classes=()))
-    options = {"train.precision": "bf16", "train.matmul_precision": "high", "eval.batch_size": "50"}
-    options |= {"engine.timeout_s": "777", "data.path": "own", "data.eval_split": "val"}
-    recipe = load_recipe("digits/mixer", [*options.items()])
-    own = network_of(recipe.data, recipe=recipe)
-    found = assess_network(own)
-    loaded = ("own", "val", 10, 50, torch.bfloat16)
-    assert seen == [777, "threads", "high", loaded, (torch.bfloat16, 10)]
-    assert (found.data, found.split, found.samples) == ("own", "val", 9)
-    seen.clear()
-    assess_network(replace(own, section=recipe.model), Path("other"), "train", 7)
-    loaded = ("other", "train", 10, 7, torch.bfloat16)
-    assert seen == [777, "threads", "high", loaded, (recipe.model, Loader), (torch.bfloat16, 10)]
-    seen.clear()
-    assess_network(network_of(CLASSES.model_copy(update={"path": "own"})))
-    assert seen == [1800, "threads", ("own", "test", 10, 128, torch.float32), (torch.float32, 10)]
-    one = CLASSES.model_copy(update={"path": "own", "num_classes": 1, "targets": "regression"})
-    assert assess_network(network_of(one)).samples == 9
-    for option, wanted in (("details", {"details": True}), ("real", {"real": Path("real.json")})):
-        with pytest.raises(InputError, match=rf"^--{option}: is for classes, data\.targets is regression"):
-            assess_network(network_of(one), **wanted)
-    with pytest.raises(InputError, match=r"^--batch 0: must be at least 1"):
-        assess_network(own, batch=0)
-    assess_network(own, batch=1)
+    system({"torch.distributed.init_process_group": begin_within})
+    torch.set_float32_matmul_precision("highest")
+    shared = {"train.matmul_precision": "high", "engine.timeout_s": "777", "data.path": str(digits)}
+    recipe = load_recipe("digits/mixer", [*(shared | (options or {})).items()])
+    network = of_recipe("net", recipe, initial_module(recipe))
+    if options is None:
+        network = replace(network, recipe=None, section=None)
+    network.module.stem.register_forward_hook(lambda module, words, output: given.append((len(output), output.dtype)))
+    try:
+        found = assess_network(network, None, split, batch)
+        precision = torch.get_float32_matmul_precision()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert (limits[0], precision, found.samples, *given[0]) == expected
+    assert found.split == (split or recipe.data.eval_split)
 
 
-def test_timms_networks_have_imagenets_names():
-    names = _imagenet_names(timm.create_model("resnet10t", num_classes=1000))
-    assert (len(names), names[0], names[999]) == (1000, "n01440764", "n15075141")
-    assert _imagenet_names(timm.create_model("resnet10t", num_classes=7)) == ()
-    larger = torch.nn.Identity()
-    larger.num_classes = 11_821  # of ImageNet-12k
-    assert len(set(_imagenet_names(larger))) == 11_821
+NUMBER = {"targets": "regression", "num_classes": 1}
 
 
-def test_outputs_that_are_nan_have_no_details(run):
+@pytest.mark.parametrize(
+    ("data", "wanted", "error_message"),
+    [
+        (NUMBER, {"details": True}, r"^--details: is for classes, data\.targets is regression"),
+        (NUMBER, {"real": Path("r")}, r"^--real: is for classes, data\.targets is regression"),
+        ({}, {"batch": 0}, r"^--batch 0: must be at least 1"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_measured_is_refused(data, wanted, error_message, digits):
+    with pytest.raises(InputError, match=error_message):
+        assess_network(network_of(CLASSES.model_copy(update={"path": str(digits)} | data)), **wanted)
+
+
+def test_outputs_that_are_nan_have_nodetails_of(run):
     network = load_network(str(run))
     assert assess_network(network, details=True).details.ece >= 0
     torch.nn.init.constant_(network.module.head.bias[3:4], torch.nan)
@@ -349,7 +321,7 @@ def test_outputs_that_are_nan_have_no_details(run):
     assert found.details is None  # its file would not be JSON
 
 
-def test_real_labels_against_a_plain_loop(tmp_path, monkeypatch):
+def test_real_labels_against_a_plain_loop(tmp_path):
     numbers = np.random.RandomState(0)
     for image in numbers.permutation(12):
         path = tmp_path / f"source/val/{image % 3}/ILSVRC2012_val_{image + 1:08d}.JPEG"
@@ -395,54 +367,82 @@ def test_real_labels_against_a_plain_loop(tmp_path, monkeypatch):
             assess_network(network, real=tmp_path / "real.json")
     with pytest.raises(InputError, match=r"none\.json: cannot be read \(No such file or directory\)"):
         assess_network(network, real=tmp_path / "none.json")
-    (tmp_path / "real.json").write_text(json.dumps(labels))
-    monkeypatch.setattr(real_labels, "read_sources", lambda beton: {"a/ILSVRC2012_val_00000000.JPEG": (0, "")})
-    with pytest.raises(InputError, match=r"val_00000000\.JPEG is none of .*val_00000001 to ILSVRC2012_val_00000012"):
-        assess_network(network, real=tmp_path / "real.json")
+    odd = tmp_path / "odd/val/0/ILSVRC2012_val_00000000.JPEG"
+    odd.parent.mkdir(parents=True)
+    shutil.copy(path, odd)
+    (tmp_path / "odd/val/1").mkdir()
+    shutil.copy(path, tmp_path / "odd/val/1/ILSVRC2012_val_00000001.JPEG")
+    prepare("image-folder", tmp_path / "odd", tmp_path / "odd_data", PrepSettings())
+    (tmp_path / "real.json").write_text("[[0], [1]]")
+    with pytest.raises(InputError, match=r"val_00000000\.JPEG is none of .*val_00000001 to ILSVRC2012_val_00000002"):
+        assess_network(network, tmp_path / "odd_data", real=tmp_path / "real.json")
 
 
-def test_an_export_whose_preprocessing_is_not_that_of_colour_images_is_refused_in_one_line(monkeypatch):
+@pytest.fixture
+def timms(system):
+    """timms(config, classes): load the network that timm would make of this pretrained_cfg."""
+
+    def load(config, classes=2, name="timm:one"):
+        module = torch.nn.Linear(2, 2)
+        module.num_classes, module.pretrained_cfg = classes, config
+        system({"timm.create_model": lambda *_, **__: module})
+        return load_network(name)
+
+    return load
+
+
+PLAIN = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.2,) * 3}
+
+
+def test_preprocessing_that_is_not_of_colour_images_is_refused(timms):
     """Such as timm writes of networks for gray images, with one mean."""
-    module = torch.nn.Linear(2, 2)
-    module.num_classes, module.pretrained_cfg = 2, {"input_size": (1, 8, 8), "mean": (0.5,), "std": (0.2, 0.2, 0.2)}
-    monkeypatch.setattr(networks, "load_pretrained", lambda *_: module)
-    with pytest.raises(InputError, match=r"^timm:gray: mean \(0\.5,\): is no preprocessing of RGB images"):
-        networks.load_network("timm:gray")
+    with pytest.raises(InputError, match=r"^timm:one: mean \(0\.5,\): is no preprocessing of RGB images"):
+        timms(PLAIN | {"mean": (0.5,)})
 
 
 @pytest.mark.parametrize(
     ("mode", "is_warned"), [("squash", True), ("border", True), ("center", False), (None, False)]
 )
-def test_a_network_that_timm_evaluates_on_other_than_centre_crops_is_warned_of(monkeypatch, capsys, mode, is_warned):
-    module = torch.nn.Linear(2, 2)
-    module.num_classes, module.pretrained_cfg = 2, {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.2,) * 3}
-    if mode:
-        module.pretrained_cfg["crop_mode"] = mode
-    monkeypatch.setattr(networks, "load_pretrained", lambda *_: module)
-    networks.load_network("timm:one")
+def test_other_than_centre_crops_are_warned_of(timms, capsys, mode, is_warned):
+    timms(PLAIN | ({"crop_mode": mode} if mode else {}))
     assert (f"warning: timm:one: timm evaluates it with crop_mode {mode}" in capsys.readouterr().err) == is_warned
 
 
-def test_size_and_crop_are_those_of_timms_validation(monkeypatch):
+def test_size_and_crop_are_those_of_timms_validation(timms):
     """resnet50.a1_in1k, as timm describes it: trained with 224 pixels, listed with 288."""
-    module = torch.nn.Linear(2, 2)
-    module.num_classes, module.pretrained_cfg = 2, timm.models.get_pretrained_cfg("resnet50.a1_in1k").to_dict()
-    monkeypatch.setattr(networks, "load_pretrained", lambda *_: module)
-    network = networks.load_network("timm:resnet50.a1_in1k")
+    config = timm.models.get_pretrained_cfg("resnet50.a1_in1k").to_dict()
+    network = timms(config)
     data = network.data
     assert (data.image_size, data.crop_pct, data.interpolation) == (288, 1.0, "bicubic")
     assert (data.mean, data.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert (data.path, data.num_classes, data.targets, network.loss) == ("", 2, "class", "")
     assert network.classes == ()
-    module.pretrained_cfg |= {"label_names": ["no", "yes"], "interpolation": "bilinear"}
-    network = networks.load_network("timm:resnet50.a1_in1k")
+    network = timms(config | {"label_names": ["no", "yes"], "interpolation": "bilinear"})
     assert (network.data.interpolation, network.classes) == ("bilinear", ("no", "yes"))
-    module.num_classes, names = 1000, [f"class {number}" for number in range(1000)]
-    module.pretrained_cfg |= {"label_names": names}  # its own, though it has as many as ImageNet
-    network = networks.load_network("timm:resnet50.a1_in1k")
-    assert network.classes == tuple(names)
-    predictor = Predictor(network)
+
+
+def test_timms_networks_have_imagenets_names_or_their_own(timms):
+    names = timms(PLAIN, 1000).classes
+    assert (len(names), names[0], names[999]) == (1000, "n01440764", "n15075141")
+    assert len(set(timms(PLAIN, 11_821).classes)) == 11_821  # of ImageNet-12k
+    own = tuple(f"class {number}" for number in range(1000))  # though it has as many as ImageNet
+    predictor = Predictor(timms(PLAIN | {"label_names": [*own]}, 1000))
     assert [predictor.class_name(label) for label in (0, 999, 1000)] == ["class 0", "class 999", "1000"]
+
+
+def test_a_hubs_usage_is_read_at_its_revision(timms, tmp_path, system):
+    (tmp_path / "config.json").write_text(json.dumps({"widemix": {"loss": "sigmoid", "max_size": 50}}))
+    asked = []
+
+    def download(*words, revision):
+        asked.append((*words, revision))
+        return str(tmp_path / "config.json")
+
+    system({"huggingface_hub.hf_hub_download": download})
+    for name in ("hf:lab/mixer", "hf:lab/mixer@v2"):
+        network = timms(PLAIN, name=name)
+        assert (network.loss, network.prepared.max_size) == ("sigmoid", 50)
+    assert asked == [("lab/mixer", "config.json", None), ("lab/mixer", "config.json", "v2")]
 
 
 def test_a_recipe_is_its_network_at_the_start(digits, tmp_path):
@@ -479,8 +479,6 @@ def test_a_name_is_a_file_before_it_is_a_recipes(run, digits, tmp_path, monkeypa
     (tmp_path / "counted.yaml").write_text(counted)
     assert load_network(str(tmp_path / "counted.yaml")).data.num_classes == 10  # of the prepared data
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=r"nowhere.*; give a run, a checkpoint, a folder of `widemix export`"):
-        load_network("nowhere")
     (tmp_path / "half").mkdir()
     (tmp_path / "half/config.json").write_text("{}")  # an export that was not written to its end
     with pytest.raises(InputError, match="half: holds no complete checkpoint"):
@@ -489,70 +487,32 @@ def test_a_name_is_a_file_before_it_is_a_recipes(run, digits, tmp_path, monkeypa
     with pytest.raises(InputError) as raised:
         load_network("digits/mixer")
     assert "give a run, a checkpoint" not in str(raised.value)
-    for name in (run, run / "checkpoints/00000003"):
-        with pytest.raises(InputError, match=r"has no averaged weights; its recipe sets no train\.ema_decay"):
-            load_network(str(name), ema=True)
-    with pytest.raises(InputError, match=r"^--ema: is for runs and checkpoints; timm:one has one set of weights"):
-        load_network("timm:one", ema=True)
 
 
-def test_a_hubs_usage_is_read_at_its_revision(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text(json.dumps({"widemix": {"loss": "sigmoid", "max_size": 50}}))
-    asked = []
-
-    def download(*words, revision):
-        asked.append((*words, revision))
-        return str(tmp_path / "config.json")
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    assert networks._usage("hf:lab/mixer", None).loss == "sigmoid"
-    assert networks._usage("hf:lab/mixer@v2", None).max_size == 50
-    assert asked == [("lab/mixer", "config.json", None), ("lab/mixer", "config.json", "v2")]
-    assert networks._usage("timm:mixer", None).loss == ""
+def test_averaged_weights_are_those_of_the_checkpoint(run, digits, tmp_path):
+    state = checkpoint.find(run).load()
+    for ema, weights in ((False, state.model), (True, state.ema)):
+        recipe, module = load_trained(run, ema)
+        assert recipe == load_network(str(run), ema).recipe
+        assert all(torch.equal(value, weights[key]) for key, value in module.state_dict().items())
+        export_checkpoint(run, tmp_path / str(ema), ema=ema)
+        exported = load_file(tmp_path / f"{ema}/model.safetensors")
+        assert all(torch.equal(value, weights[key]) for key, value in exported.items())
 
 
-def test_averaged_weights_are_those_of_the_checkpoint(run, monkeypatch):
-    origin = checkpoint.find(run)
-    recipe, module = load_trained(run)
-    average = {name: value + 1 for name, value in module.state_dict().items()}
-    state = SimpleNamespace(model=module.state_dict(), ema=average)
-    kept = SimpleNamespace(path=origin.path, position=origin.position, load=lambda: state)
-    monkeypatch.setattr(checkpoint, "find", lambda path: kept)
-    for ema, expected in ((False, state.model), (True, average)):
-        found, module = load_trained(run, ema)
-        assert found == recipe
-        assert all(torch.equal(value, expected[name]) for name, value in module.state_dict().items())
-
-    def refuse(module):
-        raise ValueError("index is not a permutation")
-
-    monkeypatch.setattr(trained, "check_indices", refuse)
-    with pytest.raises(InputError, match=f"^{origin.path}: index is not a permutation"):
+def test_a_checkpoint_whose_index_is_no_permutation_is_refused(digits, tmp_path):
+    run = train(tmp_path / "run", digits, "--model.permutation", "random")
+    state = checkpoint.find(run).load()
+    for name, value in state.model.items():
+        if name.endswith("index"):
+            value[0] = value[1]
+    folder = checkpoint.save(run, state, checkpoint.find(run).position, RetentionPolicy(newest=1))
+    with pytest.raises(InputError, match=f"^{folder}: .*index is not a permutation"):
         load_trained(run)
 
 
-def test_an_export_gets_what_the_run_has(run, tmp_path, monkeypatch):
-    prepared, given, loaded = Prepared(classes=("a", "b"), max_size=7), [], []
-    position = SimpleNamespace(prepared=prepared)
-    monkeypatch.setattr(checkpoint, "find", lambda path: SimpleNamespace(path=path, position=position))
-    recipe = load_recipe("digits/mixer", [("train.loss", "sigmoid"), ("data.num_classes", "4")])
-    recipe = recipe.model_copy(update={"plugins": ("json",)})
-    monkeypatch.setattr(trained, "check_packages", lambda: given.append("packages"))
-    monkeypatch.setattr(trained, "load_trained", lambda *words: loaded.append(words) or (recipe, "module"))
-    monkeypatch.setattr(trained, "model_card", lambda *words: words)
-    monkeypatch.setattr(trained, "export_model", lambda *words, **named: given.append((words, named)))
-    labels, line = export_checkpoint(run, tmp_path / "out", ema=True, onnx=True, licence="mit")
-    assert loaded == [(run, True)]
-    assert labels == ["a", "b", "2", "3"]
-    assert line.startswith("import widemix, json, timm; model = timm.create_model(")
-    packages, (words, named) = given
-    assert packages == "packages"  # before anything is read
-    assert words == ("module", recipe.model, tmp_path / "out")
-    card = named.pop("card").args
-    assert card[1:] == (recipe, "out", True, "mit")
-    expected = {"data": recipe.data, "labels": labels, "loss": "sigmoid", "prepared": prepared, "onnx": True}
-    assert named == expected
-    recipe = load_recipe("digits/mixer", [("data.pixel_order", "patches"), ("data.pixel_patch", "4")])
+def test_shuffled_pixels_are_not_exported(digits, tmp_path):
+    run = train(tmp_path / "run", digits, "--data.pixel_order", "patches", "--data.pixel_patch", "4")
     with pytest.raises(InputError, match=r"was trained with data\.pixel_order patches"):
         export_checkpoint(run, tmp_path / "other")
-    assert len(given) == 2
+    assert not (tmp_path / "other").exists()

@@ -4,7 +4,7 @@ import csv
 import json
 import os
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from torchvision.transforms import functional as F
 from tests.conftest import ROOT
 from tests.layouts import two_classes
 from widemix.cli.parser import make_parser
-from widemix.cli.predict import _csv, _csv_of_numbers, _predictions
 from widemix.command_line.commands import run_command
 from widemix.data.loader import EvalLoader
 from widemix.data_prep.image import decode_file
@@ -34,6 +33,10 @@ def folders(tmp_path_factory):
     two_classes(source)
     prepare("image-folder", source, target, PrepSettings())
     return source, target
+
+
+def predict(*words) -> int:
+    return run_command(make_parser(), argv=["predict", *map(str, words)])
 
 
 def network(tmp_path, prepared, pixels=(), loss="softmax"):
@@ -86,8 +89,7 @@ def test_images_are_shrunk_as_those_of_the_evaluation_were(tmp_path, size, side)
     export = {"data": loaded.data, "labels": loaded.classes, "loss": loaded.loss, "prepared": loaded.prepared}
     export_model(loaded.module, loaded.section, tmp_path / "export", **export)
     out = tmp_path / "out.jsonl"
-    words = ["predict", str(tmp_path / "export"), str(tmp_path / "source/val"), "--top", "2", "--to", str(out)]
-    assert run_command(make_parser(), argv=words) == 0
+    assert predict(tmp_path / "export", tmp_path / "source/val", "--top", "2", "--to", out) == 0
     found = []
     for line in out.read_text().splitlines():
         by_class = {each["class"]: each["probability"] for each in json.loads(line)["classes"]}
@@ -118,27 +120,27 @@ def test_what_an_export_predicts_is_what_its_network_did(folders, tmp_path, targ
 
 
 def test_numbers_are_written_with_the_names_of_their_targets(folders, tmp_path, capsys):
-    loaded, exported = network(tmp_path, folders[1]), str(tmp_path / "export")
+    loaded, export = network(tmp_path, folders[1]), str(tmp_path / "export")
     data = loaded.data.model_copy(update={"targets": "regression"})
     export_model(loaded.module, loaded.section, tmp_path / "export", data=data, labels=["x", "y"], loss="mse")
     (tmp_path / "album").mkdir()
     images = [np.random.RandomState(n).randint(0, 256, (40, 30, 3)).astype(np.uint8) for n in range(2)]
     for name, image in zip("ab", images, strict=True):
         Image.fromarray(image).save(tmp_path / f"album/{name}.png")
-    expected = Predictor(load_network(exported)).logits(images)
-    words = ["predict", exported, str(tmp_path / "album")]
-    assert run_command(make_parser(), argv=words) == 0
+    expected = Predictor(load_network(export)).logits(images)
+    words = [export, tmp_path / "album"]
+    assert predict(*words) == 0
     (_, *head), *rows = csv.reader(capsys.readouterr().out.splitlines())
     assert [name for name, *_ in rows] == ["a.png", "b.png"]
     assert head == ["x", "y"]
     assert np.array([values for _, *values in rows], float) == pytest.approx(expected, rel=1e-5)
     lines = tmp_path / "out.jsonl"
-    assert run_command(make_parser(), argv=[*words, "--to", str(lines)]) == 0
+    assert predict(*words, "--to", lines) == 0
     found = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [line["image"] for line in found] == ["a.png", "b.png"]
     assert [[*line["targets"]] for line in found] == [["x", "y"]] * 2
     assert np.array([[*line["targets"].values()] for line in found]) == pytest.approx(expected)
-    assert run_command(make_parser(), argv=[*words, "--top", "2"]) == 2
+    assert predict(*words, "--top", "2") == 2
     assert "--top 2: is for classes; " in capsys.readouterr().err
 
 
@@ -150,7 +152,7 @@ def test_what_pillow_warns_of_is_not_shown(folders, tmp_path, capsys):
     Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg", exif=damaged)
     with pytest.warns(UserWarning, match="Corrupt EXIF data"), Image.open(tmp_path / "a.jpg") as image:
         image.getexif()
-    assert run_command(make_parser(), argv=["predict", str(tmp_path / "export"), str(tmp_path / "a.jpg")]) == 0
+    assert predict(tmp_path / "export", tmp_path / "a.jpg") == 0
     assert capsys.readouterr().err == "1 images predicted\n"
 
 
@@ -224,10 +226,16 @@ def test_probabilities_against_torchvision(folders, tmp_path):
         assert Predictor(loaded).probabilities([np.asarray(image)])[0] == pytest.approx(expected.numpy(), rel=1e-4)
 
 
-def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, capsys):
-    exported, loaded = str(tmp_path / "export"), network(tmp_path, folders[1])
-    export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["ant", "bee"])
-    album = tmp_path / "album" / "deep"
+def exported(tmp_path, prepared, labels=("ant", "bee")) -> Path:
+    """An export of a network of images of 32 x 32."""
+    loaded = network(tmp_path, prepared)
+    export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=[*labels])
+    return tmp_path / "export"
+
+
+@pytest.mark.parametrize("batch", [1, 2, 9])
+def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, capsys, batch):
+    export, album = exported(tmp_path, folders[1]), tmp_path / "album/deep"
     album.mkdir(parents=True)
     image = np.random.RandomState(0).randint(0, 256, (40, 30, 3)).astype(np.uint8)
     Image.fromarray(image).save(album / "a,b.png")
@@ -236,143 +244,75 @@ def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, cap
     Image.fromarray(image).save(album / "turned.png", exif=turned)
     (album / "bad.jpg").write_bytes(b"\xff\xd8 no image")
     (album / "notes.txt").write_text("none")
-    out = tmp_path / "out.csv"
+    out, lines = tmp_path / "out.csv", tmp_path / "out.jsonl"
     out.write_text("of an earlier call")
-    words = ["predict", exported, str(tmp_path / "album"), "--batch", "2"]
-    assert run_command(make_parser(), argv=[*words, "--to", str(out)]) == 0
+    words = [export, tmp_path / "album", "--batch", batch]
+    assert predict(*words, "--to", out) == 0
     said = capsys.readouterr().err
     assert f"{out}: 2 images predicted, 1 could not be read" in said
     assert f"{tmp_path / 'album'}: left out 1 file *.txt" in said
     assert f"warning: {album / 'bad.jpg'}: " in said
     rows = list(csv.DictReader(out.read_text().splitlines()))
-    assert [row["image"] for row in rows] == ["deep/a,b.png", "deep/turned.png"]
-
-    lines = tmp_path / "out.jsonl"
-    assert run_command(make_parser(), argv=[*words, "--top", "9", "--to", str(lines)]) == 0
+    assert predict(*words, "--top", "9", "--to", lines) == 0
     found = [json.loads(line) for line in lines.read_text().splitlines()]
-    probabilities = Predictor(load_network(exported)).probabilities([image, np.rot90(image, -1)])
+    assert [each["image"] for each in found] == [row["image"] for row in rows] == ["deep/a,b.png", "deep/turned.png"]
+    probabilities = Predictor(load_network(str(export))).probabilities([image, np.rot90(image, -1)])
     for entry, row, probability in zip(found, rows, probabilities, strict=True):
-        assert [each["class"] for each in entry["classes"]] == [("ant", "bee")[i] for i in (-probability).argsort()]
-        assert [each["probability"] for each in entry["classes"]] == pytest.approx(
-            sorted(probability)[::-1], rel=1e-5
-        )
-        assert (row["class"], float(row["probability"])) == (
-            entry["classes"][0]["class"],
-            pytest.approx(probability.max(), abs=1e-6),
-        )
-
-    assert run_command(make_parser(), argv=["predict", exported, str(album / "a,b.png"), "--top", "2"]) == 0
+        expected = sorted(zip(probability, ("ant", "bee"), strict=True), reverse=True)
+        assert [each["class"] for each in entry["classes"]] == [name for _, name in expected]
+        given = [each["probability"] for each in entry["classes"]]
+        assert given == pytest.approx([value for value, _ in expected], rel=1e-5)
+        assert row == {"image": row["image"], "class": expected[0][1], "probability": f"{given[0]:.6f}"}
+    capsys.readouterr()
+    assert predict(export, album / "a,b.png", "--top", "5") == 0  # of two classes
     printed = capsys.readouterr().out
     assert printed.startswith('image,class_1,probability_1,class_2,probability_2\n"a,b.png",')
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
-def test_a_files_name_has_its_own_bytes_and_bad_ones_are_counted(tmp_path, monkeypatch, capsys, suffix):
-    names = ["a.png", os.fsdecode(b"\xff.png"), "b.png"]
-    for name in names:
-        (tmp_path / name).touch()
-    found = [[("ant", 0.75)], InputError("b.png: is cut short"), [("bee", 0.5)]]
-    monkeypatch.setattr("widemix.evaluation.networks.load_network", lambda *_: None)
-    predictor = SimpleNamespace(section=SimpleNamespace(targets="class"))
-    monkeypatch.setattr("widemix.evaluation.predict.Predictor", lambda _: predictor)
-    monkeypatch.setattr(
-        "widemix.cli.predict._predictions", lambda _, folder, listed, *others: zip(sorted(listed), found, strict=True)
-    )
-    words = ["predict", "timm:x", str(tmp_path), "--to", str(tmp_path / f"out.{suffix}")]
-    assert run_command(make_parser("predict"), argv=words) == 0
-    written = (tmp_path / f"out.{suffix}").read_bytes().splitlines()
-    assert written[-1].startswith({"csv": b"\xff.png,bee,0.500000", "jsonl": b'{"image": "\\udcff.png"'}[suffix])
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.splitlines() == [
-        "warning: b.png: is cut short; left out", f"{tmp_path}/out.{suffix}: 2 images predicted, 1 could not be read"
-    ]  # fmt: skip
-    found[:] = [found[1]] * 3
-    (tmp_path / f"out.{suffix}").write_bytes(b"before")
-    assert run_command(make_parser("predict"), argv=words) == 2
-    assert f"error: {tmp_path}: none of its 3 images can be read" in capsys.readouterr().err
-    assert (tmp_path / f"out.{suffix}").read_bytes() == b"before"
-    found[:] = found[:1]
-    assert run_command(make_parser("predict"), argv=["predict", "timm:x", str(tmp_path / "b.png"), *words[3:]]) == 2
-    assert capsys.readouterr().err == "error: b.png: is cut short\n"  # of an image alone
-
-
-@pytest.mark.parametrize(
-    ("options", "error_message"),
-    [
-        (["--top", "0"], "--top 0: must be at least 1"),
-        (["--to", "out.txt"], "--to out.txt: must end in .csv or .jsonl"),
-        ([], "holds no images"),
-    ],
-)
-def test_mistakes_are_one_line(folders, tmp_path, capsys, options, error_message):
-    network(tmp_path, folders[1])
-    (tmp_path / "empty").mkdir()
-    words = ["predict", str(tmp_path / "recipe.yaml"), str(tmp_path / "empty"), *options]
-    assert run_command(make_parser(), argv=words) == 2
-    assert error_message in capsys.readouterr().err
+def test_a_files_name_has_its_own_bytes(folders, tmp_path, capsys, suffix):
+    """Of classes that are equally likely the first comes first."""
+    loaded, album, out = network(tmp_path, folders[1]), tmp_path / "album", tmp_path / f"out.{suffix}"
+    torch.nn.init.zeros_(loaded.module.head.weight)
+    export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["bee", "ant"])
+    album.mkdir()
+    for name in ("a.png", os.fsdecode(b"\xff.png")):
+        Image.new("RGB", (8, 8)).save(album / name)
+    (album / "b.png").write_bytes(b"no image")
+    assert predict(tmp_path / "export", album, "--to", out) == 0
+    written = out.read_bytes().splitlines()[-1]
+    assert written.startswith({"csv": b"\xff.png,bee,0.500000", "jsonl": b'{"image": "\\udcff.png"'}[suffix])
+    assert capsys.readouterr().out == ""
+    (album / os.fsdecode(b"\xff.png")).unlink()
+    (album / "a.png").write_bytes(b"no image")
+    before = out.read_bytes()
+    assert predict(tmp_path / "export", album, "--to", out) == 2
+    assert f"error: {album}: none of its 2 images can be read" in capsys.readouterr().err
+    assert out.read_bytes() == before
+    assert predict(tmp_path / "export", album / "b.png", "--to", out) == 2
+    assert capsys.readouterr().err == f"error: {album}/b.png: is no image that Pillow can read\n"  # of one alone
 
 
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), (None, torch.float32)]
 )
-def test_a_predictor_computes_in_the_recipes_precision(folders, tmp_path, monkeypatch, precision, dtype):
-    loaded, products = network(tmp_path, folders[1]), []
+def test_a_predictor_computes_in_the_recipes_precision(folders, tmp_path, precision, dtype):
+    loaded, computed = network(tmp_path, folders[1]), []
     train = loaded.recipe.train.model_copy(update={"precision": precision, "matmul_precision": "high"})
     recipe = loaded.recipe.model_copy(update={"train": train}) if precision else None
-    monkeypatch.setattr("widemix.evaluation.predict.set_matmul_precision", products.append)
-    predictor, computed = Predictor(replace(loaded, recipe=recipe)), []
-    assert products == (["high"] if precision else [])
+    torch.set_float32_matmul_precision("highest")
+    try:
+        predictor = Predictor(replace(loaded, recipe=recipe))
+        assert torch.get_float32_matmul_precision() == ("high" if precision else "highest")
+    finally:
+        torch.set_float32_matmul_precision("highest")
     assert predictor.inputs([np.zeros((9, 9, 3), np.uint8)]).dtype == dtype
     loaded.module.head.register_forward_hook(lambda module, args, logits: computed.append(logits.dtype))
     assert predictor.logits([np.zeros((9, 9, 3), np.uint8)]).dtype == np.float32
     assert computed == [dtype]
-
-
-def test_classes_beyond_those_with_names_are_numbered(folders, tmp_path):
-    predictor = Predictor(network(tmp_path, folders[1]))
-    assert [predictor.class_name(label) for label in range(3)] == [*predictor.network.classes, "2"]
+    assert [predictor.class_name(label) for label in range(3)] == [*loaded.classes, "2"]
 
 
 def test_a_network_of_sentences_is_refused():
     with pytest.raises(InputError, match="reads text"):
         Predictor(load_network("recipes/mnli/mixer.yaml"))
-
-
-def test_of_classes_that_are_equally_likely_the_first_comes_first(tmp_path, monkeypatch):
-    """And each image has its own probabilities, whatever cannot be read between them, in batches of any size."""
-    counted: list[int] = []
-    monkeypatch.setattr("widemix.tally.Tally.add", lambda tally, number: counted.append(number))
-    for name in ("a.png", "c.png", "d.png"):
-        Image.new("RGB", (8, 8)).save(tmp_path / name)
-    (tmp_path / "b.png").write_bytes(b"no image")
-    probabilities = [[0.2] * 5, [0.0, 0.5, 0.0, 0.5, 0.0], [0.1, 0.1, 0.6, 0.1, 0.1]]
-    for size in (1, 3, 9):
-        rest = iter(probabilities)
-
-        def next_ones(images, rest=rest):
-            assert len(images)
-            return np.array([next(rest) for _ in images])
-
-        predictor = SimpleNamespace(
-            section=SimpleNamespace(targets="class"),
-            network=SimpleNamespace(prepared=SimpleNamespace(max_size=0, side="longest")),
-            probabilities=next_ones,
-            class_name=str,
-        )
-        found = dict(_predictions(predictor, tmp_path, ["a.png", "b.png", "c.png", "d.png"], 3, size))
-        assert [*found] == ["a.png", "b.png", "c.png", "d.png"]
-        assert isinstance(found.pop("b.png"), InputError)
-        labels = [[label for label, _ in classes] for classes in found.values()]
-        assert labels == [["0", "1", "2"], ["1", "3", "0"], ["2", "0", "1"]]
-    assert counted == [1, 1, 1, 1, 3, 1, 4]
-
-
-def test_a_table_has_as_many_columns_as_there_are_classes():
-    rows = [("a.png", [("cat", 0.75), ("dog", 0.25)]), ("b.png", [("dog", 1.0), ("cat", 0.0)])]
-    head, *lines = csv.reader(_csv(rows, 5).splitlines())
-    assert head == ["image", "class_1", "probability_1", "class_2", "probability_2"]
-    assert lines[0] == ["a.png", "cat", "0.750000", "dog", "0.250000"]
-    numbers = [("a.png", [("x", 1234567.0), ("y", 1.25e-7)]), ("b.png", [("x", 0.0), ("y", -2.5)])]
-    assert _csv_of_numbers(numbers) == "image,x,y\na.png,1.23457e+06,1.25e-07\nb.png,0,-2.5\n"
-    assert next(csv.reader(_csv([], 1).splitlines())) == ["image", "class", "probability"]
