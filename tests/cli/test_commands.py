@@ -4,7 +4,6 @@ import errno
 import io
 import json
 import os
-import shlex
 import socket
 import subprocess
 import sys
@@ -229,52 +228,19 @@ def test_the_file_to_write_is_left_as_it_is_by_a_command_that_fails(tmp_path, mo
 
 
 STARTED = "nowhere: no such run or checkpoint folder"
-# What is typed, and what is said before any work, or STARTED.
-CHECKED = [
-    ("eval nowhere --json folder", "--json folder: is a folder; name a file"),
-    ("doctor --cluster --exclude folder", "--exclude folder: is a folder; name a file"),
-    ("eval nowhere --json no/x", "--json no/x: there is no folder no"),
-    ("doctor --cluster --exclude no/x", "--exclude no/x: there is no folder no"),
-    ("eval nowhere --json /dev/null", "--json /dev/null: is not an ordinary file; name another"),
-    ("eval nowhere --json socket", "--json socket: is not an ordinary file; name another"),
-    ("eval nowhere --json new.json", STARTED),
-    ("eval nowhere --details --to lost", "--to lost: is a link to nothing; name a folder"),
-    ("study plan figure7 --report lost", "--report lost: is a link to nothing; name a folder"),
-    ("eval nowhere --details --to socket", "--to socket: is a file; name a folder"),
-    ("eval nowhere --details --to=", "--to: is empty; give a value (is a variable of the shell not set?)"),
-    ("eval --to= nowhere", "--to: is empty"),
-    ("eval nowhere --to ''", "--to: is empty"),
-    ("eval nowhere --to ' '", "--to: is empty"),
-    ("eval ''", "an argument is empty"),
-    ("eval '' nowhere", "an argument is empty"),
-    ("eval nowhere --split=b --json new.json", STARTED),
-    ("eval nowhere --to --json=new.json", "argument --to: expected one argument"),
-    ("stage", "the following arguments are required: --to; see `widemix stage --help`"),
-    ("stage --clean=3", "the following arguments are required: --to; see `widemix stage --help`"),
-    ("stage --tto=x", "unrecognized arguments: --tto=x; did you mean --to?"),
-    ("stage -y", "unrecognized arguments: -y; see `widemix stage --help`"),
-    ("stage --to x --zzz", "unrecognized arguments: --zzz; see `widemix stage --help`"),
-    ("train a.yaml --train-epochs 3", "unrecognized arguments: --train-epochs 3; did you mean train.epochs?"),
-    ("prep digits --encoding jpg", "(choose from 'jpeg', 'coefficients'); did you mean jpeg?"),
-    ("prep digits --on-corrupt xy", "(choose from 'error', 'skip'); see `widemix prep --help`"),
-    ("bench mixup --round 3", "unrecognized arguments: --round 3; did you mean --rounds?"),
-    ("eval nowhere --details --to s3://a", "s3://a is a URL, where a path on this machine is needed"),
-    ("eval nowhere --details --to s3:/a", STARTED),
-    ("cost --omega nan", "--omega nan: must be a finite number"),
-    ("cost --omega inf", "--omega inf: must be a finite number"),
-    ("cost --omega=-inf", "--omega -inf: must be a finite number"),
-]
 
 
-@pytest.mark.parametrize(("words", "said"), CHECKED, ids=[words for words, _ in CHECKED])
-def test_a_mistyped_command_is_refused_before_any_work(words, said, tmp_path, monkeypatch, capsys):
+def test_a_socket_is_neither_a_file_nor_a_folder(tmp_path, monkeypatch, capsys):
+    """Other mistakes that are refused before any work: tests/messages/commands.yaml."""
     monkeypatch.chdir(tmp_path)
-    Path("folder").mkdir()
-    Path("lost").symlink_to("nowhere at all")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
-        assert run_command(make_parser(words.split()[0]), argv=shlex.split(words)) == 2
-    assert said in capsys.readouterr().err
+        for words, said in (
+            ("--json", "is not an ordinary file; name another"),
+            ("--to", "is a file; name a folder"),
+        ):
+            assert run_command(make_parser("eval"), argv=["eval", "nowhere", "--details", words, "socket"]) == 2
+            assert f"{words} socket: {said}" in capsys.readouterr().err
 
 
 def test_a_folder_to_write_to_is_tried_where_it_will_be(tmp_path, monkeypatch, system, capsys):

@@ -98,7 +98,7 @@ def test_examples_in_help_parse(monkeypatch):
         ("torch.slow", False, False),
     ],
 )
-def test_a_long_import_is_named_on_a_terminal_alone(name, terminal, said, tmp_path, monkeypatch, system, capsys):
+def test_a_long_import_is_named_on_a_terminal_alone(name, terminal, said, tmp_path, system, capsys):
     """In the place of the timer is one that fires while that module is imported."""
     done = []
 
@@ -123,8 +123,7 @@ def test_a_long_import_is_named_on_a_terminal_alone(name, terminal, said, tmp_pa
         def cancel(self):
             done.append("cancelled")
 
-    system({"threading.Timer": Timer, "sys.argv": ["widemix", "--version"]})
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    system({"threading.Timer": Timer, "sys.argv": ["widemix", "--version"], "sys.stderr.isatty": lambda: terminal})
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code in (0, None)

@@ -9,14 +9,14 @@ import pytest
 import torch
 import torchmetrics
 from safetensors.torch import load_file, save_file
-from sklearn.metrics import mean_absolute_error, r2_score
+from sklearn.metrics import average_precision_score, mean_absolute_error, r2_score
 from torch.nn.functional import cross_entropy
 
 from tests.conftest import Fork
 from widemix.data.batches import Batch
 from widemix.errors import InputError
-from widemix.evaluation import evaluate as module_of_evaluate
 from widemix.evaluation.evaluate import evaluate, evaluate_engine
+from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.metrics import MEASURED, METRICS, Metric
 
 
@@ -68,7 +68,7 @@ class Heads(torch.nn.Module):
         return x.reshape(len(x), 4, -1).flatten(1)
 
 
-def test_a_network_that_takes_no_empty_batch_is_evaluated_and_called_once_for_each():
+def test_a_network_that_takes_no_empty_batch_is_evaluated():
     """FSDP and ZeRO 3 gather weights in each call, which all ranks make together."""
     torch.manual_seed(0)
     inputs, labels, sizes = torch.randn(14, 12), torch.randint(3, (14,)), []
@@ -79,7 +79,7 @@ def test_a_network_that_takes_no_empty_batch_is_evaluated_and_called_once_for_ea
     assert sizes == [7, 7, 1]
 
 
-def test_accuracy_is_known_where_a_class_is_ruled_out_and_the_loss_is_infinite():
+def test_accuracy_is_known_where_the_loss_is_infinite():
     inputs, labels = torch.eye(12)[:4], torch.tensor([0, 1, 2, 9])
     model = torch.nn.Linear(12, 10, bias=False)
     torch.nn.init.eye_(model.weight)
@@ -87,6 +87,16 @@ def test_accuracy_is_known_where_a_class_is_ruled_out_and_the_loss_is_infinite()
     found = evaluate(model, nullcontext(), loader(inputs, labels), 10)
     assert found["loss"] == np.inf
     assert found["top1"] == 75
+
+
+def test_scores_that_float32_rounds_to_1_keep_their_order():
+    logits = torch.tensor([[18.0], [25.0], [30.0], [22.0], [20.0]])
+    assert (logits.sigmoid() == 1).sum() == 5
+    targets = torch.tensor([[0.0], [1.0], [1.0], [0.0], [1.0]])
+    batches = loader(logits, targets)
+    batches.data = SimpleNamespace(targets="multilabel")
+    expected = 100 * average_precision_score(targets[:, 0], logits[:, 0])
+    assert evaluate(torch.nn.Identity(), nullcontext(), batches, 1)["map"] == pytest.approx(expected)
 
 
 def test_scores_that_are_nan_have_no_average_precision():
@@ -131,10 +141,12 @@ def test_outputs_of_half_precision_are_measured_as_fp32():
     assert found["top5"] == 100  # of three classes
 
 
-def test_the_main_rank_alone_names_ten_columns_without_a_value(monkeypatch, capsys):
+def test_the_main_rank_alone_names_ten_columns_without_a_value(digits, tmp_path, monkeypatch, capsys):
     """The prepared folder has names for the first five only."""
-    manifest = SimpleNamespace(classes=tuple("abcde"))
-    monkeypatch.setattr(module_of_evaluate, "read_manifest", lambda folder: manifest)
+    manifest = read_manifest(digits).model_copy(update={"classes": tuple("abcde")})
+    (tmp_path / "nowhere").mkdir()
+    (tmp_path / "nowhere/manifest.json").write_text(manifest_json(manifest))
+    monkeypatch.chdir(tmp_path)
     targets = torch.zeros(9, 14)
     targets[:, 2] = torch.arange(9.0)
     for is_main in (False, True):
@@ -168,30 +180,32 @@ def test_a_registered_metric_is_that_of_its_kind_of_targets(monkeypatch):
     assert found["hamming"] == pytest.approx(1 / 4)  # a fraction, where its form is not that of percent
 
 
-def test_each_set_of_an_engines_weights_is_evaluated_and_the_trained_ones_observed(monkeypatch):
-    entered, calls = [], []
+def test_each_set_of_an_engines_weights_is_evaluated():
+    """The trained ones alone are observed; those of a penalty that makes zeros are counted."""
+    inputs, labels = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3
+    module, batches, seen, beats = torch.nn.Linear(4, 3), loader(inputs, labels), [], []
 
     @contextmanager
-    def weights(name):
-        entered.append(name)
+    def average():
+        module.weight.data.neg_()
         yield
-        entered.pop()
+        module.weight.data.neg_()
 
-    def evaluated(module, precision, batches, classes, beat, observe, by_class):
-        calls.append((module, precision, batches, classes, beat))
-        observe(entered[-1], None)
-        return {"top1": 10.0 * len(calls)}
-
-    monkeypatch.setattr(module_of_evaluate, "evaluate", evaluated)
-    engine = SimpleNamespace(weights=lambda: {"": weights("trained"), "ema_": weights("average")})
-    engine.module, engine.evaluate_mode, engine.zero_weights = "module", lambda: "bf16", lambda: 12.5
-    engine.spec, beat, seen = SimpleNamespace(penalty="weight_decay"), lambda: None, []
-    found = evaluate_engine(engine, "loader", 7, beat, lambda logits, _: seen.append(logits))  # type: ignore[arg-type]
-    assert found == {"top1": 10.0, "ema_top1": 20.0}
-    assert seen == ["trained"]
-    assert calls == [("module", "bf16", "loader", 7, beat)] * 2
+    engine = SimpleNamespace(weights=lambda: {"": nullcontext(), "ema_": average()}, zero_weights=lambda: 12.5)
+    engine.module, engine.spec = module, SimpleNamespace(penalty="weight_decay")
+    engine.evaluate_mode = lambda: torch.autocast("cpu", torch.bfloat16)
+    both = {"": evaluate(module, engine.evaluate_mode(), batches, 3)}
+    with average():
+        both["ema_"] = evaluate(module, engine.evaluate_mode(), batches, 3)
+    expected = {f"{prefix}{name}": value for prefix, found in both.items() for name, value in found.items()}
+    assert expected["loss"] != expected["ema_loss"]
+    found = evaluate_engine(engine, batches, 3, lambda: beats.append(1), lambda logits, _: seen.append(logits))  # type: ignore[arg-type]
+    assert found == expected
+    with torch.no_grad(), engine.evaluate_mode():
+        assert torch.equal(torch.cat(seen), module(inputs).float())
+    assert len(beats) == 2 * len(batches[:])
     engine.spec.penalty = "l1"
-    assert evaluate_engine(engine, "loader", 7) == {"top1": 30.0, "ema_top1": 40.0, "zero_weights": 12.5}  # type: ignore[arg-type]
+    assert evaluate_engine(engine, batches, 3) == expected | {"zero_weights": 12.5}  # type: ignore[arg-type]
 
 
 def test_a_run_whose_evaluation_is_nan_says_so_and_is_complete(train, tmp_path):

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +15,11 @@ from markdown_it import MarkdownIt
 
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
-from widemix.evaluation import model_card
+from widemix.evaluation.model_card import model_card
 from widemix.evaluation.trained import export_checkpoint
-from widemix.recipe import Recipe, dump_recipe, load_recipe
+from widemix.formats.manifest import manifest_json, read_manifest
+from widemix.recipe import dump_recipe, load_recipe
+from widemix.run import checkpoint
 
 
 def widemix(*words: object) -> None:
@@ -56,7 +57,7 @@ def test_a_later_evaluation_is_in_the_card_and_in_the_run(run: Path, digits: Pat
     assert card.data.pipeline_tag == "image-classification"
 
 
-def test_the_card_has_the_evaluations_until_the_checkpoint_and_its_head_those_of_its_step(run, digits, tmp_path):
+def test_the_card_has_the_evaluations_until_its_checkpoint(run, digits, tmp_path):
     """Pretended ones: at steps 2 and 4 of a checkpoint at step 3; with averaged weights too, which are others'."""
     shutil.copytree(run, tmp_path / "run")
     path = tmp_path / "run/metrics.jsonl"
@@ -80,40 +81,30 @@ def write_and_load(path: Path, lines: list[dict], to: Path) -> ModelCard:
     return card_of(path.parent, to)
 
 
-HASHED = {"train": ("a", "b"), "val": ("c",)}  # blocks of the splits
+def carded(run: Path, digits: Path, rows: list[dict], keys: dict, tmp_path: Path, *options: Any) -> ModelCard:
+    """The card of the run's checkpoint at step 3 with these evaluations, and another recipe of the same data."""
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run/metrics.jsonl").write_text("")
+    row = {"step": 3, "ema": False, "data": str(digits), "samples": 9, "time": 1.0, "loss": 1.0}
+    lines = "".join(f"{json.dumps(row | own)}\n" for own in rows)
+    (tmp_path / "run/evaluations.jsonl").write_text(lines)
+    name = "mnli/mixer" if keys.pop("text", False) else "digits/mixer"
+    recipe = load_recipe(name, [("data.path", str(digits))])
+    recipe = recipe.model_copy(
+        update={"data": recipe.data.model_copy(update=keys), "plugins": tuple(keys.pop("plugins", ()))}
+    )
+    return ModelCard(model_card(checkpoint.find(tmp_path / "run"), recipe, "exported", *options))
 
 
-def pretended(monkeypatch: pytest.MonkeyPatch, rows: list[dict], recipe: Recipe, *options: Any) -> ModelCard:
-    """The card of a checkpoint at step 3 with these evaluations, and data of two splits."""
-    asked: list[bool] = []
-
-    def evaluated(run: Path, lines: list, of: Recipe, ema: bool) -> list[dict]:
-        assert (run, of) == (Path("/runs/one"), recipe)
-        asked.append(ema)
-        return rows
-
-    splits = {
-        name: SimpleNamespace(samples=10 * len(blocks), blocks=blocks, file=f"{name}.beton")
-        for name, blocks in HASHED.items()
-    }
-    manifest = SimpleNamespace(source="image-folder", splits=splits)
-    monkeypatch.setattr(model_card, "evaluated", evaluated)
-    monkeypatch.setattr(model_card, "read_manifest", lambda folder: manifest)
-    origin: Any = SimpleNamespace(path=Path("/runs/one/checkpoints/00000003"), position=SimpleNamespace(step=3))
-    card = ModelCard(model_card.model_card(origin, recipe, "exported", *options))
-    assert asked == [options[0] if options else False]
-    return card
-
-
-def test_a_cards_numbers_are_those_of_the_last_evaluation_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = load_recipe("digits/mixer")
-    rows: list[dict] = [
-        {"step": 3, "data": "/data/digits", "split": "val", "loss": 0.0, "top1": 10.0, "top5": 20.0},
-        {"step": 3, "data": "/data/other", "split": "test", "loss": None, "top1": 55.123456, "top5": None},
+def test_a_cards_numbers_are_those_of_its_steps_last_evaluation(run: Path, digits: Path, tmp_path: Path) -> None:
+    given: list[dict] = [
+        {"split": "val", "loss": 0.0, "top1": 10.0, "top5": 20.0},
+        {"data": "/data/other", "split": "test", "loss": None, "top1": 55.123456, "top5": None},
     ]
-    card = pretended(monkeypatch, rows, recipe)
+    card = carded(run, digits, given, {}, tmp_path)
+    name, recipe = digits.name, load_recipe("digits/mixer", [("data.path", str(digits))])
     assert (
-        "\n| 3 | digits | val | 0.0000 | 10.00 % | 20.00 % |\n| 3 | other | test | - | 55.12 % | - |\n" in card.text
+        f"\n| 3 | {name} | val | 0.0000 | 10.00 % | 20.00 % |\n| 3 | other | test | - | 55.12 % | - |\n" in card.text
     )
     assert "| step | data | split | loss | top-1 | top-5 |" in card.text
     (top1,) = card.data.eval_results or []
@@ -124,58 +115,56 @@ def test_a_cards_numbers_are_those_of_the_last_evaluation_of_its_step(monkeypatc
     assert card.data.license == "apache-2.0"
     assert card.data.model_name == recipe.model.summary()
     assert "The weights after 3 steps of the recipe below" in card.text
-    assert "`image-folder`, prepared by" in card.text
-    for name, blocks in HASHED.items():
-        hashed = blake3(" ".join(blocks).encode()).hexdigest()[:32]
-        assert f"| {name} | {10 * len(blocks)} | `{hashed}` |" in card.text
+    assert "`digits`, prepared by" in card.text
+    for split, own in read_manifest(digits).splits.items():
+        hashed = blake3(" ".join(own.blocks).encode()).hexdigest()[:32]
+        assert f"| {split} | {own.samples} | `{hashed}` |" in card.text
     assert f"```yaml\n{dump_recipe(recipe).rstrip()}\n```" in card.text
 
 
-def test_no_name_of_a_card_is_anything_but_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_name_of_a_card_is_anything_but_text(run: Path, digits: Path, tmp_path: Path) -> None:
     """By a reader of Markdown that takes HTML. The page of a study is made by the same functions."""
     evil = "a\n```\n<script>alert(1)<\\script> ![x](http:evil) | `b` [c](javascript:d)\n# head"
-    recipe = load_recipe("digits/mixer", [("data.path", json.dumps(evil))])
-    row = {"step": 3, "data": evil, "split": evil, "loss": 0.0, "top1": 10.0, "top5": 20.0}
-    monkeypatch.setitem(HASHED, evil, ("d",))
-    text = pretended(monkeypatch, [row], recipe).text
+    (tmp_path / evil).mkdir()
+    manifest = read_manifest(digits)
+    manifest = manifest.model_copy(update={"splits": manifest.splits | {evil: manifest.splits["train"]}})
+    (tmp_path / evil / "manifest.json").write_text(manifest_json(manifest))
+    row = {"data": evil, "split": evil, "top1": 10.0, "top5": 20.0}
+    text = carded(run, digits, [row], {"path": str(tmp_path / evil)}, tmp_path).text
     shown = MarkdownIt("commonmark").enable("table").render(text)
     assert not re.search(r"<(script|img|a)\b", shown)
     assert len(re.findall("<h[1-6]>", shown)) == 4
     assert shown.count("alert(1)") == 4  # of the evaluation twice, of the data's split and of the recipe
 
 
-def test_a_card_of_the_average_without_evaluations_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = load_recipe("digits/mixer", [("data.path", "none")]).model_copy(update={"plugins": ("my_family",)})
-    read = model_card.read_manifest
-    card = pretended(monkeypatch, [], recipe, True, "mit")
+def test_a_card_of_the_average_without_evaluations_says_so(run: Path, digits: Path, tmp_path: Path) -> None:
+    keys = {"path": "none", "plugins": ["my_family"]}
+    card = carded(run, digits, [{"split": "val", "top1": 1.0, "top5": 1.0}], keys, tmp_path, True, "mit")
     assert "The averaged weights after 3 steps" in card.text
     assert "import widemix, my_family, timm\n" in card.text
     assert (card.data.model_name, card.data.license) == (None, "mit")
-    monkeypatch.setattr(model_card, "read_manifest", read)
-    assert model_card._data(Path("none")) == "`none`, which was not there when this was exported."
+    assert "`none`, which was not there when this was exported." in card.text
 
 
 @pytest.mark.parametrize(
-    ("kind", "targets", "metrics", "task", "tag"),
+    ("keys", "metrics", "task", "tag"),
     [
-        ("image", "multilabel", ["map"], "image-classification", "image-classification"),
-        ("image", "regression", ["mae", "r2"], "image-regression", None),
-        ("text", "class", ["accuracy", "top5"], "text-classification", "text-classification"),
+        ({"targets": "multilabel"}, ["map"], "image-classification", "image-classification"),
+        ({"targets": "regression"}, ["mae", "r2"], "image-regression", None),
+        ({"text": True}, ["accuracy", "top5"], "text-classification", "text-classification"),
     ],
 )
 def test_the_hub_knows_what_a_network_is_for(
-    monkeypatch: pytest.MonkeyPatch, kind: str, targets: Any, metrics: list[str], task: str, tag: str | None
+    run: Path, digits: Path, tmp_path: Path, keys: dict, metrics: list[str], task: str, tag: str | None
 ) -> None:
-    recipe = load_recipe("mnli/mixer" if kind == "text" else "digits/mixer")
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"targets": targets})})
-    row = {"step": 3, "data": "d", "split": "val", "loss": 1.0, "map": 1, "mae": 0, "r2": 1, "top1": 1, "top5": 1}
-    card = pretended(monkeypatch, [row], recipe)
+    row = {"split": "val", "map": 1.0, "mae": 0.0, "r2": 1.0, "top1": 1.0, "top5": 1.0}
+    card = carded(run, digits, [row], dict(keys), tmp_path)
     results = card.data.eval_results or []
     assert [result.metric_type for result in results] == metrics
     assert {result.task_type for result in results} == {task}
     assert card.data.pipeline_tag == tag
     assert card.data.tags == [*([tag] if tag else []), "widemix"]
-    assert ("create_transform" in card.text) == (kind == "image")
+    assert ("create_transform" in card.text) == ("text" not in keys)
 
 
 def test_a_checkpoint_away_from_its_run_is_evaluated_without_a_record(run: Path, tmp_path: Path) -> None:
