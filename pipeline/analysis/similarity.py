@@ -99,7 +99,7 @@ def compare_each(
     if samples.batch < LEAST or (samples.most is not None and samples.most < LEAST):
         raise InputError(f"a mini-batch needs at least {LEAST} samples: unbiased HSIC divides by n (n - 3)")
     topology, networks = read_topology(), [*firsts, second]
-    sections = [_section(network, firsts[0].data, samples) for network in networks]
+    sections = [inputs_section(network, firsts[0].data, samples) for network in networks]
     count = len(EvalLoader(sections[0], samples.batch, topology))
     chosen = random_samples(count, samples.most, samples.batch, samples.seed)
     distinct = [section for number, section in enumerate(sections) if section not in sections[:number]]
@@ -121,7 +121,7 @@ def compare_each(
             for total, kernels in zip(totals, rows, strict=True):
                 total.update(kernels, columns)
             tally.add(len(batches[0]))
-    *row_sparsities, sparsity = (_inverse_density(network) for network in networks)
+    *row_sparsities, sparsity = (inverse_density(network) for network in networks)
     return [
         Similarity(
             first.name,
@@ -138,7 +138,7 @@ def compare_each(
     ]
 
 
-def _section(network: Network, default: AnyDataSection, samples: Samples) -> AnyDataSection:
+def inputs_section(network: Network, default: AnyDataSection, samples: Samples) -> AnyDataSection:
     """How a network reads the samples that both are compared on."""
     path = str(samples.data or default.path)
     if not path:
@@ -152,7 +152,7 @@ def _section(network: Network, default: AnyDataSection, samples: Samples) -> Any
     return network.data.model_copy(update={"path": path, "eval_split": split, "num_classes": number})
 
 
-def _inverse_density(network: Network) -> float | None:
+def inverse_density(network: Network) -> float | None:
     """1/p: of a mask its key, and not the number of weights that were sampled; of others by the cost formulas."""
     if network.section is None:
         return None

@@ -17,9 +17,9 @@ from widemix.analysis.features import layer_features, layers_before_skips, layer
 from widemix.analysis.similarity import (
     Samples,
     Similarity,
-    _inverse_density,
-    _section,
     compare,
+    inputs_section,
+    inverse_density,
     mean_diagonals,
     mean_diagonals_csv,
     similarities_json,
@@ -45,9 +45,11 @@ def hsic(x: np.ndarray, y: np.ndarray) -> float:
     return (total - 2 / (n - 2) * (one.T @ k @ l @ one).item()) / (n * (n - 3))
 
 
-def dense_cka(x: np.ndarray, y: np.ndarray, batches: list[slice]) -> float:
-    """Nguyen et al. 2021, equation of section 3.1, over mini-batches of one size."""
-    xy, xx, yy = (np.mean([hsic(a[part], b[part]) for part in batches]) for a, b in ((x, y), (x, x), (y, y)))
+def dense_cka(x: np.ndarray, y: np.ndarray, *sizes: int) -> float:
+    """Nguyen et al. 2021, equation of section 3.1, over mini-batches of these sizes, each by its samples."""
+    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    pairs = ((x, y), (x, x), (y, y))
+    xy, xx, yy = (np.average([hsic(a[part], b[part]) for part in parts], weights=sizes) for a, b in pairs)
     return xy / np.sqrt(xx * yy)
 
 
@@ -58,24 +60,13 @@ def features():
     return x, x @ random.normal(size=(10, 7)) + random.normal(size=(48, 7)) + 3
 
 
-def test_one_batch_is_the_full_batch_formula_and_more_are_their_mean(features):
+@pytest.mark.parametrize(
+    ("batch", "sizes"),
+    [(None, [48]), (16, [16, 16, 16]), (20, [20, 20, 8]), (22, [22, 22, 4]), (23, [23, 23])],  # no batch of two
+)
+def test_cka_is_the_formula_over_its_batches(features, batch, sizes):
     x, y = features
-    assert cka({"x": x}, {"y": y}).item() == pytest.approx(dense_cka(x, y, [slice(48)]), abs=1e-6)
-    thirds = [slice(0, 16), slice(16, 32), slice(32, 48)]
-    assert cka({"x": x}, {"y": y}, batch=16).item() == pytest.approx(dense_cka(x, y, thirds), abs=1e-6)
-    # one that is smaller counts by its samples
-    uneven, weights = [slice(0, 20), slice(20, 40), slice(40, 48)], [20, 20, 8]
-    xy, xx, yy = (
-        np.average([hsic(a[part], b[part]) for part in uneven], weights=weights) for a, b in ((x, y), (x, x), (y, y))
-    )
-    assert cka({"x": x}, {"y": y}, batch=20).item() == pytest.approx(xy / np.sqrt(xx * yy), abs=1e-6)
-    uneven, weights = [slice(0, 22), slice(22, 44), slice(44, 48)], [22, 22, 4]
-    xy, xx, yy = (
-        np.average([hsic(a[part], b[part]) for part in uneven], weights=weights) for a, b in ((x, y), (x, x), (y, y))
-    )
-    assert cka({"x": x}, {"y": y}, batch=22).item() == pytest.approx(xy / np.sqrt(xx * yy), abs=1e-6)
-    # a rest of fewer than four samples is left out
-    assert cka({"x": x}, {"y": y}, batch=23).item() == cka({"x": x[:46]}, {"y": y[:46]}, batch=23).item()
+    assert cka({"x": x}, {"y": y}, batch=batch).item() == pytest.approx(dense_cka(x, y, *sizes), abs=1e-6)
 
 
 def test_rotations_shifts_and_scales_change_nothing_and_other_maps_do(features):
@@ -89,15 +80,15 @@ def test_rotations_shifts_and_scales_change_nothing_and_other_maps_do(features):
     assert cka({"x": x}, {"x": x.reshape(48, 5, 2)}).item() == pytest.approx(1)
 
 
-def test_a_first_sample_that_is_far_from_the_others_takes_no_digits(features):
+def test_a_first_sample_far_from_the_others_takes_no_digits(features):
     """Kernels are float32 products: where they are of differences from that sample, errors are 50 times as large."""
     x, y = features
     x = x + 1e4
     x[0] = 0
-    assert cka({"x": x}, {"y": y}).item() == pytest.approx(dense_cka(x, y, [slice(48)]), abs=3e-5)
+    assert cka({"x": x}, {"y": y}).item() == pytest.approx(dense_cka(x, y, 48), abs=3e-5)
 
 
-def test_independent_features_have_none_on_average_where_the_biased_estimator_has():
+def test_independent_features_have_none_on_average():
     random = np.random.default_rng(2)
     values = [cka({"x": random.normal(size=(16, 64))}, {"y": random.normal(size=(16, 64))}).item() for _ in range(40)]
     assert abs(np.mean(values)) < 0.04  # the biased one gives 0.8 for 16 samples of 64 features
@@ -114,7 +105,7 @@ def test_a_constant_layer_and_too_few_samples():
     assert diagonal_mean(np.ones((2, 3))) is None
 
 
-def test_whole_numbers_are_features_too_and_all_are_of_the_same_samples(features):
+def test_whole_numbers_are_features_too(features):
     x, y = features
     whole = np.round(10 * x).astype(int)
     assert cka({"x": whole}, {"y": y}).item() == cka({"x": whole.astype(np.float32)}, {"y": y}).item()
@@ -128,7 +119,7 @@ def test_whole_numbers_are_features_too_and_all_are_of_the_same_samples(features
     assert total.values() == pytest.approx(cka({"x": x[:40]}, {"y": y[:40]}, batch=20), abs=0.2)
 
 
-def test_each_usual_name_before_a_skip_is_found_but_for_those_within_another():
+def test_each_usual_name_before_a_skip_is_found():
     names = ["attn", "mlp", "mlp1", "mlp2", "mlp_tokens", "mlp_channels", "linear_tokens", "outer_act", "mix"]
     names += ["gated", "ffn", "self_attn", "linear2"]
     module = torch.nn.ModuleDict({name: torch.nn.Sequential(torch.nn.Linear(2, 2)) for name in (*names, "norm1")})
@@ -192,24 +183,24 @@ def test_streaming_over_a_split_is_the_formula_over_stored_features(digits, tmp_
     found = compare(first, second, Samples(digits, batch=500, most=60, seed=4), ["blocks.*.norm1"], ["blocks.1"])
     assert found.samples == found.batch == 60
     of_first = first.data.model_copy(update={"path": str(digits), "eval_split": "train"})
-    own = _section(second, of_first, Samples())
+    own = inputs_section(second, of_first, Samples())
     assert (own.path, own.eval_split, own.mean) == (str(digits), "train", (0.1, 0.2, 0.6))
-    assert _section(second, of_first, Samples(split="test")).eval_split == "test"
+    assert inputs_section(second, of_first, Samples(split="test")).eval_split == "test"
     for number, expected in ((3, 10), (20, 20)):  # labels are not used, but those of the data are to fit
         few = replace(second, data=second.data.model_copy(update={"num_classes": number}))
-        assert _section(few, of_first, Samples()).num_classes == expected
+        assert inputs_section(few, of_first, Samples()).num_classes == expected
     of_text = load_recipe("mnli/mixer").data
     reads = "reads {}, the other network {}"
     with pytest.raises(InputError, match=reads.format("images", "text")):
-        _section(second, of_text.model_copy(update={"path": str(digits)}), Samples())
+        inputs_section(second, of_text.model_copy(update={"path": str(digits)}), Samples())
     with pytest.raises(InputError, match=reads.format("text", "images")):
-        _section(replace(second, data=of_text), of_first, Samples())
+        inputs_section(replace(second, data=of_text), of_first, Samples())
     for samples in (Samples(digits, batch=3), Samples(digits, most=3), Samples(digits, most=0)):
         with pytest.raises(InputError, match="a mini-batch needs at least 4 samples"):
             compare(first, second, samples)
     nowhere = of_first.model_copy(update={"path": ""})
     with pytest.raises(InputError, match="has no data of its own: give a prepared folder with --data"):
-        _section(second, nowhere, Samples())
+        inputs_section(second, nowhere, Samples())
     assert found.rows == [f"blocks.{i}.norm1" for i in range(4)]
     assert found.columns == ["blocks.1"]
     densities = found.as_json()["row_inverse_density"], found.as_json()["inverse_density"]
@@ -224,31 +215,11 @@ def test_streaming_over_a_split_is_the_formula_over_stored_features(digits, tmp_
             inputs.append(next(batches).inputs[random_samples(360, 60, 500, seed=4)])
     rows = layer_features(first.module, inputs[0], found.rows, lambda x: x.flatten(1).double().numpy())
     column = layer_features(second.module, inputs[1], found.columns, lambda x: x.flatten(1).double().numpy())
-    expected = [[dense_cka(row, column["blocks.1"], [slice(60)])] for row in rows.values()]
+    expected = [[dense_cka(row, column["blocks.1"], 60)] for row in rows.values()]
     np.testing.assert_allclose(found.values, expected, atol=1e-5)
 
 
-def test_the_command_writes_figures_and_json(digits, tmp_path, capsys):
-    recipes = [f"recipes/digits/{name}.yaml" for name in ("mixer", "rp_mixer", "mixer")]
-    options = ["--data", str(digits), "--batch", "100", "--to", str(tmp_path), "--json", str(tmp_path / "cka.json")]
-    assert main_with(["analyse", "cka", *recipes, *options]) == 0
-    content = json.loads((tmp_path / "cka.json").read_text())["comparisons"]
-    assert content[0]["rows"][:2] == ["blocks.0.mlp_tokens", "blocks.0.mlp_channels"]
-    assert np.shape(content[0]["values"]) == (8, 8)
-    assert content[1]["diagonal_mean"] == pytest.approx(1)  # the same weights
-    first, second, curve = capsys.readouterr().out.splitlines()[:3]
-    diagonals = [each["diagonal_mean"] for each in content]
-    said = f"with {recipes[1]}: 8 x 8 layers, 360 samples, mean of the diagonal {diagonals[0]:.4f}"
-    assert (first, second.rpartition(" ")[2]) == (f"{recipes[0]} {said}", "1.0000")
-    spread = f"+- {np.std(diagonals, ddof=1):.4f} (2 pairs)"
-    assert curve == f"1/p {content[0]['inverse_density']:g}: {np.mean(diagonals):.4f} {spread}"
-    assert content[0]["inverse_density"] == pytest.approx(2 / (1 / 16 + 1 / 64))
-    assert {path.name for path in tmp_path.glob("*.png")} == {"cka_1.png", "cka_2.png", "cka_diagonal.png"}
-    assert main_with(["analyse", "cka", recipes[0], "nowhere"]) == 2
-    assert "give a run, a checkpoint" in capsys.readouterr().err
-
-
-def test_several_first_networks_give_the_curve_over_all_pairs_and_tensorboard_gets_it(digits, tmp_path, capsys):
+def test_several_first_networks_give_the_curve_over_all_pairs(digits, tmp_path, capsys):
     """As each pair by itself; the curve is the mean and deviation of the pairs with as sparse a network."""
     recipes = [f"recipes/digits/{name}.yaml" for name in ("mixer", "rp_mixer", "rp_s_mixer")]
     run, options = tmp_path / "run", ["--data", str(digits), "--batch", "100", "--samples", "200"]
@@ -256,7 +227,7 @@ def test_several_first_networks_give_the_curve_over_all_pairs_and_tensorboard_ge
     (run / "recipe.yaml").touch()
     words = ["analyse", "cka", *recipes[:2], "--with", recipes[0], recipes[1], *options]
     words += ["--to", str(tmp_path), "--json", str(tmp_path / "cka.json"), "--tensorboard", str(run)]
-    assert main_with(words) == 0
+    assert run_command(make_parser(), argv=words) == 0
     content = json.loads((tmp_path / "cka.json").read_text())
     pairs = [(each["row_network"], each["column_network"]) for each in content["comparisons"]]
     assert pairs == [(a, b) for b in recipes[:2] for a in recipes[:2]]
@@ -266,6 +237,11 @@ def test_several_first_networks_give_the_curve_over_all_pairs_and_tensorboard_ge
     for each, expected in zip(content["comparisons"], alone, strict=True):
         np.testing.assert_allclose(each["values"], expected.values, rtol=1e-6)
     means = [diagonal_mean(each.values) for each in alone]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{recipes[0]} with {recipes[0]}: 8 x 8 layers, 200 samples, mean of the diagonal 1.0000"
+    assert lines[1].startswith(f"{recipes[1]} with {recipes[0]}: ")
+    spread = f"{np.mean(means):.4f} +- {np.std(means, ddof=1):.4f} (4 pairs)"
+    assert lines[4] == f"1/p {2 / (1 / 16 + 1 / 64):g}: {spread}"
     [point] = content["mean_diagonals"]  # both are as sparse
     assert point == {
         "inverse_density": pytest.approx(2 / (1 / 16 + 1 / 64)),
@@ -284,15 +260,6 @@ def test_several_first_networks_give_the_curve_over_all_pairs_and_tensorboard_ge
     shown = Image.open(io.BytesIO(board.Images("analysis/cka_diagonal")[0].encoded_image_string))
     saved = Image.open(tmp_path / "cka_diagonal.png").convert("RGB")
     assert np.array_equal(np.asarray(shown), np.asarray(saved))
-
-    assert main_with(["analyse", "cka", recipes[0], *options]) == 2
-    assert "the B after --with" in capsys.readouterr().err
-    assert main_with([*words[:-1], str(tmp_path / "no")]) == 2
-    assert "is no run folder" in capsys.readouterr().err
-
-
-def main_with(words: list[str]) -> int:
-    return run_command(make_parser(), argv=words)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, np.pi, -1e6, 1e-30])
@@ -316,7 +283,7 @@ def test_pairs_without_a_mean_enter_no_curve():
     assert mean_diagonals([pair(np.nan)]) == []
 
 
-def test_the_curve_is_in_the_order_of_sparsity_and_pairs_that_share_no_network_are_matched():
+def test_the_curve_is_in_the_order_of_sparsity():
     def pair(row: str, column: str, value: float, sparsity: float, own: float | None = 1.0) -> Similarity:
         return Similarity(row, column, ["1"], ["1"], np.full((1, 1), value), 48, 16, sparsity, own)
 
@@ -330,7 +297,7 @@ def test_the_curve_is_in_the_order_of_sparsity_and_pairs_that_share_no_network_a
     assert list(similarity_figures(of_one)) == [*(f"cka_{n}.png" for n in range(1, 6)), "cka_diagonal.png"]
 
 
-def test_one_pair_is_written_by_itself_and_a_constant_layer_as_null():
+def test_one_pair_is_written_by_itself():
     values = np.array([[0.5, np.nan], [0.25, 0.75]])
     one = Similarity("a", "b", ["1", "2"], ["3", "4"], values, 48, 16, 2.0, 8.0)
     assert similarities_json([one]) == {
@@ -355,17 +322,17 @@ def test_one_pair_is_written_by_itself_and_a_constant_layer_as_null():
     assert mean_diagonals([one, replace(one, sparsity=None)]) == []
 
 
-def test_the_density_of_a_mask_is_its_key_and_of_timms_networks_none_is_known():
+def test_the_density_of_a_mask_is_its_key():
     keys = [("model.density", "0.25"), ("model.width", "64"), ("model.depth", "1")]
     recipe = load_recipe("recipes/cifar10/sw_mlp.yaml", keys)
     network = of_recipe("sw", recipe, build_model(recipe.model, 32, 10))
-    assert _inverse_density(network) == 4
-    assert _inverse_density(replace(network, section=None)) is None
+    assert inverse_density(network) == 4
+    assert inverse_density(replace(network, section=None)) is None
     other = load_recipe("cifar10/vit")
-    assert _inverse_density(replace(network, section=other.model, data=other.data)) is None  # which no formula gives
+    assert inverse_density(replace(network, section=other.model, data=other.data)) is None  # which no formula gives
 
 
-def test_of_several_outputs_the_first_counts_and_layers_are_in_the_order_asked_for_without_a_trace():
+def test_layers_are_in_the_order_asked_for_without_a_trace():
     class Two(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -51,7 +51,7 @@ def test_effective_weights_of_groups_are_the_layers_jacobian():
     np.testing.assert_allclose(effective_weights(block, (16, 8))["mlp_tokens"], expected.detach().numpy(), atol=1e-6)
 
 
-def test_a_two_layer_mixing_is_the_product_of_its_effective_weights():
+def test_two_layers_are_the_product_of_their_effective_weights():
     for layers in ("mixing", "each"):
         keys = {"expansion": 2, "permutation": "random", "permuted_layers": layers}
         block = build("mixer", **MIXER, **keys).blocks[0]
@@ -109,7 +109,7 @@ def test_receptive_fields_are_those_of_a_dense_boolean_product(kind, keys, skips
     assert [each["tokens"] for each in found] == tokens
 
 
-def test_the_weights_of_a_later_block_are_of_the_features_that_it_has():
+def test_a_later_blocks_weights_are_of_its_features():
     """Of a network whose first block projects 16 tokens to 6."""
     model = build("s_mixer", project_tokens=True, **(MIXER | {"tokens": 6}))
     shapes = [{name: m.shape for name, m in block_weights(model, (16, 8), number).items()} for number in (0, 2)]
@@ -119,7 +119,7 @@ def test_the_weights_of_a_later_block_are_of_the_features_that_it_has():
             block_weights(model, (16, 8), number)
 
 
-def test_an_rp_mixer_begins_with_the_inverse_root_of_its_width():
+def test_an_rp_mixer_begins_with_its_widths_inverse_root():
     """Appendix D.4, for S = C; sampled units of a larger one, of which no matrix is made."""
     model = build("s_mixer", **{**MIXER, "channels": 16}, permutation="random")
     first, second = receptive_fields(model, input_features(model, 8), units=20)[:2]
@@ -127,7 +127,7 @@ def test_an_rp_mixer_begins_with_the_inverse_root_of_its_width():
     assert 0.5 < second["mean"] < 0.75  # 1 - 1/e
 
 
-def test_a_matrix_at_the_limit_is_made_and_networks_stay_as_they_were():
+def test_a_matrix_at_the_limit_is_made():
     model = build("s_mixer", **MIXER)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert effective_weights(model.blocks[0], (16, 8), 128)["mlp_tokens"].shape == (128, 128)

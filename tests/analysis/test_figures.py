@@ -173,7 +173,7 @@ def test_a_figure_shows_these_numbers(name):
     assert described(name) == yaml.safe_load(GOLDEN.read_text())[name]
 
 
-def test_names_are_as_they_are_but_for_the_middle_of_long_ones():
+def test_long_names_lose_their_middle():
     names = ["$a_b$", 30 * "a", 12 * "a" + 2 * "b" + 17 * "c"]
     axes = confusion(names, np.eye(3, dtype=int).tolist()).axes[0]
     found = [text.get_text().replace("\\$", "$") for text in axes.get_xticklabels()]
@@ -190,7 +190,7 @@ def test_up_to_twelve_classes_have_numbers_and_forty_names(count, side):
 
 
 @pytest.mark.parametrize("is_second", [False, True])
-def test_names_on_the_axes_of_a_heat_map_lie_within_the_figure(is_second):
+def test_names_of_a_heat_map_lie_within_the_figure(is_second):
     """Runs of a study are named after all that they differ in, which is longer than the axis."""
     name = "cifar10-figure2a_sw_mlp_density-0.0625_lr-0.016_seed-0_mask_seed-0"
     names = ("b", f"runs/{name}_ac954d07a1") if is_second else (f"runs/{name}_ac954d07a1", "b")
@@ -205,7 +205,7 @@ def test_names_on_the_axes_of_a_heat_map_lie_within_the_figure(is_second):
         assert 0 <= box.y0 < box.y1 <= figure.bbox.height, text
 
 
-def test_a_rank_of_one_has_its_point_on_the_logarithmic_axis():
+def test_a_rank_of_one_has_its_point():
     [axes] = FIGURES["separation ranks"]().axes
     assert axes.viewLim.y0 <= 0
     assert axes.get_xticks().tolist() == [1, 2]  # whole layers

@@ -51,7 +51,7 @@ def test_opposite_phases_are_paired_and_pairs_sorted_by_frequency():
     assert frequency[order[::2]] == pytest.approx([1 / 8, 2**0.5 / 8, 2 / 8, 13**0.5 / 8])
 
 
-def test_of_an_odd_number_one_is_left_and_pairs_are_the_most_opposite():
+def test_pairs_are_the_most_opposite_and_one_is_left():
     filters = np.random.RandomState(2).randn(7, 3, 3)
     flat = filters.reshape(7, 9) / np.linalg.norm(filters.reshape(7, 9), axis=1)[:, None]
     left, pairs = set(range(7)), {}
@@ -90,7 +90,7 @@ def test_filters_give_what_the_layers_give(ours):
     assert expected == pytest.approx([(grid.numpy() * unit).sum() for unit in units], abs=1e-5)
 
 
-def test_units_of_a_structured_mixing_read_the_tokens_by_its_product():
+def test_units_of_a_structured_mixing_are_its_product():
     shape = {"channels": 6, "depth": 1, "token_hidden": 8, "channel_hidden": 8}
     model = Mixer(img_size=16, patch_size=4, num_classes=2, token_weights="low_rank", rank=2, **shape)
     layer = model.blocks[0].mlp_tokens.fc1
@@ -114,7 +114,7 @@ def test_tokens_without_a_grid_are_refused():
     assert [each.layer for each in layer_filters(permuted)] == ["stem.proj"]
 
 
-def test_patch_filters_are_those_of_the_first_convolution_of_whole_images():
+def test_patch_filters_are_the_first_convolution_of_images():
     layers = [torch.nn.Conv2d(3, 3, 3, groups=3), torch.nn.Conv2d(6, 4, 1), torch.nn.Conv2d(3, 5, 2)]
     name, found = patch_filters(torch.nn.Sequential(*layers))
     assert (name, found.shape) == ("2", (5, 2, 2, 3))
@@ -124,7 +124,7 @@ def test_patch_filters_are_those_of_the_first_convolution_of_whole_images():
 
 @pytest.mark.parametrize("name", ["mlp_tokens.fc1", "mlp_tokens.fc", "linear_tokens"])
 @pytest.mark.parametrize("tokens", [9, 12, 15])
-def test_each_usual_name_of_a_token_mixing_is_known_where_tokens_are_a_square(name, tokens):
+def test_each_usual_name_of_a_token_mixing_is_known(name, tokens):
     model, block = torch.nn.Module(), torch.nn.Module()
     outer, _, inner = name.partition(".")
     layer = torch.nn.Linear(tokens, 4)
@@ -139,7 +139,7 @@ def test_each_usual_name_of_a_token_mixing_is_known_where_tokens_are_a_square(na
         token_filters(model, 0)
 
 
-def test_of_no_blocks_there_are_the_patch_filters_alone_and_a_block_that_is_asked_for_must_be_there():
+def test_of_no_blocks_there_are_the_patch_filters_alone():
     shape = {"channels": 6, "depth": 1, "token_hidden": 7, "channel_hidden": 8}
     model = Mixer(img_size=12, patch_size=4, num_classes=2, **shape)
     assert [each.layer for each in layer_filters(model, [])] == ["stem.proj"]
@@ -149,7 +149,7 @@ def test_of_no_blocks_there_are_the_patch_filters_alone_and_a_block_that_is_aske
             layer_filters(model, [block])
 
 
-def test_pairs_with_a_filter_of_zeros_have_no_cosine_on_either_side_and_two_filters_are_a_pair():
+def test_pairs_with_a_filter_of_zeros_have_no_cosine():
     filters = np.zeros((2, 2, 2))
     for full in (0, 1):
         own = filters.copy()
@@ -180,7 +180,7 @@ def test_the_command(tmp_path, capsys):
     assert run_command(make_parser(), argv=[*words[:3], "--blocks", "4"]) == 2
 
 
-def test_a_filter_of_zeros_is_opposite_to_none_and_enters_no_median():
+def test_a_filter_of_zeros_enters_no_median():
     values = np.random.default_rng(0).normal(size=(5, 4, 4)).astype(np.float32)
     values[1] = -values[0]
     values[3] = 0

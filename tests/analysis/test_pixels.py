@@ -70,7 +70,7 @@ def test_the_command_on_a_run_that_was_stopped_and_resumed(digits, tmp_path, cap
         shuffled_inputs(network, "patches", 3)
 
 
-def test_the_side_of_the_patches_is_that_of_training_or_the_networks_own():
+def test_patches_have_the_side_of_training_or_the_networks():
     network = load_network("recipes/digits/s_mixer.yaml")  # of patches of 2 pixels
     trained = network.data.model_copy(update={"pixel_order": "patches", "pixel_patch": 4})
     stem = argparse.Namespace(patch_size=(4, 4))
@@ -93,7 +93,7 @@ def test_the_side_of_the_patches_is_that_of_training_or_the_networks_own():
         pixel_scores(numbers)
 
 
-def test_the_side_that_is_asked_for_is_that_of_all_orders(digits):
+def test_the_side_asked_for_is_that_of_all_orders(digits):
     network = load_network("recipes/digits/s_mixer.yaml")
     torch.nn.init.normal_(network.module.head.weight)
     found = pixel_scores(network, digits, "train", 500, 4)
@@ -110,7 +110,7 @@ def test_the_side_that_is_asked_for_is_that_of_all_orders(digits):
             shuffled_inputs(network, "patches", side)
 
 
-def test_the_sheet_has_the_first_images_of_the_split_in_each_order(digits):
+def test_the_sheet_has_the_first_images_in_each_order(digits):
     network = load_network("recipes/digits/s_mixer.yaml")
     figure = plot_inputs(network, digits, "train", 4)
     shown = np.array([axes.images[0].get_array() for axes in figure.axes]).reshape(3, ROW, 8, 8, 3)

@@ -17,7 +17,7 @@ def problem():
     return regression(3, 2, 30, noise=0.3, seed=0)
 
 
-def test_the_teacher_is_a_product_of_sparse_matrices_and_the_noise_a_fraction_of_its_outputs():
+def test_the_teacher_is_a_product_of_sparse_matrices():
     exact, noisy = (regression(3, 2, 500, noise, seed=5) for noise in (0.0, 0.25))
     assert exact.x.shape == exact.y.shape == (500, 6)
     teacher = np.linalg.lstsq(exact.x, exact.y, rcond=None)[0].T
@@ -30,7 +30,7 @@ def test_the_teacher_is_a_product_of_sparse_matrices_and_the_noise_a_fraction_of
     assert (noisy.tokens, noisy.channels) == (3, 2)
 
 
-def test_the_smallest_teacher_has_a_weight_and_starts_are_those_of_the_seed(problem):
+def test_starts_are_those_of_the_seed(problem):
     assert regression(1, 1, 4, 0.0, seed=0).y.all()
     found = {seed: [each["mixer"] for each in sweep(problem, np.array([0.1, 0.2]), seed)] for seed in (0, 7)}
     assert found[7] == [minimise_kronecker(problem, decay, 7)[0] for decay in (0.1, 0.2)]
@@ -50,7 +50,7 @@ def test_the_kronecker_side_is_that_of_a_general_minimiser(problem):
     assert found == pytest.approx(problem.loss(matrix) + 0.1 * np.linalg.norm(matrix), rel=1e-6)
 
 
-def test_the_l1_side_is_scikit_learns_lasso_and_the_norm_a_general_minimisers(problem):
+def test_the_l1_side_is_scikit_learns_lasso(problem):
     found, b = minimise_norm(problem, 0.05, "l1")
     rows = [Lasso(alpha=0.05, fit_intercept=False, tol=1e-10).fit(problem.x, y).coef_ for y in problem.y.T]
     np.testing.assert_allclose(b, np.stack(rows), atol=1e-4)

@@ -59,7 +59,7 @@ def symbolic_ranks(depth, residuals):
 
 
 @pytest.mark.parametrize("residuals", [False, True])
-def test_a_mixer_of_two_tokens_has_the_ranks_of_its_coefficients(residuals):
+def test_two_tokens_have_the_ranks_of_their_coefficients(residuals):
     assert symbolic_ranks(2 if residuals else 3, residuals) == [3, 9, 25][: 2 if residuals else 3]
     layers, size = mixer(residuals)
     assert greatest(separation_ranks(layers, size, 2))[:3] == [3, 9, 25]
@@ -84,7 +84,7 @@ def test_of_odd_sizes_the_second_half_is_the_larger(partition, halves):
     assert (found.least, found.greatest) == (1, 1)  # each output is an input of one half
 
 
-def test_points_are_doubled_up_to_the_most_and_sampled_by_the_seed():
+def test_points_are_doubled_up_to_the_most():
     layers, size = mixer()
     asked = []
 
@@ -124,7 +124,7 @@ def test_random_permutations_and_two_layers_a_mixing_are_measured_too():
         assert all(0 < each.least <= each.greatest <= each.monomials for each in found)
 
 
-def test_ranks_in_the_field_are_those_over_the_rationals_and_of_all_points():
+def test_ranks_in_the_field_are_those_over_the_rationals():
     random = np.random.default_rng(1)
     for rows, columns, inner in ((6, 5, 3), (4, 7, 4), (5, 5, 1)):
         matrix = random.integers(-9, 9, (rows, inner)) @ random.integers(-9, 9, (inner, columns))
@@ -135,7 +135,7 @@ def test_ranks_in_the_field_are_those_over_the_rationals_and_of_all_points():
     assert greatest(few) == [3, 9, None]  # 25 take more points
 
 
-def test_the_rank_of_a_degree_is_that_of_the_largest_matching_of_its_monomials():
+def test_a_degrees_rank_is_its_monomials_largest_matching():
     """By scipy's matching of the monomials of a with those of b whose product has the degree or less."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_bipartite_matching
