@@ -160,13 +160,14 @@ def _scale(arguments: argparse.Namespace) -> int:
     from widemix.bench.report import report
     from widemix.bench.scale import PARTS, VERSIONS, measure_scale, read_rows, settings_of, write_row
     from widemix.plots.scaling import plot_scaling
+    from widemix.plots.style import save
 
     read_rows(arguments.to, settings_of(recipe, arguments.batch, arguments.cpus))
     row = measure_scale(recipe, arguments.batch, arguments.steps, arguments.cpus)
     if row is None:
         return Exit.DONE
     rows = write_row(arguments.to, row)
-    plot_scaling(rows, PARTS, arguments.to / "scale.png")
+    save(plot_scaling(rows, PARTS), [arguments.to / "scale.png"])
     shown = ("images_per_s", "efficiency", "step", *PARTS)
     names = (f"{row['ranks']} rank{'s' * (row['ranks'] > 1)}" for row in rows)
     named = [{"name": name} | {key: row[key] for key in shown} for name, row in zip(names, rows, strict=True)]

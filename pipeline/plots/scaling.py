@@ -1,15 +1,16 @@
 """The figure of `widemix bench scale`: throughput over ranks, and the parts of a step."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from widemix.plots.style import COLORS, new_figure, save, styled
+from matplotlib.figure import Figure
+
+from widemix.plots.style import COLORS, new_figure, styled
 
 
 @styled
-def plot_scaling(rows: Sequence[dict[str, Any]], parts_of_step: Sequence[str], file: Path) -> None:
-    """Plot images/s next to ideal scaling from the fewest ranks, and the milliseconds of each part of a step."""
+def plot_scaling(rows: Sequence[dict[str, Any]], parts_of_step: Sequence[str]) -> Figure:
+    """Return images/s next to ideal scaling from the fewest ranks, and the milliseconds of each part of a step."""
     figure, (speed, parts) = new_figure(9, 3.4, columns=2)
     ranks = [row["ranks"] for row in rows]
     rates = [row["images_per_s"] for row in rows]
@@ -35,4 +36,4 @@ def plot_scaling(rows: Sequence[dict[str, Any]], parts_of_step: Sequence[str], f
     parts.set_xticks(places, [str(count) for count in ranks])
     parts.set(xlabel="ranks", ylabel="a step, ms", ylim=(0, 1.35 * max(below)))
     parts.legend(ncols=2, loc="upper left")
-    save(figure, [file])
+    return figure

@@ -373,7 +373,7 @@ def test_there_are_as_many_ranks_as_gpus(gpus, options, ranks, system, monkeypat
     assert f"the job has 5 tasks, and this command trains in {ranks};" in capsys.readouterr().err
 
 
-def test_old_copies_are_removed_first_and_the_new_path_alone_printed(capsys):
+def test_old_copies_are_removed_first(capsys):
     prepare("digits", None, Path("few"), PrepSettings(per_class=2), processes=1)
     for clean, removed in ((), 0), (("--clean", "0"), 1):  # a node's first copy makes the folder
         assert run_command(make_parser("stage"), argv=["stage", "few", "--to", "copies/new", *clean]) == 0
@@ -384,7 +384,7 @@ def test_old_copies_are_removed_first_and_the_new_path_alone_printed(capsys):
 
 
 @pytest.mark.parametrize("name", ["timm:x", "hf:a/b", "no.yaml", "no.yml", "digits/mixer", "run", "/tmp"])
-def test_a_network_is_looked_for_only_where_its_name_is_a_path(name):
+def test_a_network_is_looked_for_only_as_a_path(name):
     check_networks(name)
     for wrong in ("no", "no.json", "digits/no"):
         with pytest.raises(InputError, match=f"^{wrong}: no such run or checkpoint folder"):

@@ -42,7 +42,7 @@ def statuses(tmp_path, monkeypatch):
     return tmp_path / "status"
 
 
-def test_what_a_command_starts_does_not_import_from_the_current_folder(monkeypatch):
+def test_what_is_started_imports_nothing_from_the_current_folder(monkeypatch):
     """Started by `python -m`, or with an empty item of PYTHONPATH; tests/test_processes.py starts processes."""
     monkeypatch.setenv("PYTHONSAFEPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "/a b", "", "/c", ""]))
@@ -70,7 +70,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize(("error", "code", "said", "own", "returned"), ENDINGS, ids=lambda value: repr(value)[:40])
-def test_what_is_no_bug_is_a_line_and_an_exit_code(error, code, said, own, returned, statuses, capsys, monkeypatch):
+def test_what_is_no_bug_is_a_line_and_a_code(error, code, said, own, returned, statuses, capsys, monkeypatch):
     """Which a rank writes down too."""
     assert run(error) == returned
     assert capsys.readouterr().err == (said if own else "")
@@ -83,7 +83,7 @@ def test_what_is_no_bug_is_a_line_and_an_exit_code(error, code, said, own, retur
         assert capsys.readouterr().err == said
 
 
-def test_a_command_whose_last_lines_the_disk_does_not_take_has_failed(tmp_path, system, capsys):
+def test_a_command_whose_last_lines_are_lost_has_failed(tmp_path, system, capsys):
     class Full(io.StringIO):
         def flush(self) -> None:
             raise FULL
@@ -216,7 +216,7 @@ def test_garbage_is_collected_more_rarely(before, enabled, after, system):
     assert (given or [(before, 10, 7)]) == [(after, 10, 7)]
 
 
-def test_the_file_to_write_is_left_as_it_is_by_a_command_that_fails(tmp_path, monkeypatch, capsys):
+def test_a_command_that_fails_leaves_the_file_to_write(tmp_path, monkeypatch, capsys):
     """And is not there where it was not."""
     monkeypatch.chdir(tmp_path)
     Path("old.json").write_text("numbers")
@@ -243,7 +243,7 @@ def test_a_socket_is_neither_a_file_nor_a_folder(tmp_path, monkeypatch, capsys):
             assert f"{words} socket: {said}" in capsys.readouterr().err
 
 
-def test_a_folder_to_write_to_is_tried_where_it_will_be(tmp_path, monkeypatch, system, capsys):
+def test_a_folder_to_write_to_is_tried(tmp_path, monkeypatch, system, capsys):
     """Or where it is; it may be a link."""
     monkeypatch.chdir(tmp_path)
     tried, try_it = [], tempfile.TemporaryDirectory
@@ -303,7 +303,7 @@ def test_overrides_are_taken_out_wherever_they_stand(words, rest, overrides):
         assert split_overrides(words) == (rest, overrides)
 
 
-def test_the_recipe_of_a_command_has_its_overrides_and_its_number_of_classes(digits):
+def test_a_commands_recipe_has_its_overrides_and_classes(digits):
     overrides = [("data.path", str(digits)), ("data.num_classes", "0"), ("train.epochs", "7")]
     recipe = load_from_arguments(Namespace(recipe="digits/mixer", overrides=overrides))
     assert (recipe.train.epochs, recipe.data.num_classes) == (7, 10)

@@ -36,7 +36,7 @@ def test_help_and_its_sections_have_every_option_within_80_columns(name, monkeyp
     assert [option for option in options if not re.search(rf"^  .*{option}\b", said, re.MULTILINE)] == []
 
 
-def test_every_command_is_listed_with_a_line_by_the_one_above_it():
+def test_every_command_is_listed_with_a_line():
     above: list[argparse.ArgumentParser] = [COMMANDS]
     for command in above:
         for action in command._actions:
@@ -138,7 +138,7 @@ def test_the_keys_of_sections_are_filled_to_the_terminal(monkeypatch):
         assert [line for line in text.splitlines() if len(line) > 80 and not line.startswith("  --")] == []
 
 
-def test_each_key_is_told_with_its_default_unless_it_has_none():
+def test_each_key_is_told_with_its_default():
     for key, default in (("epochs", None), ("seed", "0"), ("ema_decay", "null"), ("fp8", "false"), ("freeze", "[]")):
         _, _, told = describe_section("train").partition(f"  --train.{key} ")
         line = " ".join(told.partition("\n  --")[0].split())

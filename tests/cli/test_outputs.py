@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import subprocess
 from argparse import Namespace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import repair_command, verify
 from widemix.estimate import tables
-from widemix.estimate.rehearsals import HEAD
+from widemix.estimate.rehearsals import HEAD, rehearsal_line
 from widemix.formats.beton import open_beton
 from widemix.formats.manifest import Split
 
@@ -51,7 +52,7 @@ def test_nothing_is_plotted_or_written_unless_asked_for(tmp_path, capsys):
     assert json.loads((tmp_path / "numbers.json").read_text()) == NUMBERS
 
 
-def test_figures_and_tables_go_to_the_folder_and_figures_to_the_board(tmp_path, capsys):
+def test_figures_and_tables_go_to_the_folder(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").touch()
     given = outputs(tmp_path, "to", "tensorboard", "json")
@@ -72,7 +73,7 @@ def test_figures_and_tables_go_to_the_folder_and_figures_to_the_board(tmp_path, 
         assert saved.getpixel((0, 0)) == {"red": (255, 0, 0), "blue": (0, 0, 255)}[name]
 
 
-def test_figures_go_to_the_board_alone_and_to_a_folder_that_is_there(tmp_path, capsys):
+def test_figures_go_to_the_board_alone(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").touch()
     write_outputs(outputs(tmp_path, "tensorboard"), NUMBERS, {"red.png": lambda: figure("red")}, {"t.csv": "x"})
@@ -85,7 +86,7 @@ def test_figures_go_to_the_board_alone_and_to_a_folder_that_is_there(tmp_path, c
     assert (given.to / "t.csv").read_text() == "blue"
 
 
-def test_a_summary_has_a_line_for_each_split_and_the_unusual_files(tmp_path, capsys):
+def test_a_summary_has_a_line_for_each_split(tmp_path, capsys):
     """Those that were left out first, then the commonest; of more than four kinds their sum."""
 
     def split(name: str, samples: int, per_class: tuple[int, ...], fields: tuple[str, ...] = ("image",)) -> Split:
@@ -141,7 +142,7 @@ def test_the_price_of_coefficients_is_that_of_all_splits(tmp_path, monkeypatch, 
     assert capsys.readouterr().out.splitlines()[-1] == "coefficients: of no image"
 
 
-def test_a_folder_is_verified_in_words_and_by_the_exit_code(tmp_path, capsys):
+def test_a_folder_is_verified_in_words_and_exit_code(tmp_path, capsys):
     prepare("digits", None, tmp_path, PrepSettings(per_class=2), processes=1)
     beton = open_beton(tmp_path / "test.beton")
     place = int(beton.offset[3])
@@ -162,28 +163,31 @@ def test_a_folder_is_verified_in_words_and_by_the_exit_code(tmp_path, capsys):
         ("--named", tables.named_table, tables.named_rows),
     ],
 )
-def test_a_table_of_costs_is_printed_and_its_rows_are_written(words, table, rows, tmp_path, capsys):
+def test_a_table_of_costs_is_printed_and_written(words, table, rows, tmp_path, capsys):
     words += f" --gpus 8 --gpu h100 --json {tmp_path}/rows.json"
     assert run_command(make_parser("cost"), argv=["cost", *words.split()]) == 0
     assert capsys.readouterr().out == f"{table()}\n"
     assert json.loads((tmp_path / "rows.json").read_text()) == {"machine": "8 x h100", "rows": rows()}
 
 
-def test_rehearsed_recipes_are_printed_below_one_head_as_they_come(tmp_path, monkeypatch, capsys):
+def test_rehearsed_recipes_are_printed_below_one_head(tmp_path, system, capsys):
+    """Each as soon as it is rehearsed, by a process."""
     said = []
 
-    def rows(folder, cluster, overrides):
-        for name in "ab":
-            yield {"name": name}
-            said.append(capsys.readouterr().out)
+    def rehearse(command, **_):
+        said.append(capsys.readouterr().out)
+        return subprocess.CompletedProcess(command, 2, "", f"error: {Path(command[4]).stem} fails")
 
-    monkeypatch.setattr("widemix.estimate.rehearsals.rehearsal_rows", rows)
-    monkeypatch.setattr("widemix.estimate.rehearsals.rehearsal_line", lambda row: f"line of {row['name']}")
+    system({"subprocess.run": rehearse, "time.perf_counter": lambda: 1.0})
+    for name in "ab":
+        (tmp_path / f"{name}.yaml").touch()
     words = ["cost", "--table", str(tmp_path), "--gpus", "6", "--nodes", "3", "--json", str(tmp_path / "rows.json")]
     assert run_command(make_parser("cost"), argv=words) == 0
-    assert said == [f"{HEAD}\nline of a\n", "line of b\n"]
+    said.append(capsys.readouterr().out)
     written = json.loads((tmp_path / "rows.json").read_text())
-    assert written == {"machine": "6 x a100", "rows": [{"name": "a"}, {"name": "b"}]}
+    rows = [{"name": name, "seconds": 0, "CPU seconds": 0, "error": f"error: {name} fails"} for name in "ab"]
+    assert written == {"machine": "6 x a100", "rows": rows}
+    assert said == ["", f"{HEAD}\n{rehearsal_line(rows[0])}\n", f"{rehearsal_line(rows[1])}\n"]
 
 
 class Result(Namespace):
@@ -194,7 +198,7 @@ class Result(Namespace):
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_an_evaluation_prints_and_writes_its_details_by_the_names_of_classes(rank, tmp_path, monkeypatch, capsys):
+def test_an_evaluation_prints_and_writes_its_details(rank, tmp_path, monkeypatch, capsys):
     """On rank 0 alone; what is not finite is null."""
     details = Namespace(ece=0.25, per_class=[90.0, 10.0, None, 0.0, 15.0], bins=[], confusion=[])
     result = Result(network="runs/a", classes=["ant", "bee", "cow", "dog", "eel"], samples=5, details=details)
@@ -243,16 +247,9 @@ def test_a_benchmarks_file_has_the_rows_and_the_machine(tmp_path, capsys):
     report(rows, ["numpy"], None)
 
 
-def test_what_an_encoding_lacks_is_escaped_and_a_files_bytes_are_printed_as_they_are():
+def test_what_an_encoding_lacks_is_escaped():
     for encoding, expected in (("ascii", b"\\xe9\xff\xfe\\u2192a"), ("utf-8", b"\xc3\xa9\xff\xfe\xe2\x86\x92a")):
         stream = io.TextIOWrapper(buffer := io.BytesIO(), encoding)
         print_all_text(stream)
         print("é\udcff\udcfe→a", file=stream, end="", flush=True)
         assert buffer.getvalue() == expected
-
-
-def test_a_benchmark_ends_well_with_its_rows_in_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("widemix.bench.mixup.run", lambda arguments: [{"name": "a", "rounds": arguments.rounds}])
-    words = ["bench", "mixup", "--rounds", "3", "--json", str(tmp_path / "rows.json")]
-    assert run_command(make_parser(), argv=words) == 0
-    assert json.loads((tmp_path / "rows.json").read_text())["rows"] == [{"name": "a", "rounds": 3}]

@@ -95,9 +95,7 @@ def test_the_table_has_a_row_a_check_and_a_verdict(monkeypatch, capsys: pytest.C
          "note", f"{PIP} 'timm>=[0-9.]+'"),
     ],
 )  # fmt: skip
-def test_what_a_check_raises_is_a_finding_and_nothing_else_is_said(
-    error, package, only_for, text, state, fix, capsys, caplog
-) -> None:
+def test_what_a_check_raises_is_a_finding_alone(error, package, only_for, text, state, fix, capsys, caplog) -> None:
     def run() -> Finding:
         warnings.warn("of what is imported", stacklevel=1)
         logging.getLogger("other").critical("of what is imported")

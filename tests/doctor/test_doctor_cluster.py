@@ -372,7 +372,7 @@ def test_a_survey_of_a_gpu(script, found: dict, device: Device, system: System, 
             assert part in name
 
 
-def test_a_survey_says_where_the_rank_is_and_what_it_has(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_survey_says_what_a_rank_has(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {resource.RLIMIT_NOFILE: (256, 4096), resource.RLIMIT_MEMLOCK: (-1, 65536)}
     monkeypatch.setenv("SLURMD_NODENAME", "n7")
     system({

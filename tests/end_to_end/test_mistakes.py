@@ -57,7 +57,7 @@ def test_a_wrong_command_line(words, expected, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_network_that_is_not_there_is_told_before_torch_is_imported(tmp_path):
+def test_a_missing_network_is_told_before_torch_is_imported(tmp_path):
     analyses = ("cka nowhere nowhere", "spectrum nowhere", "weights nowhere", "pixels nowhere", "filters nowhere")
     commands = ["eval nowhere", f"predict nowhere {tmp_path}", "bench inference nowhere"]
     (tmp_path / "a.png").touch()

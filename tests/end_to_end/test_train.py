@@ -86,7 +86,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(train, undisturbed, tmp
     assert_same_curve(run, undisturbed, 1e-4)
 
 
-def test_a_deterministic_run_has_the_same_bits_after_a_kill_stochastic_depth_included(train, tmp_path):
+def test_a_deterministic_run_has_its_bits_after_a_kill(train, tmp_path):
     options = ("--model.drop_path", "0.4", "--train.deterministic", "true", "--train.max_steps", "20")
     options = (*EPOCHS, *options, "--train.save_every_steps", "4")
     finish(train("whole", *options))
@@ -156,9 +156,7 @@ def test_a_run_whose_terminal_is_closed_saves(digits, tmp_path):
     assert (run / f"checkpoints/{last:08d}/COMPLETE").exists()
 
 
-def test_a_run_stopped_where_it_would_evaluate_saves_first_and_leaves_the_same_record(
-    digits, train, undisturbed, tmp_path
-):
+def test_a_run_stopped_at_its_evaluation_leaves_the_same_record(digits, train, undisturbed, tmp_path):
     """The lines of the interval in which it was stopped included."""
     run, log = tmp_path / "run", tmp_path / "log"
     arguments = ("recipes/digits/rp_mixer.yaml", "--data.path", str(digits), "--run-dir", str(run), *SMALL, *EPOCHS)
@@ -191,7 +189,7 @@ def test_saving_and_evaluating_by_the_clock_changes_no_number(train, undisturbed
     assert [line["step"] for line in eval_lines(tmp_path / "other")] == [LAST]
 
 
-def test_a_run_that_is_stopped_while_its_steps_fail_claims_no_checkpoint_of_them(train, tmp_path):
+def test_a_run_stopped_while_steps_fail_claims_no_checkpoint(train, tmp_path):
     run, steep = tmp_path / "run", (*STEEP, "--schedule.warmup_epochs", "0")
     command = train("run", *ENDLESS[:2], *steep, "--faults.max_skipped_steps", "10000000")
     metrics = run / "metrics.jsonl"
@@ -205,9 +203,7 @@ def test_a_run_that_is_stopped_while_its_steps_fail_claims_no_checkpoint_of_them
 
 
 @pytest.mark.parametrize("checkpoints", ["all", "without the last", "none"])
-def test_a_complete_run_is_left_alone_whatever_has_become_of_its_checkpoints(
-    train, undisturbed, tmp_path, checkpoints
-):
+def test_a_complete_run_is_left_alone(train, undisturbed, tmp_path, checkpoints):
     run = tmp_path / "run"
     shutil.copytree(undisturbed, run)
     if checkpoints != "all":
@@ -219,7 +215,7 @@ def test_a_complete_run_is_left_alone_whatever_has_become_of_its_checkpoints(
     assert {name: (run / name).read_bytes() for name in before} == before
 
 
-def test_no_line_is_lost_where_a_run_begins_anew_and_another_recipe_finds_it_taken(train, tmp_path):
+def test_no_line_is_lost_where_a_run_begins_anew(train, tmp_path):
     """Its checkpoints were removed before it had ended."""
     run, lines = tmp_path / "run", []
     finish(train("run", *ENDLESS, "--train.max_steps", "3"))
@@ -242,7 +238,7 @@ def test_no_line_is_lost_where_a_run_begins_anew_and_another_recipe_finds_it_tak
     assert "was started with another recipe (optim.lr differ)" in output
 
 
-def test_a_complete_run_without_checkpoints_that_is_to_go_on_is_refused(train, tmp_path):
+def test_a_complete_run_without_checkpoints_cannot_go_on(train, tmp_path):
     run = tmp_path / "run"
     finish(train("run", *ENDLESS, "--train.max_steps", "2"))
     shutil.rmtree(run / "checkpoints")
@@ -275,7 +271,7 @@ def test_a_checkpoint_without_its_mark_is_never_read(train, undisturbed, tmp_pat
     assert_same_curve(run, undisturbed, 1e-4)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(train, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run(train, tmp_path):
     sparse = ("--train.keep_every_steps", "3")
     code, output = train("run", *EPOCHS, *STEEP, "--optim.name", "sgd", "--optim.clip_grad", "null", *sparse).wait()
     assert code == 1
@@ -294,7 +290,7 @@ def train_by_own_clock(folder: Path, *words: str) -> None:
     train_with("none", *words)
 
 
-def test_ranks_without_a_run_dir_take_the_name_that_rank_0_gives_it(digits, tmp_path):
+def test_ranks_without_a_run_dir_take_rank_0s(digits, tmp_path):
     words = (ROOT / "recipes/digits/mixer.yaml", "--data.path", digits, *SMALL, "--train.max_steps", "2")
     environs = group_of(2)
     codes, output = Forks(
@@ -322,7 +318,7 @@ def test_the_fields_launchers_start_it_too(digits, undisturbed, tmp_path, launch
     assert_same_curve(run, undisturbed, 1e-4)
 
 
-def test_the_checkpoint_is_readable_without_us_and_eval_agrees_with_the_run(digits, undisturbed, tmp_path):
+def test_the_checkpoint_is_readable_without_us(digits, undisturbed, tmp_path):
     weights = load_file(undisturbed / f"checkpoints/{LAST:08d}/model.safetensors")
     assert "head.weight" in weights
     metrics = tmp_path / "metrics.json"
@@ -387,7 +383,7 @@ def flush_slowly(*words: str) -> None:
 
 
 @pytest.mark.long
-def test_a_last_save_slower_than_the_hang_timeout_is_waited_for_by_all_ranks(digits, tmp_path):
+def test_a_slow_last_save_is_waited_for_by_all_ranks(digits, tmp_path):
     run, ends = tmp_path / "run", ("--train.max_steps", "2", "--faults.hang_timeout_s", "10")
     words = (ROOT / "recipes/digits/mixer.yaml", "--data.path", digits, "--run-dir", run, *SMALL, *ends)
     codes, said = Forks(flush_slowly, *map(str, words), log=tmp_path / "log", environs=group_of(2)).wait()
@@ -410,7 +406,7 @@ def ends_with_its_cure(code: int, said: str, run: Path, reason: str, cure: str) 
 THREE = (*SMALL, "--train.max_steps", "3", "--train.save_every_steps", "2", "--log.every", "1")
 
 
-def test_a_disk_that_is_full_at_the_end_is_named_and_the_same_command_goes_on(digits, disk, tmp_path):
+def test_a_disk_that_is_full_at_the_end_is_named(digits, disk, tmp_path):
     run = disk / "run"
     words = ("recipes/digits/rp_mixer.yaml", "--data.path", str(digits), "--run-dir", str(run), *THREE)
     [code], said = Forks(train_with, "saved@2:0,fill@2-99", *words, log=tmp_path / "log").wait()
@@ -432,7 +428,7 @@ def test_a_disk_that_is_full_at_the_end_is_named_and_the_same_command_goes_on(di
         ),
     ],
 )
-def test_a_disk_that_fails_at_the_end_is_named_and_the_same_command_goes_on(digits, tmp_path, number, cure):
+def test_a_disk_that_fails_at_the_end_is_named(digits, tmp_path, number, cure):
     run = tmp_path / "run"
     words = ("train", "recipes/digits/rp_mixer.yaml", "--data.path", digits, "--run-dir", run, *THREE)
     failing = {"FAILING": str(run), "FAILS_IF": str(run / "checkpoints/.writing-3"), "ERRNO": str(int(number))}
@@ -443,7 +439,7 @@ def test_a_disk_that_fails_at_the_end_is_named_and_the_same_command_goes_on(digi
     assert "at step 2 to 3 steps" in said
 
 
-def test_a_full_disk_costs_a_warning_and_keeps_the_last_checkpoint(train, disk):
+def test_a_full_disk_keeps_the_last_checkpoint(train, disk):
     (disk / "others").write_bytes(bytes(1_600_000))
     code, output = train(str(disk / "run"), *EPOCHS).wait()
     assert code == 1

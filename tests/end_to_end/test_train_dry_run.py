@@ -9,7 +9,7 @@ from widemix.command_line.commands import run_command
 from widemix.recipe import dump_recipe, load_recipe
 
 
-def test_a_dry_run_prints_recipe_cost_and_batch_and_writes_nothing(digits, tmp_path, monkeypatch, capsys):
+def test_a_dry_run_prints_recipe_cost_and_batch(digits, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["digits/rp_mixer", "--data.path", str(digits), "--train.epochs", "3", "--data.workers", "1"]
     assert run_command(make_parser(), None, ["train", *words, "--run-dir", "run", "--ranks", "2", "--dry-run"]) == 0

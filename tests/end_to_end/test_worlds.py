@@ -95,7 +95,7 @@ def plain_run(digits: Path, name: str) -> tuple[list[float], dict[str, float]]:
     return losses, metrics
 
 
-def test_a_run_in_any_world_has_the_losses_of_the_plain_loop(train, expected, tmp_path, world):
+def test_a_run_in_any_world_has_the_plain_loops_losses(train, expected, tmp_path, world):
     optimizer, starts = world
     options = [f for pair in {**FIXED, **OPTIMIZERS[optimizer]}.items() for f in (f"--{pair[0]}", pair[1])]
     for ranks, engine, accumulation, stop in starts:

@@ -63,7 +63,7 @@ def test_calibration_and_classes_are_those_of_torchmetrics_and_numpy():
     assert found.per_class[5] is None
 
 
-def test_bins_that_are_too_sure_do_not_make_up_for_those_that_are_not_sure_enough():
+def test_overconfident_bins_do_not_make_up_for_others():
     """Both by 0.3: the error is 0.3, and not their difference."""
     calibration, confusion = Calibration(), MulticlassConfusionMatrix(2)
     for confidence, right in ((0.6, 9), (0.9, 6)):  # of ten samples each
@@ -152,7 +152,7 @@ class Expired:
         pass
 
 
-def test_an_export_has_what_its_run_has_and_says_what_takes_long(run, tmp_path, monkeypatch, capsys):
+def test_an_export_has_what_its_run_has(run, tmp_path, monkeypatch, capsys):
     """Names of the classes that it was trained on, and numbers of those beyond them."""
     origin, run = checkpoint.find(run), tmp_path / "run"
     recipe = origin.position.recipe | {"plugins": ["json"]}
@@ -206,7 +206,7 @@ def test_classes_are_matched_by_name(known, prepared, expected, digits, tmp_path
         assert match_classes(network, data) == expected
 
 
-def test_of_one_class_there_is_nothing_to_measure_and_of_some_their_logits(run, digits, tmp_path):
+def test_of_one_class_there_is_nothing_to_measure(run, digits, tmp_path):
     data, network = renamed(digits, tmp_path / "data", ("0",), copy=False), load_network(str(run))
     with pytest.raises(InputError, match=f"{data}: has one class, '0'"):
         assess_network(network, data)

@@ -37,7 +37,7 @@ def loader(inputs: torch.Tensor, labels: torch.Tensor) -> Batches:
     return Batches(Batch(x, y, np.arange(len(x))) for x, y in pairs)
 
 
-def test_figures_are_those_of_one_batch_and_a_nan_among_them_is_seen():
+def test_metrics_are_those_of_one_batch():
     torch.manual_seed(0)
     inputs, labels = torch.randn(45, 12), torch.randint(10, (45,))
     model, beats, seen = torch.nn.Linear(12, 10), [], []
@@ -208,7 +208,7 @@ def test_each_set_of_an_engines_weights_is_evaluated():
     assert evaluate_engine(engine, batches, 3) == expected | {"zero_weights": 12.5}  # type: ignore[arg-type]
 
 
-def test_a_run_whose_evaluation_is_nan_says_so_and_is_complete(train, tmp_path):
+def test_a_run_whose_evaluation_is_nan_is_complete(train, tmp_path):
     """Of running means so large that images less them overflow; training does not use them."""
     options = {"recipe": "tests/engine/repmlp.yaml"}
     steps = ("--train.max_steps", "2")

@@ -39,7 +39,7 @@ def card_of(run: Path, to: Path) -> ModelCard:
     return ModelCard.load(to / "README.md")
 
 
-def test_a_later_evaluation_is_in_the_card_and_in_the_run(run: Path, digits: Path, tmp_path: Path) -> None:
+def test_a_later_evaluation_is_in_card_and_run(run: Path, digits: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     widemix("eval", copy, "--split", "train", "--json", tmp_path / "train.json")
@@ -167,7 +167,7 @@ def test_the_hub_knows_what_a_network_is_for(
     assert ("create_transform" in card.text) == ("text" not in keys)
 
 
-def test_a_checkpoint_away_from_its_run_is_evaluated_without_a_record(run: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_away_from_its_run_leaves_no_record(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "checkpoints/00000003", tmp_path / "a/b/00000003")
     widemix("eval", tmp_path / "a/b/00000003")
     assert not list(tmp_path.rglob("evaluations.jsonl"))

@@ -182,7 +182,7 @@ class Payload:
         return open, (str(self.path), "w")
 
 
-def test_an_export_of_a_stranger_brings_no_code_and_no_other_weights(folders, tmp_path):
+def test_a_strangers_export_brings_no_code_and_other_weights(folders, tmp_path):
     """Whatever config.json says that timm knows of where weights come from, they are those beside it."""
     loaded, ran = network(tmp_path, folders[1]), tmp_path / "ran"
     export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["a", "b"])

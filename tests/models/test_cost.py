@@ -176,7 +176,7 @@ def test_costs_are_the_published_ones(keys, side, published):
 
 
 @pytest.mark.parametrize(("kind", "tokens"), [("ff_only", 65), ("permutator", 64), ("repmlp", 64)])
-def test_gamma_of_others_is_that_of_a_mixer_with_as_many_connections(kind, tokens):
+def test_others_have_the_gamma_of_a_mixer_with_their_connections(kind, tokens):
     """Omega = gamma m (S + C) / 2; the class token is one of FF-only's."""
     cost = model_cost(NETWORKS[kind], 8, 10)
     assert cost.width == tokens * 8

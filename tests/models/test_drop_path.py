@@ -31,7 +31,7 @@ def test_the_hash_is_that_of_the_data():
     assert np.array_equal(scramble(KEYS[:50]).numpy().view(np.uint64), expected)
 
 
-def test_so_many_are_dropped_and_the_rest_makes_up_for_them():
+def test_so_many_are_dropped_and_the_rest_is_scaled():
     layer = DropPath(0.3, number=2).train()
     set_drop_path_keys([layer], KEYS)
     out = layer(torch.ones(len(KEYS), 2, 3))
@@ -57,7 +57,7 @@ def test_without_keys_torchs_generator_decides():
     assert drop_path(0.1).drop_prob == 0.1
 
 
-def test_the_choice_is_the_hash_of_key_and_number_against_the_probability():
+def test_the_choice_is_the_hash_of_key_and_number():
     """Whatever is resumed by a later version drops the same."""
     for number, probability in ((0, 0.5), (37, 0.1)):
         words = (KEYS[:200] ^ number).numpy().view(np.uint64)
@@ -110,7 +110,7 @@ KINDS_THAT_DROP = {
 
 
 @pytest.mark.parametrize("kind", [*KINDS_THAT_DROP, "text"])
-def test_each_branch_of_each_block_is_dropped_by_a_layer_of_its_own(kind):
+def test_each_branch_has_a_layer_of_its_own(kind):
     if kind == "text":
         section, side = load_recipe(ROOT / "recipes/mnli/mixer.yaml").model, 224
         shape, dtype = (4, section.tokens), torch.int64
@@ -150,7 +150,7 @@ def test_timms_layers_are_replaced_in_any_network():
     torch.testing.assert_close(model(images[4:]), whole[4:])
 
 
-def test_each_call_in_a_block_samples_for_itself_and_again_the_same_when_computed_again():
+def test_each_call_in_a_block_samples_for_itself():
     model = timm.create_model("mixer_s32_224", img_size=32, drop_path_rate=0.5, num_classes=3).train()
     layers = [layer for layer in number_drop_paths(model) if layer.drop_prob]
     set_drop_path_keys(layers, KEYS[:16])

@@ -242,7 +242,7 @@ def test_the_interpolation_of_the_evaluation_is_kept(trained_by, said, tmp_path)
     assert json.loads((tmp_path / "exported/config.json").read_text())["pretrained_cfg"]["interpolation"] == said
 
 
-def test_a_name_of_its_own_is_that_of_a_network_trained_by_stochastic_depth_too():
+def test_stochastic_depth_leaves_a_network_its_name():
     section, side = named_networks()["rp_mixer_ss8_32"]
     for rate in (0.0, 0.2):
         dropped = section.model_copy(update={"drop_path": rate})

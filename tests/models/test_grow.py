@@ -26,7 +26,7 @@ CHANNELS = [
 
 
 @pytest.mark.parametrize("section", [*VARIANTS.values(), *CHANNELS], ids=[*VARIANTS, "monarch", "low rank"])
-def test_copies_compute_on_each_sub_image_what_the_small_one_did(section):
+def test_copies_compute_on_sub_images_what_the_small_did(section):
     small = build(**section)
     large = small.grown(FACTOR)
     images = torch.randn(FACTOR**2, 3, 4, 4, dtype=torch.float64)
@@ -52,7 +52,7 @@ def test_copies_are_block_diagonal_with_as_many_hidden_units():
 
 
 @pytest.mark.parametrize("kind", [MLP, SINGLE], ids=["mixer", "s_mixer"])
-def test_bilinear_answers_as_before_to_features_that_are_the_same_everywhere(kind):
+def test_bilinear_answers_constant_features_as_before(kind):
     small = build(**kind)
     large = small.grown(2, "bilinear")
     constant = torch.randn(1, 3, 1, 1, dtype=torch.float64)
@@ -92,7 +92,7 @@ def test_growing_leaves_the_small_one_and_its_mode_alone():
 
 
 @pytest.mark.parametrize("method", ["copies", "bilinear"])
-def test_a_grown_network_keeps_what_has_no_size_of_the_image(method):
+def test_a_grown_network_keeps_what_has_no_size(method):
     keys = {"channels": 6, "depth": 1, "token_hidden": 3, "channel_hidden": 5, "drop_path_rate": 0.25}
     outer = {"in_chans": 1, "num_classes": 7, "drop_rate": 0.5, "global_pool": ""}
     small = Mixer(img_size=4, patch_size=2, norm_eps=0.125, **keys, **outer).half()

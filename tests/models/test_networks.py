@@ -57,7 +57,7 @@ def test_networks_compile_without_graph_breaks(name):
 
 
 @pytest.mark.parametrize("name", BASELINES)
-def test_first_weights_have_the_variance_of_their_inputs_and_the_head_none(name):
+def test_first_weights_have_the_variance_of_their_inputs(name):
     torch.manual_seed(0)
     section = NETWORKS[name].model_copy(update={"patch_size": 2, "channels": 160, "expansion": 3.0})
     model = build_model(section, 8, 5)
@@ -103,7 +103,7 @@ def test_features_of_shallow_networks_keep_their_variance(matrices):
     assert hidden.std().item() == pytest.approx(1, abs=0.15)
 
 
-def test_monarch_matrices_of_mnist_have_28_blocks_of_28_by_28():
+def test_monarch_matrices_of_mnist_have_28_blocks():
     """Equation 12 at n = 784 = 28 x 28: sqrt(n) blocks of sqrt(n) x sqrt(n), on one channel of a gray image."""
     model = build_model(
         section_of({"kind": "shallow", "width": 784, "matrices": "monarch", "grayscale": True}), 28, 10
@@ -191,7 +191,7 @@ def published(tmp_path) -> tuple[BottleneckMlp, str]:
 
 
 @pytest.mark.parametrize(("classes", "depth"), [(5, 2), (7, 2), (5, 1)])
-def test_a_published_mlp_is_loaded_but_for_heads_of_other_classes(published, classes, depth):
+def test_a_published_mlp_is_loaded_but_for_other_heads(published, classes, depth):
     model, path = published
     network = build_model(NETWORKS["bottleneck_mlp"].model_copy(update={"depth": depth}), 4, classes)
     fresh = network.head.weight.clone()
@@ -206,7 +206,7 @@ def test_a_published_mlp_is_loaded_but_for_heads_of_other_classes(published, cla
     assert torch.equal(network.forward_features(images), model.forward_features(images))
 
 
-def test_names_of_two_digits_are_read_and_ours_are_left_alone():
+def test_published_names_are_read_and_ours_left_alone():
     """The published networks have 12 blocks."""
     assert BottleneckMlp.from_published({"linear_in.weight": 0, "blocks.11.block.2.bias": 1}) == {
         "stem.weight": 0,

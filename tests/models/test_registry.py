@@ -42,13 +42,13 @@ def test_timm_keeps_its_own_names():
             assert type(timm.create_model(name)) is timm.models.mlp_mixer.MlpMixer
 
 
-def test_our_names_are_the_published_ones_that_timm_lacks_and_the_text_models():
+def test_our_names_are_those_that_timm_lacks():
     assert set(default_cfgs) >= set(NAMED) - set(TIMM_OWN) | {"text_mixer", "text_transformer"}
     assert not [name for name in default_cfgs if name in TIMM_OWN]
 
 
 @pytest.mark.parametrize("kind", ["text_mixer", "text_transformer"])
-def test_a_text_model_without_arguments_has_the_sizes_of_the_recipe(kind):
+def test_a_text_model_without_arguments_is_the_recipes(kind):
     recipe = load_recipe("mnli/mixer", [("model.kind", kind)])
     with torch.device("meta"):
         found, expected = timm.create_model(kind, img_size=224), build_model(recipe.model, 0, recipe.data.num_classes)
@@ -112,7 +112,7 @@ def test_published_sizes_are_those_of_the_papers(name):
 @pytest.mark.parametrize(
     "kind", ["sw_mlp", "shallow", "bottleneck_mlp", "ff_only", "permutator", "repmlp", "gmlp", "resmlp"]
 )
-def test_a_network_made_in_python_has_the_defaults_of_the_section(kind):
+def test_a_network_made_in_python_has_the_sections_defaults(kind):
     needed = {
         "patch_size": 2,
         "channels": 8,
@@ -223,7 +223,7 @@ def test_empty_inputs_are_those_of_the_section():
     assert (text.shape, text.dtype) == ((3, 50), torch.int64)
 
 
-def test_a_method_of_timm_that_is_missing_is_named_with_what_needs_it():
+def test_a_missing_method_of_timm_is_named():
     with pytest.raises(InputError, match=r"^train\.init_from: needs the method get_classifier .* in Linear"):
         classifier(torch.nn.Linear(2, 2), "train.init_from")
     heads = torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)

@@ -86,7 +86,7 @@ def test_rule_for_the_product(device, density, entries, keys, sparsely):
     ("autocast", "rows", "sparsely"),
     [(True, 100, True), (True, 101, False), (False, 300, True), (False, 301, False)],
 )
-def test_a_layer_multiplies_by_the_rule_of_its_rows_and_precision(autocast, rows, sparsely):
+def test_a_layer_multiplies_by_the_rule_of_its_rows(autocast, rows, sparsely):
     layer = SparseLinear(20, 30, 0.1, (1,))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         output = layer(torch.randn(rows, 20))
@@ -139,7 +139,7 @@ def test_tokens_have_the_channels_that_are_nearest_to_the_width(width, channels)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_a_sparse_product_and_its_gradients_have_the_type_of_what_goes_in(dtype):
+def test_a_sparse_product_has_the_type_of_its_inputs(dtype):
     layer, x = SparseLinear(20, 30, 0.1, (1,)).to(dtype), torch.randn(4, 20, dtype=dtype, requires_grad=True)
     output = layer(x)
     assert output.grad_fn.name() == "AddBackward0"  # that of the bias, after the sparse product

@@ -150,7 +150,7 @@ def test_features_only_gives_maps_of_the_blocks(name):
     assert all(map(torch.equal, features(X), seen))
 
 
-def test_features_only_takes_the_last_blocks_that_are_asked_for_or_three():
+def test_features_only_takes_the_last_blocks():
     model = create("mixer_ss8_32", features_only=True, depth=5)
     assert model.feature_info.module_name() == ["blocks.2", "blocks.3", "blocks.4"]
     assert len(model(X)) == 3

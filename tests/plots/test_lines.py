@@ -12,7 +12,7 @@ from widemix.plots.style import COLORS, as_png, log_axis
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_hull_is_scipys_from_below_down_to_the_lowest_point(seed, log):
+def test_the_hull_is_scipys_down_to_the_lowest_point(seed, log):
     points = np.random.default_rng(seed).uniform(0.1, 10, (40, 2))
     axes = Figure().subplots()
     axes.plot(*points.T, "o")
@@ -27,7 +27,7 @@ def test_the_hull_is_scipys_from_below_down_to_the_lowest_point(seed, log):
     np.testing.assert_array_equal(axes.lines[-1].get_xydata(), expected)
 
 
-def test_of_points_in_a_line_or_one_above_the_other_the_hull_has_the_ends():
+def test_the_hull_of_points_in_a_line_has_the_ends():
     axes = Figure().subplots()
     for points, expected in (
         ([(1, 3), (2, 2), (3, 1)], [(1, 3), (3, 1)]),
@@ -65,7 +65,7 @@ def bars_of(axes):
     return [(segment[0, 0], *segment[:, 1]) for segment in bars.get_segments()]
 
 
-def test_points_have_bars_and_are_joined_through_the_mean_of_those_of_one_x():
+def test_points_have_bars_and_are_joined_by_means():
     axes = Figure().subplots()
     for number, joined in ((1, True), (8, False)):
         line = Line(axes, number, "a_$b$")
@@ -82,7 +82,7 @@ def test_points_have_bars_and_are_joined_through_the_mean_of_those_of_one_x():
     assert axes.get_legend_handles_labels()[1] == [r" a_\$b\$"] * 3
 
 
-def test_a_curve_lies_within_its_spread_and_reference_points_have_theirs():
+def test_a_curve_lies_within_its_spread():
     axes = Figure().subplots()
     Line(axes, 0, "a").band([1, 2, 4], [3, 5, 4], [1, 0.5, 2])
     assert [*zip(*axes.lines[-1].get_data(), strict=True)] == [(1, 3), (2, 5), (4, 4)]
@@ -95,7 +95,7 @@ def test_a_curve_lies_within_its_spread_and_reference_points_have_theirs():
     assert axes.get_legend_handles_labels()[1] == [" a", " theirs", " theirs"]
 
 
-def test_values_are_above_their_points_and_what_is_missing_is_marked_on_the_axis():
+def test_values_are_above_their_points():
     axes = Figure().subplots()
     line = Line(axes, 2, "a")
     line.values([1, 2], [12345.6, 0.12345])
@@ -115,7 +115,7 @@ def test_values_are_above_their_points_and_what_is_missing_is_marked_on_the_axis
 @pytest.mark.parametrize(
     ("names", "columns"), [(["a"], 0), (["a", "b"], 2), (["a", "b", "c", "d", "e"], 4), (["a", "b" * 60], 1)]
 )
-def test_a_legend_has_each_name_once_in_as_many_columns_as_there_is_room_for(names, columns):
+def test_a_legend_has_each_name_once(names, columns):
     figure = Figure(figsize=(6, 3))
     panels = figure.subplots(1, 2)
     for axes in panels:
@@ -130,7 +130,7 @@ def test_a_legend_has_each_name_once_in_as_many_columns_as_there_is_room_for(nam
     assert legend._ncols == columns
 
 
-def test_names_in_a_legend_are_cut_in_their_middle_above_a_hundred_characters():
+def test_long_names_in_a_legend_are_cut_in_their_middle():
     assert legend_text("a" * 50 + "b" * 50) == " " + "a" * 50 + "b" * 50
     assert legend_text("a" * 50 + "c" + "b" * 50) == " " + "a" * 50 + "…" + "b" * 50
     assert legend_text("a\n b", 3) == " a b"

@@ -1,24 +1,17 @@
 """The figure of `widemix bench scale` has the numbers of its rows."""
 
-from pathlib import Path
-
 import pytest
-from matplotlib.figure import Figure
 
-from widemix.plots import scaling
+from widemix.plots.scaling import plot_scaling
 
 
-def test_throughput_is_next_to_the_ideal_one_and_the_parts_of_a_step_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    saved: list[tuple[Figure, list[Path]]] = []
-    monkeypatch.setattr(scaling, "save", lambda figure, paths: saved.append((figure, paths)))
+def test_throughput_is_next_to_the_ideal_one() -> None:
     rows = [
         {"ranks": 2, "images_per_s": 300.0, "efficiency": 1.0, "compute": 0.03, "data wait": 0.01, "other": 0.0},
         {"ranks": 4, "images_per_s": 450.0, "efficiency": 0.75, "compute": 0.02, "data wait": 0.03, "other": 0.01},
     ]
     parts = ("compute", "data wait", "other")
-    scaling.plot_scaling(rows, parts, Path("scale.png"))
-    [(figure, paths)] = saved
-    assert paths == [Path("scale.png")]
+    figure = plot_scaling(rows, parts)
     speed, steps = figure.axes
     legends = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in figure.axes]
     assert legends == [["ideal", "measured"], [*parts]]

@@ -91,7 +91,7 @@ def test_names_of_any_bytes_are_drawn():
     assert axes.get_xticklabels()[0].get_text() == r"?\$a\$"
 
 
-def test_the_same_figure_is_the_same_file_in_the_format_of_its_suffix(tmp_path):
+def test_the_same_figure_is_the_same_file(tmp_path):
     def paths(name):
         figure, axes = new_figure(2, 1.5)
         axes.plot([1, 2], [3, 4])
@@ -106,7 +106,7 @@ def test_the_same_figure_is_the_same_file_in_the_format_of_its_suffix(tmp_path):
     assert Image.open(io.BytesIO(png)).size == (300, 225)
 
 
-def test_a_heat_map_has_its_first_row_at_the_bottom_and_grey_where_there_is_no_number():
+def test_a_heat_map_has_its_first_row_at_the_bottom():
     figure, axes = new_figure(3, 3)
     heat_map(axes, np.array([[0.0, 0.25], [1.0, np.nan]]), (["a", "bb"], ["c", "long"]), "similarity")
     canvas = FigureCanvasAgg(figure)
@@ -126,7 +126,7 @@ def test_a_heat_map_has_its_first_row_at_the_bottom_and_grey_where_there_is_no_n
     assert {text.get_rotation() for text in axes.get_xticklabels()} == {90}
 
 
-def test_names_are_shortened_by_whole_parts_and_labels_are_of_runs_recipes_and_steps():
+def test_names_are_shortened_by_whole_parts():
     assert short_names(["blocks.0.mlp", "blocks.1.mlp", "blocks.10"]) == ["0.mlp", "1.mlp", "10"]
     assert short_names(["head.a1", "head.a2", "head.b"]) == ["a1", "a2", "b"]
     assert short_names(["blocks.11.x", "blocks.12.x"]) == ["11.x", "12.x"]

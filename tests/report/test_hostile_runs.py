@@ -124,7 +124,7 @@ def pages(tmp_path_factory) -> list[Path]:
     return written
 
 
-def test_a_script_in_any_field_adds_no_element_to_the_page(pages):
+def test_a_script_in_any_field_adds_no_element(pages):
     clean, *others = [Elements(page.read_text()).found for page in pages]
     assert len(others) > 40
     assert [found - clean for found in others] == [set()] * len(others)

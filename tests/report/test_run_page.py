@@ -104,7 +104,7 @@ def written(tmp_path, *runs) -> str:
     return (tmp_path / "page.html").read_text()
 
 
-def test_a_run_is_shown_once_by_whichever_paths_it_is_given(runs):
+def test_a_run_is_shown_once_by_whichever_paths(runs):
     one, other = runs
     again = other.parent / "b" / ".." / "b"
     assert [run.name for run in read_runs([one, other, again, one])] == ["<i>a", "b"]
@@ -145,7 +145,7 @@ def test_of_many_classes_the_most_confused_pairs_are_named(tmp_path):
     assert rows[1:] == [["c4", "c3", "1,100", "1,150"], ["30", "c0", "9", "59"], ["c3", "c4", "7", "57"]]
 
 
-def test_what_differs_has_a_row_for_each_key_or_where_there_are_more_runs_for_each_run(tmp_path):
+def test_what_differs_has_a_row_a_key_or_run(tmp_path):
     def rows(*changes: dict) -> list[list[str]]:
         folders = []
         for number, change in enumerate(changes):
@@ -335,7 +335,7 @@ def test_a_curve_is_where_the_numbers_of_its_axes_say(count):
     assert marks == ([tuple(each) for each in drawn] if count == 12 else [])
 
 
-def test_a_constant_curve_is_in_the_middle_and_its_end_on_the_right():
+def test_a_constant_curve_is_in_the_middle():
     chart = line_chart("title", "step", 8, [Series("a", 0, [(0.0, 5.0), (8.0, 5.0)])])
     [points] = re.findall(r' points="([^"]*)"', chart)
     (x, y), (end, same) = ([*map(float, pair.split(","))] for pair in points.split())
@@ -396,7 +396,7 @@ TITLES = {
 }
 
 
-def test_each_metric_has_its_chart_and_blocks_have_theirs_in_one(tmp_path):
+def test_each_metric_has_its_chart(tmp_path):
     lines = []
     for step in (1, 2):
         for split in ("train", "eval"):
@@ -444,7 +444,7 @@ def test_time_runs_in_a_unit_that_suits_its_length(tmp_path, seconds, unit, end)
     assert ("time" in axes) is bool(seconds)
 
 
-def test_the_summary_has_the_numbers_of_each_run_below_their_headings(tmp_path):
+def test_the_summary_has_each_runs_numbers(tmp_path):
     line = {"split": "train", "loss": 1.0}
     going = plain_run(
         tmp_path / "runs" / "going",
@@ -474,7 +474,7 @@ def test_the_summary_has_the_numbers_of_each_run_below_their_headings(tmp_path):
     assert recipes.count("channels: 64") == recipes.count('"ranks": ') == 2
 
 
-def test_of_several_runs_each_has_its_own_metric_and_what_only_one_of_them_has_is_shown(tmp_path):
+def test_of_several_runs_each_has_its_own_metric(tmp_path):
     """The second is of numbers, went back to an earlier step, and began without times; the first has one line."""
     one, two = tmp_path / "runs/old/one", tmp_path / "runs/two"
     trained = {"split": "train", "images_per_s": 1.0}
@@ -517,7 +517,7 @@ def test_of_several_runs_each_has_its_own_metric_and_what_only_one_of_them_has_i
     assert (html.escape(summary) in written(tmp_path, two), html.escape(summary) in text) == (True, False)
 
 
-def test_runs_of_one_recipe_do_not_differ_and_a_name_begins_where_paths_part(tmp_path):
+def test_runs_of_one_recipe_do_not_differ(tmp_path):
     runs = [plain_run(tmp_path / name, []) for name in ("a/b/one", "a/two")]
     assert "<p>All runs have the same recipe.</p>" in written(tmp_path, *runs)
     assert short_paths(runs) == ["b/one", "two"]
@@ -574,7 +574,7 @@ def test_evaluations_events_and_confusions_are_in_their_columns(tmp_path):
     ]
 
 
-def test_thirty_classes_have_a_matrix_and_of_more_twenty_pairs_are_named(tmp_path):
+def test_thirty_classes_have_a_matrix_and_more_have_pairs(tmp_path):
     for count in (30, 31):
         counts = np.arange(count)[:, None] * 100 + np.arange(count)
         confusion = {"step": 1, "classes": [], "counts": counts.tolist()}
