@@ -184,6 +184,7 @@ def test_each_set_of_an_engines_weights_is_evaluated():
     """The trained ones alone are observed; those of a penalty that makes zeros are counted."""
     inputs, labels = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3
     module, batches, seen, beats = torch.nn.Linear(4, 3), loader(inputs, labels), [], []
+    batches.is_unequal = True
 
     @contextmanager
     def average():
@@ -194,18 +195,18 @@ def test_each_set_of_an_engines_weights_is_evaluated():
     engine = SimpleNamespace(weights=lambda: {"": nullcontext(), "ema_": average()}, zero_weights=lambda: 12.5)
     engine.module, engine.spec = module, SimpleNamespace(penalty="weight_decay")
     engine.evaluate_mode = lambda: torch.autocast("cpu", torch.bfloat16)
-    both = {"": evaluate(module, engine.evaluate_mode(), batches, 3)}
+    both = {"": evaluate(module, engine.evaluate_mode(), batches, 3, by_class=True)}
     with average():
-        both["ema_"] = evaluate(module, engine.evaluate_mode(), batches, 3)
+        both["ema_"] = evaluate(module, engine.evaluate_mode(), batches, 3, by_class=True)
     expected = {f"{prefix}{name}": value for prefix, found in both.items() for name, value in found.items()}
-    assert expected["loss"] != expected["ema_loss"]
-    found = evaluate_engine(engine, batches, 3, lambda: beats.append(1), lambda logits, _: seen.append(logits))  # type: ignore[arg-type]
+    assert expected["macro_f1"] != expected["ema_macro_f1"]
+    found = evaluate_engine(engine, batches, 3, lambda: beats.append(1), lambda logits, _: seen.append(logits), True)  # type: ignore[arg-type]
     assert found == expected
     with torch.no_grad(), engine.evaluate_mode():
         assert torch.equal(torch.cat(seen), module(inputs).float())
     assert len(beats) == 2 * len(batches[:])
     engine.spec.penalty = "l1"
-    assert evaluate_engine(engine, batches, 3) == expected | {"zero_weights": 12.5}  # type: ignore[arg-type]
+    assert evaluate_engine(engine, batches, 3, by_class=True) == expected | {"zero_weights": 12.5}  # type: ignore[arg-type]
 
 
 def test_a_run_whose_evaluation_is_nan_is_complete(train, tmp_path):
