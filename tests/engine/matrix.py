@@ -20,10 +20,9 @@ from unittest.mock import patch
 import numpy as np
 import timm
 import torch
-import torch.distributed as dist
 
 from tests.conftest import ROOT
-from tests.engine.ranks import ENGINES, overrides_for
+from tests.engine.ranks import ENGINES, everywhere, of_all_ranks, overrides_for
 from tests.engine.toys import PARTS, known
 from tests.run.saved import position
 from widemix.data.batches import Batch
@@ -229,12 +228,12 @@ class _Run:
         saved, logits = self.save(engine), self.evaluate(engine)
         other = self.engine()
         other.load(saved.load())
-        assert_equal(saved.load(), _everywhere(other.state()), "loaded and saved again")
+        assert_equal(saved.load(), everywhere(other.state()), "loaded and saved again")
         for prefix, values in self.evaluate(other).items():
             assert torch.equal(values, logits[prefix]), f"{prefix}logits of the resumed engine"
         later = self.steps(engine, range(2, 4))
         assert later == self.steps(other, range(2, 4)), "losses after resuming"
-        assert_equal(_everywhere(engine.state()), _everywhere(other.state()), "state after resuming")
+        assert_equal(everywhere(engine.state()), everywhere(other.state()), "state after resuming")
         on_main(self.topology, lambda: self.check_saved(saved, logits))
         tolerance = 1e-5 if self.recipe.train.precision == "fp32" else 0.03
         np.testing.assert_allclose(losses + later, self.plain_steps(range(4)), rtol=tolerance, err_msg="losses")
@@ -243,8 +242,7 @@ class _Run:
     def save(self, engine: Any) -> checkpoint.Checkpoint:
         """Save as the loop does; and the shards of all ranks must be the gathered state."""
         engine.average_buffers()
-        every: list[Any] = [None] * self.topology.world
-        dist.all_gather_object(every, engine.local_shards())
+        every = of_all_ranks(engine.local_shards())
         gathered, scalars = engine.state(), engine.scalars()
 
         def write() -> Path:
@@ -295,9 +293,3 @@ def assert_equal(one: State, other: State, what: str) -> None:
         for name, tensor in ours.items():
             assert tensor.shape == theirs[name].shape, f"{what}: shape of {kind}/{name}"
             assert torch.equal(tensor, theirs[name]), f"{what}: {kind}/{name}"
-
-
-def _everywhere(state: State) -> State:
-    box = [state]
-    dist.broadcast_object_list(box)
-    return box[0]

@@ -132,7 +132,7 @@ def chain(data: Path) -> dict[str, Any]:
             engine.load(state)
         first = number * STEPS // len(CHAIN)
         losses += setting.run(engine, range(first, (number + 1) * STEPS // len(CHAIN)))
-        state = _everywhere(engine.state())
+        state = everywhere(engine.state())
     metrics = evaluate_engine(engine, EvalLoader(setting.data, 359, setting.topology), setting.data.num_classes)
     return {"losses": losses, "model": state.model, "ema": state.ema, "metrics": metrics}
 
@@ -161,7 +161,7 @@ def optimizers(data: Path) -> dict[tuple[str, str], Any]:
         engine = setting.engine()
         losses = setting.run(engine, range(4))
         other = setting.engine()
-        other.load(_everywhere(engine.state()))
+        other.load(everywhere(engine.state()))
         whole, resumed = setting.run(engine, range(4, STEPS)), setting.run(other, range(4, STEPS))
         results[name, kind] = {
             "losses": losses + whole,
@@ -183,7 +183,7 @@ def resumed(data: Path) -> dict[str, Any]:
         setting = Setting("mixer", data, *overrides_for(name), *fixed)
         engine, other = setting.engine(), setting.engine()
         setting.run(engine, range(3))
-        other.load(_everywhere(engine.state()))
+        other.load(everywhere(engine.state()))
         results[name] = [(setting.run(one, range(3, 6)), one.state().model) for one in (engine, other)]
     return results
 
@@ -195,10 +195,9 @@ def hybrid(data: Path) -> dict[str, Any]:
     setting.topology = Topology(rank, world, rank % 2, 2, torch.device("cpu"))
     engine, other = setting.engine(), setting.engine()
     losses, norm = setting.run(engine), engine.weight_norm()
-    state = _everywhere(engine.state())
+    state = everywhere(engine.state())
     other.load(state)
-    every: list[Any] = [None] * world
-    dist.all_gather_object(every, other.local_shards())
+    every = of_all_ranks(other.local_shards())
     saved = State.of(assembled([shard for mine in every for shard in mine]), other.scalars())
     sizes = [sum(len(shard.values) for shard in mine) for mine in every]
     held = sum(tensor.to_local().numel() for tensor in engine.optimizer_tensors())
@@ -213,16 +212,13 @@ def handed_out(data: Path) -> dict[str, Any]:
     results = {}
     for recipe in (REPMLP, "rp_mixer"):
         setting = Setting(recipe, data, *overrides_for("fsdp"))
-        engine, world = setting.engine(), dist.get_world_size()
-        had, buffers = [None] * world, [None] * world
-        dist.all_gather_object(had, not setting.on_meta)
-        dist.all_gather_object(buffers, dict(engine.module.named_buffers()))
+        engine = setting.engine()
         results[setting.recipe.model.kind] = {
-            "had": had,
+            "had": of_all_ranks(not setting.on_meta),
             "on_meta": {tensor.is_meta for tensor in setting.model(build_on_meta).parameters()},
             "initial": setting.model().state_dict(),
             "saved": engine.state().model,
-            "buffers": buffers,
+            "buffers": of_all_ranks(dict(engine.module.named_buffers())),
         }
     return results
 
@@ -251,7 +247,7 @@ def summed(data: Path) -> dict[tuple[str, int, str], float]:
         inputs = [1.0 if rank == number == 0 else 2.0**-8 for number in range(accumulated)]
         batches = [Batch(torch.full((1, 4), value), torch.zeros(1), np.arange(1)) for value in inputs]
         engine.step(batches, 1.0)
-        weight = _everywhere(engine.state()).model["weight"]
+        weight = everywhere(engine.state()).model["weight"]
         found[name, accumulated, dtype] = -weight[0, 0].item() * world * accumulated
     return found
 
@@ -286,8 +282,7 @@ def shards(data: Path) -> dict[str, Any]:
         setting = Setting("rp_mixer", data, *overrides_for(name), *EMA, *small)
         engine = setting.engine()
         setting.run(engine, range(2))
-        every: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(every, engine.local_shards())
+        every = of_all_ranks(engine.local_shards())
         saved = State.of(assembled([shard for mine in every for shard in mine]), engine.scalars())
         sizes = [sum(len(shard.values) for shard in mine) for mine in every]
         states[name] = vars(saved), vars(engine.state()), sizes
@@ -316,23 +311,6 @@ def sampled_and_normed(data: Path) -> dict[str, Any]:
     return results
 
 
-def averaged_buffers(data: Path) -> dict[str, Any]:
-    """With batch norms of each rank's own: all ranks' buffers before and after they are averaged, and those saved."""
-    setting = Setting(REPMLP, data, ("train.sync_batch_norm", "false"), *EMA)
-    engine = setting.engine()
-    setting.run(engine)
-    found = {}
-    for name, act in (("before", lambda: None), ("after", engine.average_buffers)):
-        act()
-        every: list[Any] = [None] * dist.get_world_size()
-        own = {key: value.clone() for key, value in engine.module.named_buffers()}
-        averages = engine.ema.tensors[len(engine.optimizer_tensors()) :]
-        own |= {f"ema {number}": value.clone() for number, value in enumerate(averages)}
-        dist.all_gather_object(every, own)
-        found[name] = every
-    return found | {"saved": engine.state().model}
-
-
 STATEFUL = ("instance norm", "evo norm", "another tensor", "spectral norm")
 
 
@@ -346,18 +324,17 @@ def stateful_engine(setting: Setting, layer: str, recomputed: bool = False) -> A
 
 
 def changed_by_forward_passes(data: Path) -> dict[str, Any]:
-    """By layer: all ranks' buffers after three steps and as they are averaged, and those of the EMA; an error too."""
+    """By layer: all ranks' buffers, and those of the EMA, after three steps and as they are averaged; what is saved.
+
+    And the error of a count that is each rank's own.
+    """
     setting, found = Setting(REPMLP, data, ("train.sync_batch_norm", "false"), *EMA), {}
-    world = dist.get_world_size()
-    for layer in STATEFUL:
+    for layer in (*STATEFUL, "batch norm"):
         engine = stateful_engine(setting, layer)
         setting.run(engine, range(3))
+        before = of_all_ranks(_buffers(engine))
         engine.average_buffers()
-        state = engine.state()
-        own = {key: value.clone() for key, value in engine.module.named_buffers()}
-        own |= {f"ema {key}": state.ema[key] for key in own if setting.topology.is_main}
-        found[layer] = [own] * world
-        dist.all_gather_object(found[layer], own)
+        found[layer] = {"before": before, "after": of_all_ranks(_buffers(engine)), "saved": engine.state().model}
     engine = stateful_engine(setting, "count")
     setting.run(engine, range(1))
     try:
@@ -365,6 +342,12 @@ def changed_by_forward_passes(data: Path) -> dict[str, Any]:
     except InputError as error:
         found["count"] = str(error)
     return found
+
+
+def _buffers(engine: Engine) -> dict[str, torch.Tensor]:
+    own = {key: value.clone() for key, value in engine.module.named_buffers()}
+    averages = engine.ema.tensors[len(engine.optimizer_tensors()) :]
+    return own | {f"ema {number}": value.clone() for number, value in enumerate(averages)}
 
 
 PROBE = [("train.freeze", "[body]"), ("model.drop_path", "0"), ("model.depth", "1"), *EMA]
@@ -380,13 +363,13 @@ def probed(data: Path) -> dict[str, Any]:
         alone = ("train.sync_batch_norm", "false" if number % 2 else "true")
         setting = Setting(REPMLP, data, *overrides_for(name), *PROBE, alone)
         engine, other = setting.engine(), setting.engine()
-        states = [_everywhere(engine.state())]
+        states = [everywhere(engine.state())]
         losses = setting.run(engine, range(2))
         engine.average_buffers()
-        states.append(_everywhere(engine.state()))
+        states.append(everywhere(engine.state()))
         other.load(states[-1])
         losses += setting.run(other, range(2, 4))
-        states.append(_everywhere(other.state()))
+        states.append(everywhere(other.state()))
         results[name] = {"losses": losses, "states": [vars(state) for state in states]}
     return results
 
@@ -440,7 +423,6 @@ JOBS: dict[str, Callable[[Path], Any]] = {
         summed,
         overflowing,
         sampled_and_normed,
-        averaged_buffers,
         changed_by_forward_passes,
         probed,
         deepspeeds_own,
@@ -450,7 +432,14 @@ JOBS: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def _everywhere(state: State) -> State:
+def of_all_ranks(own: Any) -> list[Any]:
+    """What each rank has, on every rank."""
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, own)
+    return every
+
+
+def everywhere(state: State) -> State:
     """Rank 0's state on every rank, as a checkpoint brings it there."""
     box = [state]
     dist.broadcast_object_list(box)

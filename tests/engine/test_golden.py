@@ -91,7 +91,7 @@ def test_the_norm_of_the_weights_is_that_of_those_saved(ranks, sampled_on_one, e
 
 
 def test_running_statistics_of_each_rank_are_averaged(ranks):
-    found = ranks(2, "averaged_buffers")
+    found = ranks(2, "changed_by_forward_passes")["batch norm"]
     for name in found["before"][0]:
         before, after = ([rank[name] for rank in found[when]] for when in ("before", "after"))
         if not before[0].is_floating_point():
@@ -105,7 +105,7 @@ def test_running_statistics_of_each_rank_are_averaged(ranks):
 @pytest.mark.parametrize("layer", STATEFUL)
 def test_what_a_forward_pass_changes_is_one_ranks_on_all(ranks, changed_on_one, layer):
     """EvoNorm's statistics are of each rank's samples, so that only its ranks agree."""
-    (one,), two = changed_on_one[layer], ranks(2, "changed_by_forward_passes")[layer]
+    (one,), two = changed_on_one[layer]["after"], ranks(2, "changed_by_forward_passes")[layer]["after"]
     for name, value in two[1].items():
         assert torch.equal(two[0][name], value)
     assert any(value.any() for value in one.values())

@@ -63,81 +63,82 @@ def test_an_event_is_said_with_its_figures(event, said):
     assert describe_event({"step": 3, "split": "event", **event}) == said
 
 
-def test_failed_steps_are_events_and_some_are_allowed():
-    events = health(max_skipped_steps=2).check_steps(steps_of(1, NAN, 1, NAN, INF, 1))
-    assert [(event["event"], event["step"], event["loss"]) for event in events] == [
-        ("step_skipped", 2, "nan"),
-        ("step_skipped", 4, "nan"),
-        ("step_skipped", 5, "inf"),
-    ]
-    assert "NaN" not in json.dumps(events)
+CALM = [1.0 + 0.1 * (-1) ** i for i in range(100)]  # mean 1, deviation 0.1
+TWO, SPIKES = {"max_skipped_steps": 2}, {"loss_spike_std": 6}
+SEARCH = [INF] * 20  # overflows, in which fp16 looks for its loss scale
 
 
-@pytest.mark.parametrize("cut", range(1, 6))
-def test_one_more_names_its_data_steps(cut):
-    monitor, steps = health(max_skipped_steps=2), steps_of(1, NAN, NAN, NAN, NAN)
+@pytest.mark.parametrize(
+    ("keys", "fp16", "losses", "norms", "skipped", "spikes"),
+    [
+        (TWO, False, [1, NAN, 1, NAN, INF, 1], None, [2, 4, 5], {}),
+        ({}, False, [1, 1], [INF, 1], [1], {}),
+        ({}, True, [1, 1], [INF, 1], [], {}),
+        (TWO, True, [1] * 43, [*SEARCH, 1.0, *SEARCH, INF, INF], [42, 43], {}),
+        ({}, True, [*[1] * 10, NAN, *[1] * 10], [INF] * 21, [11, 21], {}),  # an overflow too
+        (SPIKES, False, [*CALM[:30], 1.55, 2.2, 1.0], None, [], {32: (30 + 1.55) / 31}),
+        ({"loss_spike_std": None}, False, [*CALM[:30], 100.0], None, [], {}),
+        (SPIKES, False, [*CALM[:30], 0.1], None, [], {}),  # a fall
+        (SPIKES, False, [*CALM[:30], *[5.0] * 50], None, [], {31: 1.0}),  # from then on it is what is expected
+        (SPIKES, False, [*CALM[:19], 100.0], None, [], {}),
+        (SPIKES, False, [*CALM[:20], 1.61], None, [], {21: 1.0}),
+        (SPIKES, False, [*CALM[:20], 1.59], None, [], {}),
+        (SPIKES, False, [*[7.0] * 30, *CALM, 3.0], None, [], {131: 1.0}),  # of the last hundred
+    ],
+)
+def test_failed_steps_and_spikes_are_events(keys, fp16, losses, norms, skipped, spikes):
+    """However the checks are divided."""
+    steps = steps_of(*losses, norms=norms)
+    for size in (1, 7, len(steps)):
+        monitor, events = health(fp16, **keys), []
+        for first in range(0, len(steps), size):
+            part = steps[first : first + size]
+            events += monitor.check_steps(part)
+            assert monitor.failing == (part[-1].step in skipped)  # no checkpoint is saved then
+        assert [event["step"] for event in events if event["event"] == "step_skipped"] == skipped
+        told = {event["step"]: event["expected"] for event in events if event["event"] == "loss_spike"}
+        assert told == pytest.approx(spikes)
+        json.dumps(events, allow_nan=False)
+        by_step = {step.step: (str(step.loss), str(step.grad_norm)) for step in steps}
+        found = {event["step"]: (str(event["loss"]), str(event.get("grad_norm", "1.0"))) for event in events}
+        assert found.items() <= by_step.items()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("keys", "fp16", "losses", "norms", "said", "first", "least"),
+    [
+        (TWO, False, [1, NAN, NAN, NAN, NAN], None, "the loss is nan at step 2", 11, 14),
+        (TWO, False, [1, NAN, NAN, NAN, 1], None, "the loss is nan at step 2", 11, 14),  # a good one mends nothing
+        ({"max_skipped_steps": 0}, False, [1, 1], [INF, 1], "the gradient norm is inf at step 1", 10, 11),
+        ({"max_skipped_steps": 1}, False, [1, NAN], [INF, 1], "the gradient norm is inf at step 1", 10, 12),
+        (TWO, True, [1] * 44, [*SEARCH, 1.0, *SEARCH, INF, INF, INF], "norm is inf at step 42", 51, 54),
+    ],
+)
+def test_too_many_failed_steps_name_their_data(keys, fp16, losses, norms, said, first, least, size):
+    monitor, steps = health(fp16, **keys), steps_of(*losses, norms=norms)
 
     def check():
-        monitor.check_steps(steps[:cut])
-        monitor.check_steps(steps[cut:])
+        for at in range(0, len(steps), size):
+            monitor.check_steps(steps[at : at + size])
 
-    with pytest.raises(Diverged, match="the loss is nan at step 2") as raised:
+    with pytest.raises(Diverged, match=said) as raised:
         check()
-    assert raised.value.first == 11
-    assert raised.value.stop == (14 if cut == 4 else 15)
+    assert raised.value.first == first
+    # Those of the same call fail with them.
+    failing = [step.data_step for step in steps if step.data_step >= first and not math.isfinite(step.loss)]
+    assert least <= raised.value.stop <= max([least, *(step + 1 for step in failing)])
+    assert size > 1 or raised.value.stop == least
     monitor.reset()
     assert not monitor.failing
-    monitor.check_steps(steps_of(NAN, NAN, 1))
+    monitor.check_steps(steps_of(*[NAN] * keys["max_skipped_steps"], 1))
 
 
-def test_no_checkpoint_is_to_be_saved_while_steps_fail():
-    monitor = health(max_skipped_steps=2)
-    monitor.check_steps(steps_of(1, NAN))
-    assert monitor.failing
-    monitor.check_steps(steps_of(1, first=3))
-    assert not monitor.failing
-
-
-def test_a_gradient_fails_a_step_but_in_fp16():
-    steps = steps_of(1, 1, norms=[INF, 1])
-    assert [event["grad_norm"] for event in health().check_steps(steps)] == ["inf"]
-    assert health(fp16=True).check_steps(steps) == []
-    with pytest.raises(Diverged, match="the gradient norm is inf at step 1"):
-        health(max_skipped_steps=0).check_steps(steps)
-
-
-def test_fp16_that_finds_no_loss_scale_fails():
-    monitor = health(fp16=True, max_skipped_steps=2)
-    assert monitor.check_steps(steps_of(*[1] * 41, norms=[*[INF] * 20, 1.0, *[INF] * 20])) == []
-    events = monitor.check_steps(steps_of(1, 1, norms=[INF, INF], first=42))
-    assert [event["step"] for event in events] == [42, 43]
-    with pytest.raises(Diverged, match="the gradient norm is inf at step 42"):
-        monitor.check_steps(steps_of(1, norms=[INF], first=44))
-
-
-def test_an_overflow_without_a_loss_counts():
-    steps = steps_of(*[1] * 10, NAN, *[1] * 10, norms=[INF] * 21)
-    assert [event["step"] for event in health(fp16=True).check_steps(steps)] == [11, 21]
-
-
-def test_a_spike_is_flagged_once_there_are_losses():
-    calm = [1.0 + 0.1 * (-1) ** i for i in range(30)]  # mean 1, deviation 0.1
-    (event,) = health(loss_spike_std=6).check_steps(steps_of(5.0, *calm, 1.55, 2.2, 1.0)[1:])
-    assert (event["event"], event["step"], event["loss"]) == ("loss_spike", 33, 2.2)
-    assert event["expected"] == pytest.approx((30 + 1.55) / 31)
-    assert health(loss_spike_std=None).check_steps(steps_of(*calm, 100.0)) == []
-    assert health(loss_spike_std=6).check_steps(steps_of(*calm, 0.1)) == []  # a fall
-    lasting = health(loss_spike_std=6).check_steps(steps_of(*calm, *[5.0] * 50))
-    assert [event["step"] for event in lasting] == [31]  # from then on it is what is expected
-    for before, loss, spikes in ((19, 100.0, []), (20, 100.0, [21]), (20, 1.61, [21]), (20, 1.59, [])):
-        events = health(loss_spike_std=6).check_steps(steps_of(*calm[:before], loss))
-        assert [event["step"] for event in events] == spikes
-
-
-def test_a_spike_is_measured_against_the_last_hundred_losses():
-    calm = [1.0 + 0.1 * (-1) ** i for i in range(100)]
-    (event,) = health(loss_spike_std=6).check_steps(steps_of(*[7.0] * 30, *calm, 3.0))
-    assert (event["step"], event["expected"]) == (131, 1.0)
+def test_data_that_is_skipped_between_failed_steps_is_theirs():
+    apart = [StepMetrics(1, 7, 1.0, INF), StepMetrics(2, 12, NAN, 1.0)]
+    with pytest.raises(Diverged, match="the gradient norm is inf at step 1") as raised:
+        health(max_skipped_steps=1).check_steps(apart)
+    assert (raised.value.first, raised.value.stop) == (7, 13)
 
 
 @pytest.mark.usefixtures("alone")
@@ -190,16 +191,6 @@ def test_after_a_rollback_nothing_of_before_counts():
     monitor.check_steps(steps_of(*[1.0] * 20, norms=[INF] * 20))
     monitor.reset()
     assert monitor.check_steps(steps_of(100.0, *[1.0] * 19, norms=[INF] * 20)) == []
-
-
-def test_one_good_step_does_not_mend_too_many_failed():
-    with pytest.raises(Diverged, match="the loss is nan at step 2") as raised:
-        health(max_skipped_steps=2).check_steps(steps_of(1, NAN, NAN, NAN, 1))
-    assert (raised.value.first, raised.value.stop) == (11, 14)
-    apart = [StepMetrics(1, 7, 1.0, INF), StepMetrics(2, 12, NAN, 1.0)]  # with data between that is skipped
-    with pytest.raises(Diverged, match="the gradient norm is inf at step 1") as raised:
-        health(max_skipped_steps=1).check_steps(apart)
-    assert (raised.value.first, raised.value.stop) == (7, 13)
 
 
 def test_another_rank_skips_what_rank_0_has_written(tmp_path, system):
