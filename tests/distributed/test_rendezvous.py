@@ -172,10 +172,13 @@ def test_a_host_that_becomes_known_is_no_error(system):
         return answer + look_up(*words, **options)
 
     system({"socket.getaddrinfo": look_up_later})
-    store = Rendezvous(0, 2, 60).connect()
-    store.set("a", "key")
-    assert store.get("a") == b"key"
-    assert not answers
+    for is_here in (True, False):
+        heard: list[str] = []
+        note = {"waits_for": lambda self, awaited, heard=heard: heard.append(awaited)}
+        type("Meeting", (Rendezvous,), note)(0, 2, 60).connect().set("a", "key")
+        assert ["which is not this machine: is it left" in each for each in heard] == ([] if is_here else [True])
+        assert not answers
+        system({"socket.getaddrinfo": lambda *_, **__: [elsewhere]})
 
 
 @pytest.mark.parametrize(

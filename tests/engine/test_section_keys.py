@@ -143,5 +143,11 @@ def test_a_key_reaches_what_it_is_for(key, row, digits, tmp_path):
     assert row.seen(Setting("mixer", digits, *row.others)) != row.expected
 
 
+def test_ddps_buckets_are_torchs_by_default(digits):
+    """Of which the first is of 1 MB."""
+    model = Setting("mixer", digits).engine().model
+    assert (model.bucket_bytes_cap, model.bucket_bytes_cap_default) == (25 * 2**20, True)
+
+
 def test_the_table_has_every_key():
     assert {key for key, _ in ROWS} == set(EngineSection.model_fields)

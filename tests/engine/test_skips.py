@@ -95,6 +95,6 @@ class ReadValues(TorchDispatchMode):
         self.stacks: list[str] = []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten._local_scalar_dense.default:
+        if function.name() == "aten::_local_scalar_dense":
             self.stacks.append("".join(traceback.format_stack(limit=8)))
         return function(*args, **(kwargs or {}))

@@ -45,8 +45,8 @@ class Sent:
         return self.unsent
 
 
-def opened(folder, start=None, topology=ALONE, tensorboard=False, **options) -> RunLog:
-    return RunLog(LogSection(tensorboard=tensorboard), start or ResumeState(folder), 9, topology, **options)
+def opened(folder, start=None, topology=ALONE, tensorboard=False, last=9, **options) -> RunLog:
+    return RunLog(LogSection(tensorboard=tensorboard), start or ResumeState(folder), last, topology, **options)
 
 
 def written(folder) -> list[dict]:
@@ -79,6 +79,14 @@ def test_another_rank_writes_and_prints_nothing(tmp_path, capsys):
         log.flush()
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err == ""
+
+
+def test_a_quiet_run_writes_and_prints_nothing(tmp_path, capsys):
+    with opened(tmp_path, quiet=True) as log:
+        log.write(LINES[0])
+        log.report_event(EVENT)
+    assert capsys.readouterr().err == ""
+    assert len(written(tmp_path)) == 2
 
 
 def test_curves_with_their_description_are_written_where_asked_for(tmp_path):
@@ -165,7 +173,7 @@ def read_all(terminal: int) -> str:
 
 
 @pytest.mark.parametrize("verbosity", [0, 1])
-def test_the_time_left_is_by_the_steps_since_the_start(monkeypatch, system, verbosity):
+def test_the_time_left_is_by_the_steps_since_the_start(tmp_path, monkeypatch, system, verbosity):
     """Of a run that begins at step 40, and goes back to step 20; beside a bar with the last accuracy at the end."""
     own, theirs = os.openpty()
     now, texts = [100.0], []
@@ -173,17 +181,19 @@ def test_the_time_left_is_by_the_steps_since_the_start(monkeypatch, system, verb
     monkeypatch.setenv("COLUMNS", "250")
     with open(theirs, "w") as terminal:
         system({"time.perf_counter": lambda: now[0], "sys.stderr": terminal})
-        progress = Progress(True, first_step=40, last_step=100, verbosity=verbosity)
+        checkpoint.save(tmp_path, state(), position(40), RetentionPolicy(1))
+        start = ResumeState(tmp_path, checkpoint.newest(tmp_path))
+        log = opened(tmp_path, start, last=100, verbosity=verbosity)
         for step, seconds in ((50, 10), (60, 10), (30, 10), (100, 70)):
             now[0] += seconds
-            progress.show(LINES[0] | {"step": step})
+            log.write(LINES[0] | {"step": step})
             texts.append(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", read_all(own)).rpartition("\r")[2].strip())
             if step == 50:
-                progress.show(LINES[2] | {"top1": 62.5, "top5": 87.5})
+                log.write(LINES[2] | {"top1": 62.5, "top5": 87.5, "step": 50})
                 assert "top-1 62.50 %" in read_all(own)
             if step == 60:
-                progress.rewind(20)
-        progress.close()
+                log.rewind(20)
+        log.__exit__(None, None, None)
     os.close(own)
     left = [re.search(r"(-?\d:\d\d:\d\d) left", text)[1] for text in texts]
     assert left == ["0:00:50", "0:00:40", "0:01:10", "0:00:00"]

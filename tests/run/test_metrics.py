@@ -243,7 +243,9 @@ def test_a_kill_while_lines_move_loses_none(tmp_path, at):
     assert moves or ended == KILLED
 
 
-def test_a_writer_leaves_no_file_open(tmp_path):
+@pytest.mark.parametrize("space", [10, 10**9])
+def test_a_writer_leaves_no_file_open(tmp_path, space):
+    """Also on a full disk."""
     before = os.listdir("/proc/self/fd")
     writer = MetricsWriter(tmp_path, 0, tensorboard=True)
     opened = len(os.listdir("/proc/self/fd"))
@@ -251,7 +253,9 @@ def test_a_writer_leaves_no_file_open(tmp_path):
         writer.write(line(step))
         writer.rewind(1)
     assert len(os.listdir("/proc/self/fd")) == opened
-    writer.close()
+    with disk_of(space):
+        writer.write(line(3))
+        writer.close()
     assert os.listdir("/proc/self/fd") == before
 
 
@@ -274,9 +278,11 @@ def test_tensorboard_has_what_the_lines_say(tmp_path):
         place = {"step": step, "epoch": step / 8, "split": split, "time": 1e9 + step}
         writer.write(place | dict.fromkeys(metrics[split], step / 3))
     writer.write({"step": 6, "split": "event", "event": "save_failed", "reason": "none", "time": 1.0})
+    writer.show("confusion", IMAGE, 1)
     board = EventAccumulator(str(tmp_path)).Reload()  # all is on disk at once
     by_step = {"loss/train", "train/lr", "train/images_per_s", "loss/eval", "eval/top1", "eval/top5"}
     by_step |= {"loss/eval_ema", "eval/ema_top1"}
+    assert board.Tags()["images"] == ["confusion"]
     assert min(by_step) == "eval/ema_top1"  # accuracies first in the table of runs, which TensorBoard sorts
     by_epoch = {f"over_epochs_x100/{name}" for name in ("train_loss", "eval_loss", "eval_top1")}
     assert set(board.Tags()["scalars"]) == by_step | by_epoch  # nothing that has one point

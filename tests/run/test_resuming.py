@@ -4,7 +4,8 @@ import json
 import os
 import re
 import shutil
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -316,6 +317,24 @@ def test_a_run_has_its_folder_for_itself_until_it_ends(digits, tmp_path, monkeyp
             start()
 
 
+def test_the_one_of_two_that_is_second_leaves_the_folder(digits, tmp_path, monkeypatch, system):
+    """To the other, also where it made the folder, and that was faster to lock it."""
+    monkeypatch.setattr(lock, "KILLED_S", 0.1)
+    run, recipe, mkdir = tmp_path / "run", recipe_of(digits), Path.mkdir
+    with ExitStack() as winner:
+
+        def and_taken_by_another(path, *words, **options):
+            mkdir(path, *words, **options)
+            if path == run:
+                system({"pathlib.Path.mkdir": mkdir})
+                winner.enter_context(acquire_run_dir(run, recipe, "auto", ALONE))
+
+        system({"pathlib.Path.mkdir": and_taken_by_another})
+        with pytest.raises(InputError, match="is writing there"):
+            acquire(run, digits)
+        assert {path.name for path in run.iterdir()} == {".lock", "leases", "recipe.yaml", "environment.json"}
+
+
 @pytest.mark.parametrize(
     ("there", "written", "error", "stays"),
     [
@@ -395,23 +414,26 @@ def test_a_start_knows_what_is_skipped_damaged_and_being_replaced(digits, tmp_pa
     assert "00000005/model.safetensors: is damaged" in problem
 
 
-@pytest.mark.parametrize("content", ["[[3, 7]", "[[3]]", '[["a", 7]]', "[3]", '{"3": 7}', "{}", '""'])
-def test_damaged_skipped_ranges_are_named(tmp_path, content):
-    assert read_skipped_ranges(tmp_path) == []
-    (tmp_path / "skipped_ranges.json").write_text(content)
-    with pytest.raises(InputError, match=r"skipped_ranges.json: cannot be read \("):
-        read_skipped_ranges(tmp_path)
-
-
 def test_the_result_has_the_recipes_hash(digits, tmp_path):
     done = write_result(tmp_path, recipe_of(digits), {"top1": 50.0, "step": 3})
     assert done == {"top1": 50.0, "step": 3, "recipe": recipe_hash(recipe_of(digits))}
     assert json.loads((tmp_path / "done.json").read_text()) == done
 
 
-@pytest.mark.parametrize("content", [b"[]", b"\xff", b"3", None])
-def test_a_damaged_result_is_not_taken_for_none(digits, tmp_path, content):
-    (tmp_path / "done.json").mkdir() if content is None else (tmp_path / "done.json").write_bytes(content)
+SKIPPED = ("[[3, 7]", "[[3]]", '[["a", 7]]', "[3]", '{"3": 7}', "{}", '""')
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        *(("done.json", content) for content in (b"[]", b"\xff", b"3", None)),
+        *(("skipped_ranges.json", text.encode()) for text in SKIPPED),
+        *(("origin.json", content) for content in (b"[]", b"{")),
+    ],
+)
+def test_a_damaged_file_is_not_taken_for_none(digits, tmp_path, name, content):
+    assert read_skipped_ranges(tmp_path) == []
+    (tmp_path / name).mkdir() if content is None else (tmp_path / name).write_bytes(content)
     (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe_of(digits)))
-    with pytest.raises(InputError, match=rf"^{tmp_path}/done.json: cannot be read \(.*; remove it to continue"):
+    with pytest.raises(InputError, match=rf"^{tmp_path}/{name}: cannot be read \("):
         acquire(tmp_path, digits)

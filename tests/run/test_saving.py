@@ -150,6 +150,16 @@ def test_a_part_that_is_torn_costs_that_save_alone(tmp_path):
     assert save([main, other], cuts, 2) is None
 
 
+def test_other_ranks_fail_where_the_last_checkpoint_is_not_saved(tmp_path, system):
+    def answer(shared, **_):
+        shared[0] = "there is no space left"
+
+    _, other = savers(tmp_path, 2)
+    system({"torch.distributed.broadcast_object_list": answer})
+    with pytest.raises(RunError, match="there is no space left"):
+        other.finish_all_ranks()
+
+
 @pytest.mark.usefixtures("alone")
 def test_a_run_whose_last_checkpoint_is_not_saved_fails(tmp_path):
     (saver,) = savers(tmp_path, 1)

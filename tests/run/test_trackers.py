@@ -171,6 +171,7 @@ def test_each_tracker_is_opened_again_by_its_own_id(tmp_path, server):
     own = {"name": tmp_path.name, "dir": tmp_path, "resume": "allow"}
     assert inits == [{"id": None, **own}, {"id": "wandb 1", **own}]
     assert server.calls.count(("mlflow 1", "RUNNING")) == 2
+    assert server.calls[0] == ("experiment", "widemix")
     assert opened(tmp_path) == []
 
 

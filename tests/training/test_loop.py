@@ -22,7 +22,7 @@ from widemix.recipe import load_recipe
 from widemix.run import checkpoint
 from widemix.run.checkpoint import Checkpoint, Position, RetentionPolicy, UnloggedSteps
 from widemix.run.run_dir import ResumeState
-from widemix.training.faults import Diverged, Rollback
+from widemix.training.faults import Diverged, GradientWatch, Rollback
 from widemix.training.log_interval import LogInterval
 from widemix.training.loop import Loop, RunContext
 from widemix.training.schedule import Schedule
@@ -44,7 +44,8 @@ class Run:
 
     def __init__(
         self, system, tmp_path, keys=(), position=None, asked=(), rank=0, ranges=(), rollbacks=0, failing=(),
-        norms=(), block_norms=(), parts=1, draws=False, metrics=None, context=None, recipe="digits/mixer", **known,
+        norms=(), block_norms=(), parts=1, draws=False, metrics=None, context=None, recipe="digits/mixer",
+        epoch=EPOCH, **known,
     ):  # fmt: skip
         self.now, self.lines, self.saved, self.evaluated, self.seeds = 0.0, [], [], [], []
         self.averaged, self.loaded, self.beats, self.rewound = [], [], [], []  # each by the step at which it was
@@ -85,7 +86,8 @@ class Run:
             "peak_fraction": 0.001,
         }
         resume = ResumeState(tmp_path, position and Checkpoint(tmp_path, position), **known)
-        schedule = Schedule(EPOCH, LAST, lambda step: 0.5**step)
+        self.epoch = epoch
+        schedule = Schedule(epoch, LAST, lambda step: 0.5**step)
         self.loop = Loop(
             self.recipe, engine, schedule, self._evaluate, RunContext(**(parts | (context or {}))), resume
         )
@@ -108,7 +110,7 @@ class Run:
     @contextmanager
     def _batches(self, epoch, first):
         def each():
-            for step in range(EPOCH * epoch + first, EPOCH * (epoch + 1)):
+            for step in range(self.epoch * epoch + first, self.epoch * (epoch + 1)):
                 assert step == self.loop.data_step
                 self.now += WAIT_S
                 for part in range(self.parts):
@@ -221,6 +223,7 @@ def test_a_line_has_means_and_speed_of_its_steps(run):
     lines = [(line["step"], line["epoch"], line["top1"]) for line in whole.lines if line["split"] == "eval"]
     assert lines == [(4, 1.0, 4.0), (8, 2.0, 8.0), (12, 3.0, 12.0)]
     assert whole.beats == list(range(1, LAST + 1))
+    assert [line["epoch"] for line in run(epoch=3).trained[:2]] == [0.6667, 1.3333]
 
 
 def test_norms_that_are_not_finite_are_left_out(run):
@@ -321,11 +324,14 @@ def test_too_many_failed_steps_end_a_run(run):
     ("ahead", "saved"),
     [(0, [(4, 4), (4, 4), (6, 8), (10, 12), (12, 14)]), (2, [(4, 4), (4, 8), (8, 12), (12, 16)])],
 )
-def test_a_rollback_goes_on_without_the_data_that_failed(run, tmp_path, ahead, saved):
+def test_a_rollback_goes_on_without_the_data_that_failed(run, tmp_path, monkeypatch, ahead, saved):
     """Data steps 5 and 6 fail, as the line of step 8 finds; the checkpoint has a step that no line has yet."""
     origin = place(3, ahead, unlogged=UnloggedSteps(losses=[3.0], grad_norms=[4.0]))
     checkpoint.save(tmp_path, state(7.0), origin, RetentionPolicy(1))
+    resets: list[GradientWatch] = []  # which on a GPU has steps that are still to be looked at
+    monkeypatch.setattr(GradientWatch, "reset", lambda watch: resets.append(watch))
     failing = run(ONE_SKIP, failing=(5, 6), rollbacks=1)
+    assert len(resets) == 1
     assert failing.loop.context.rollback.skipped_ranges == [(5, 7)]
     assert (failing.loaded, failing.rewound) == ([7.0], [3])
     (event,) = failing.events("rollback")
