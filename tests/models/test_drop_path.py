@@ -31,27 +31,17 @@ def test_the_hash_is_that_of_the_data():
     assert np.array_equal(scramble(KEYS[:50]).numpy().view(np.uint64), expected)
 
 
-def test_so_many_are_dropped_and_the_rest_is_scaled():
-    layer = DropPath(0.3, number=2).train()
+@pytest.mark.parametrize("keys", [KEYS, None], ids=["by keys", "by torch's generator"])
+def test_so_many_are_dropped_and_the_rest_is_scaled(keys):
+    torch.manual_seed(0)
+    layer, ones = DropPath(0.3, number=2).train(), torch.ones(len(KEYS), 2, 3)
     set_drop_path_keys([layer], KEYS)
-    out = layer(torch.ones(len(KEYS), 2, 3))
+    set_drop_path_keys([layer], keys)
+    out = layer(ones)
     assert abs((out[:, 0, 0] == 0).float().mean().item() - 0.3) < 0.03
     assert set(out.unique().tolist()) == {0.0, torch.tensor(1 / (1 - 0.3)).item()}
+    assert torch.equal(layer(ones), out) is (keys is KEYS)  # calls are not counted
     assert torch.equal(layer.eval()(out), out)
-
-
-def test_without_keys_torchs_generator_decides():
-    torch.manual_seed(0)
-    layer, ones = DropPath(0.25).train(), torch.ones(4000, 2)
-    out = layer(ones)
-    assert abs((out[:, 0] == 0).float().mean().item() - 0.25) < 0.03
-    assert set(out.unique().tolist()) == {0.0, torch.tensor(4 / 3).item()}
-    assert not torch.equal(layer(ones), out)
-    set_drop_path_keys([layer], KEYS)
-    keyed = layer(ones)
-    assert torch.equal(layer(ones), keyed)  # which does not count its calls
-    set_drop_path_keys([layer], None)
-    assert not torch.equal(layer(ones), keyed)
     assert DropPath(0.0).train()(ones) is ones
     assert isinstance(drop_path(0.0), torch.nn.Identity)
     assert drop_path(0.1).drop_prob == 0.1
@@ -70,17 +60,9 @@ def test_the_choice_is_the_hash_of_key_and_number():
         assert torch.equal(layer(torch.ones(len(KEYS))) > 0, keeps(KEYS, 3 * 16 + call, 0.5))
 
 
-def test_a_choice_belongs_to_the_sample_and_the_layer():
-    places = torch.randperm(len(KEYS))
+def test_choices_belong_to_samples_layers_and_calls():
+    places, layers = torch.randperm(len(KEYS)), [DropPath(0.5, number).train() for number in range(3)]
     assert torch.equal(keeps(KEYS[places], 1, 0.5), keeps(KEYS, 1, 0.5)[places])
-    others = [keeps(KEYS, number, 0.5) for number in range(4)]
-    for one in range(4):
-        for other in range(one):
-            assert abs((others[one] == others[other]).float().mean().item() - 0.5) < 0.05
-
-
-def test_calls_of_one_layer_choose_like_none_of_another():
-    layers = [DropPath(0.5, number).train() for number in range(3)]
     for layer in layers:
         layer.counts_calls = True
     set_drop_path_keys(layers, KEYS)

@@ -9,6 +9,7 @@ import torch
 
 from widemix.errors import InputError
 from widemix.models.families import KINDS, named_networks
+from widemix.models.mixer.blocks import MixerShape
 from widemix.models.registry import build_model, build_on_meta, empty_inputs
 from widemix.models.section import ModelSection
 from widemix.models.timm_methods import classifier
@@ -34,12 +35,20 @@ def test_parameters_are_the_published_ones_and_rp_adds_none(prefix, size):
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[size]
 
 
-def test_timm_keeps_its_own_names():
-    for name in TIMM_OWN:
-        assert name in NAMED
-        assert name not in default_cfgs
-        with torch.device("meta"):
-            assert type(timm.create_model(name)) is timm.models.mlp_mixer.MlpMixer
+def shapes_of(model: torch.nn.Module) -> dict[str, torch.Size]:
+    return {key: value.shape for key, value in model.state_dict().items() if not key.endswith("index")}
+
+
+@pytest.mark.parametrize("name", TIMM_OWN)
+def test_timms_own_names_are_timms_with_our_shapes(name):
+    """So that its weights load into ours and into RP Mixers, but for the permutations; D_S and D_C are in them."""
+    assert name in NAMED
+    assert name not in default_cfgs
+    with torch.device("meta"):
+        theirs, rp, ours = timm.create_model(name), timm.create_model(f"rp_{name}"), build_model(*NAMED[name], 1000)
+    assert type(theirs) is timm.models.mlp_mixer.MlpMixer
+    assert shapes_of(ours) == shapes_of(rp) == shapes_of(theirs)
+    assert {key.rsplit(".", 1)[-1] for key in rp.state_dict().keys() - theirs.state_dict().keys()} == {"index"}
 
 
 def test_our_names_are_those_that_timm_lacks():
@@ -52,9 +61,7 @@ def test_a_text_model_without_arguments_is_the_recipes(kind):
     recipe = load_recipe("mnli/mixer", [("model.kind", kind)])
     with torch.device("meta"):
         found, expected = timm.create_model(kind, img_size=224), build_model(recipe.model, 0, recipe.data.num_classes)
-    assert {key: value.shape for key, value in found.state_dict().items()} == {
-        key: value.shape for key, value in expected.state_dict().items()
-    }
+    assert shapes_of(found) == shapes_of(expected)
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMED) - set(TIMM_OWN)))
@@ -110,18 +117,11 @@ def test_published_sizes_are_those_of_the_papers(name):
 
 
 @pytest.mark.parametrize(
-    "kind", ["sw_mlp", "shallow", "bottleneck_mlp", "ff_only", "permutator", "repmlp", "gmlp", "resmlp"]
+    "kind", ["s_mixer", "sw_mlp", "shallow", "bottleneck_mlp", "ff_only", "permutator", "repmlp", "gmlp", "resmlp"]
 )
 def test_a_network_made_in_python_has_the_sections_defaults(kind):
-    needed = {
-        "patch_size": 2,
-        "channels": 8,
-        "depth": 2,
-        "width": 36,
-        "density": 0.5,
-        "matrices": "dense",
-        "share_sets": 2,
-    }
+    needed = {"patch_size": 2, "channels": 8, "depth": 2, "width": 36, "density": 0.5, "matrices": "dense"}
+    needed |= {"share_sets": 2, "tokens": 16, "img_size": 8}
     fields = KINDS[kind].model_fields
     network, arguments = KINDS[kind](kind=kind, **{k: v for k, v in needed.items() if k in fields}).model_spec(8)
     defaults = {
@@ -129,34 +129,10 @@ def test_a_network_made_in_python_has_the_sections_defaults(kind):
         for name, parameter in inspect.signature(network).parameters.items()
         if parameter.default is not parameter.empty
     }
-    shared = {name: value for name, value in defaults.items() if name in arguments}
+    defaults |= {name: value for name, value in vars(MixerShape(1, 1, None, None)).items() if kind == "s_mixer"}
+    shared = {name: value for name, value in defaults.items() if name in arguments and name not in needed}
     assert shared == {name: arguments[name] for name in shared}
     assert shared
-
-
-@pytest.mark.parametrize("name", TIMM_OWN)
-def test_rp_weights_have_timms_names_and_shapes(name):
-    with torch.device("meta"):
-        theirs, ours = timm.create_model(name), timm.create_model(f"rp_{name}")
-    shapes = {key: value.shape for key, value in ours.state_dict().items() if not key.endswith("index")}
-    assert shapes == {key: value.shape for key, value in theirs.state_dict().items()}
-
-
-def test_published_sizes_are_timms():
-    """D_S and D_C among them: they are in the shapes of the weights."""
-    for name in TIMM_OWN:
-        with torch.device("meta"):
-            theirs, ours = timm.create_model(name), build_model(*NAMED[name], 1000)
-        assert {key: value.shape for key, value in ours.state_dict().items()} == {
-            key: value.shape for key, value in theirs.state_dict().items()
-        }
-
-
-def test_timms_weights_load_into_an_rp_mixer_but_for_the_permutations():
-    theirs, ours = timm.create_model("mixer_s32_224"), timm.create_model("rp_mixer_s32_224")
-    missing, unexpected = ours.load_state_dict(theirs.state_dict(), strict=False)
-    assert not unexpected
-    assert {key.rsplit(".", 1)[-1] for key in missing} == {"index"}
 
 
 class Odd(torch.nn.Linear):

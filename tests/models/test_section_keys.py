@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from widemix.models.families import KINDS
-from widemix.models.mixer.blocks import MixerShape
 from widemix.models.registry import build_model
 
 MIXER = {"patch_size": 2, "tokens": 16, "channels": 6, "depth": 2, "expansion": 2.0}
@@ -152,29 +151,3 @@ def test_the_table_has_every_key_of_every_family():
         if not kinds & known and section.__module__.startswith("widemix."):
             [kind] = kinds & set(CHANGES)
             assert set(section.model_fields) - {"kind"} == set(CHANGES[kind]), kind
-
-
-def test_keys_that_are_left_out_are_those_of_the_plain_network():
-    plain = {"permutation": "commutation", "permutation_seed": 0, "activation": "gelu", "norm": "layer"}
-    plain |= {"drop_path": 0.0, "drop_path_rises": False}
-    blocks = {
-        "permuted_blocks": None,
-        "permuted_mixings": "both",
-        "permuted_layers": "mixing",
-        "permuted_skips": False,
-    }
-    structures = {"token_weights": "dense", "channel_weights": "dense", "rank": None, "blocks": None}
-    widths = {"expansion": None, "token_hidden": None, "channel_hidden": None, "project_tokens": False}
-    budget = {"channels": None, "budget": None, "expansion": 4.0}
-    defaults = {
-        "mixer": plain | blocks | structures | widths | {"token_groups": 1, "norm_eps": 1e-6},
-        "shallow": {"grayscale": False},
-        "text_mixer": plain | budget,
-        "text_transformer": budget | {"heads": 4},
-    }
-    for kind, expected in defaults.items():
-        fields = KINDS[kind].model_fields.items()
-        assert {name: field.default for name, field in fields if not field.is_required()} == expected, kind
-    shape = MixerShape(channels=6, depth=2, token_hidden=None, channel_hidden=None)
-    arguments = KINDS["mixer"](kind="s_mixer", patch_size=2, tokens=16, channels=6, depth=2).model_spec(8)[1]
-    assert {name: arguments[name] for name in vars(shape)} == vars(shape)

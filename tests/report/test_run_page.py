@@ -21,7 +21,6 @@ from widemix.plots.chart import STYLES, Series, line_chart, thinned, tick_labels
 from widemix.recipe import dump_recipe, load_recipe
 from widemix.report.parts import chip, formatted
 from widemix.report.run import read_runs, short_paths
-from widemix.run.listing import metrics
 from widemix.run.records import is_number
 
 EVIL = "<script>alert('x')</script>\"'&"
@@ -110,41 +109,6 @@ def test_a_run_is_shown_once_by_whichever_paths(runs):
     assert [run.name for run in read_runs([one, other, again, one])] == ["<i>a", "b"]
 
 
-def test_the_curves_are_those_of_metrics_jsonl(runs, tmp_path):
-    page = Page(written(tmp_path, *runs))
-    curves = page.all("polyline")
-    for run, name in zip(runs, ("<i>a", "b"), strict=True):
-        trained = [line for line in metrics(run) if line["split"] == "train"]
-        own = [curve for curve in curves if curve["data-name"] == name]
-        by_epoch, by_step, by_time = own[:3]  # of the training loss
-        for curve, x in ((by_epoch, "epoch"), (by_step, "step"), (by_time, None)):
-            expected = [line[x] if x else line["time"] - trained[0]["time"] for line in trained]
-            assert [float(v) for v in curve["data-x"].split()] == pytest.approx(expected)
-            assert [float(v) for v in curve["data-y"].split()] == pytest.approx(
-                [v["loss"] for v in trained], rel=1e-4
-            )
-            places = np.array([pair.split(",") for pair in curve["points"].split()], float)
-            for axis, values in ((0, expected), (1, [line["loss"] for line in trained])):
-                slope, start = np.polyfit(values, places[:, axis], 1)
-                np.testing.assert_allclose(slope * np.array(values) + start, places[:, axis], atol=0.06)
-                assert (slope > 0) == (axis == 0)  # y points down in SVG
-    assert "Top-1" not in page.text.replace("top-1 %", "")  # one evaluation is no curve
-    assert "train.seed" in page.text
-    assert "model.depth" not in page.text  # it does not differ
-
-
-def test_of_many_classes_the_most_confused_pairs_are_named(tmp_path):
-    """Of 31 classes: the samples of the pair, and of its true class."""
-    counts = np.diag(np.full(31, 50))
-    counts[3, 4], counts[4, 3], counts[30, 0] = 7, 1100, 9
-    run = write_run(tmp_path, "many", 1)
-    names = [f"c{number}" for number in range(30)]  # the last has none
-    (run / "confusion.json").write_text(json.dumps({"step": 10, "classes": names, "counts": counts.tolist()}))
-    table = written(tmp_path, run).partition("true class")[2].partition("</table>")[0]
-    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr>")]
-    assert rows[1:] == [["c4", "c3", "1,100", "1,150"], ["30", "c0", "9", "59"], ["c3", "c4", "7", "57"]]
-
-
 def test_what_differs_has_a_row_a_key_or_run(tmp_path):
     def rows(*changes: dict) -> list[list[str]]:
         folders = []
@@ -189,20 +153,6 @@ def test_each_start_has_its_seconds_by_part(runs, tmp_path):
     assert html.unescape(cells).count(f"batch_last{EVIL}") == 1
     heads = [html.unescape(head) for head in re.findall(r'<th class="n">(.*?)</th>', cells)]
     assert heads == ["step", "ranks", "all", EVIL, "first step", "imports"]
-
-
-def test_nothing_that_a_run_folder_says_becomes_html(runs, tmp_path):
-    text = written(tmp_path, *runs)
-    page = Page(text)
-    known = (
-        "html head meta title style time body h1 h2 h3 p section div table thead tbody tr th td span code input label"
-    )
-    known += " figure svg path text polyline circle details summary pre img figcaption script"
-    assert {name for name, _ in page.elements} <= set(known.split())
-    assert len(page.all("script")) == 1
-    assert page.text.count("alert('x')") >= 2 * 6  # recipe, environment, event, figure, class, device: as text
-    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
-    assert "<i>a" in page.text
 
 
 def test_the_page_needs_no_other_file(runs, tmp_path):
@@ -270,27 +220,6 @@ def test_curves_have_a_colour_each_and_are_dashed_after_those():
     assert len(dict(colours)) == len({value for _, value in colours}) == 7
 
 
-def test_a_constant_and_a_tiny_curve_can_be_drawn():
-    for points in ([(0.0, 1.0), (1.0, 1.0)], [(0.0, 0.0), (5.0, 0.0)], [(1.0, 1e-12), (2.0, 2e-12)]):
-        chart = line_chart("title", "step", points[-1][0], [Series("a", 0, points), Series("empty", 1, [])])
-        assert "nan" not in chart
-        assert chart.count("<polyline") == 1
-
-
-def test_what_is_wrong(runs, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    for words, text in (
-        ([tmp_path / "no"], "no such folder; name run folders"),
-        ([tmp_path / "empty"], "empty: is not a run folder, and holds none"),
-        ([runs[0], "--to", tmp_path], "is a folder; name a file"),
-        ([runs[0], "--to", tmp_path / "no/x.html"], f"there is no folder {tmp_path / 'no'}"),
-    ):
-        assert run_command(make_parser(), None, ["report", *map(str, words)]) == 2
-        assert text in capsys.readouterr().err
-    written(tmp_path, runs[0])
-    written(tmp_path, runs[0])  # a page is replaced
-
-
 @pytest.mark.parametrize("count", [12, 13])
 def test_a_curve_is_where_the_numbers_of_its_axes_say(count):
     """A line through the places of the axes' numbers has each point at its value; few points are marked."""
@@ -335,12 +264,18 @@ def test_a_curve_is_where_the_numbers_of_its_axes_say(count):
     assert marks == ([tuple(each) for each in drawn] if count == 12 else [])
 
 
-def test_a_constant_curve_is_in_the_middle():
-    chart = line_chart("title", "step", 8, [Series("a", 0, [(0.0, 5.0), (8.0, 5.0)])])
-    [points] = re.findall(r' points="([^"]*)"', chart)
-    (x, y), (end, same) = ([*map(float, pair.split(","))] for pair in points.split())
-    assert (x, end, y) == (58, 460 - 12, same)
-    assert y == (10 + 250 - 36) / 2
+def test_a_constant_curve_is_in_the_middle_and_a_tiny_one_drawn():
+    for end, points in (
+        (8, [(0.0, 5.0), (8.0, 5.0)]),
+        (5, [(0.0, 0.0), (5.0, 0.0)]),
+        (2, [(1.0, 1e-12), (2.0, 2e-12)]),
+    ):
+        chart = line_chart("title", "step", end, [Series("a", 0, points), Series("empty", 1, [])])
+        [drawn] = re.findall(r' points="([^"]*)"', chart)
+        (x, y), (last, same) = ([*map(float, pair.split(","))] for pair in drawn.split())
+        assert last == 460 - 12
+        if points[0][1] == points[1][1]:
+            assert (x, y, same) == (58, (10 + 250 - 36) / 2, y)
 
 
 def plain_run(folder, lines, **files):
@@ -575,14 +510,18 @@ def test_evaluations_events_and_confusions_are_in_their_columns(tmp_path):
 
 
 def test_thirty_classes_have_a_matrix_and_more_have_pairs(tmp_path):
+    """The twenty most confused, with the samples of the pair and of its true class."""
+    names = [f"c{number}" for number in range(30)]  # of 31 the last has none
     for count in (30, 31):
-        counts = np.arange(count)[:, None] * 100 + np.arange(count)
-        confusion = {"step": 1, "classes": [], "counts": counts.tolist()}
+        counts = np.diag(np.full(count, 50))
+        counts[:25, 29] = np.arange(1, 26)
+        counts[3, 4], counts[4, 3], counts[count - 1, 0] = 70, 1100, 90
+        confusion = {"step": 1, "classes": names, "counts": counts.tolist()}
         text = written(tmp_path, plain_run(tmp_path / f"{count}", [], confusion=confusion))
         assert ('<table class="confusion">' in text) is (count == 30)
     rows = rows_of(text.partition("<h2>Confusions</h2>")[2])
     assert len(rows) == 1 + 20
-    assert [row[:3] for row in rows[1:3]] == [["30", "29", "3,029"], ["30", "28", "3,028"]]
+    assert rows[1:4] == [["c4", "c3", "1,100", "1,155"], ["30", "c0", "90", "140"], ["c3", "c4", "70", "124"]]
     assert '<table class="confusion">' in written(tmp_path, tmp_path / "31", tmp_path / "30")
 
 
@@ -592,3 +531,14 @@ def test_a_note_says_that_long_curves_are_thinned(tmp_path):
         lines = [{"step": step, **line} for step in range(1, count + 1)]
         text = written(tmp_path, plain_run(tmp_path / f"{count}", lines))
         assert ("Of curves with more than 600 points the extremes of 300 stretches" in text) is (count == 601)
+
+
+def test_the_page_has_its_parts_in_order(runs, tmp_path):
+    """And each run's recipe and environment as they were written."""
+    text = written(tmp_path, *runs)
+    parts = ["Curves", "Evaluations", "Events", "Starts, in seconds to the first step", "Images", "Confusions"]
+    heads = ["2 runs compared", "What differs", *parts, "Recipe", "Environment"]
+    assert re.findall(r"<h[12]>(.*?)</h[12]>", text) == heads
+    assert re.search(r"</h1>\s*<p[^>]*>Written by widemix report", text)
+    environment = json.loads((runs[0] / "environment.json").read_text())
+    assert html.unescape(text).count(json.dumps(environment, indent=1)) == 2
