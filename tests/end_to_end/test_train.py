@@ -350,12 +350,6 @@ def test_a_signal_to_an_export_leaves_nothing_of_it(undisturbed, tmp_path, numbe
     assert list((tmp_path / "to").iterdir()) == []
 
 
-def test_python_m_starts_need_no_launcher():
-    code, output = Command("train", "--help", "train").wait()
-    assert code == 0
-    assert "--train.global_batch" in output
-
-
 @pytest.fixture
 def disk(tmp_path):
     """A disk of a few megabytes."""

@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 from torch import nn
 
-from tests.clone import CLONE, ROOT
+from tests.clone import CLONE
 from widemix.errors import InputError
 from widemix.estimate.hardware import Cluster
 from widemix.estimate.report import estimate
@@ -19,14 +19,8 @@ from widemix.models.families import KINDS, register
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.models.section import ModelSection
-from widemix.recipe import dump_recipe, keys, load_recipe
+from widemix.recipe import load_recipe
 from widemix.section import Positive, key
-
-RECIPE = """
-extends: {base}
-data: {{path: {data}}}
-model: {{kind: bag_of_patches, patch: 4, widths: [16, 12]}}
-"""
 
 
 class BagOfPatches(nn.Module):
@@ -59,38 +53,14 @@ class BagOfPatchesSection(ModelSection):
 @pytest.fixture
 def family():
     register(BagOfPatchesSection)
+    assert families.sections()[-1] is BagOfPatchesSection
     yield BagOfPatchesSection
     del KINDS["bag_of_patches"]
 
 
-@pytest.fixture
-def path(family, digits, tmp_path):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE.format(base=ROOT / "recipes/base/digits.yaml", data=digits))
-    return path
-
-
-def test_it_loads_with_the_others_errors(path):
-    recipe = load_recipe(path)
-    assert isinstance(recipe.model, BagOfPatchesSection)
-    again = path.with_name("again.yaml")
-    again.write_text(dump_recipe(recipe))
-    assert load_recipe(again) == recipe
-    assert "bag_of_patches" in keys()["model.kind"][0].split("|")
-    assert load_recipe(path, [("model.widths", "[5]")]).model.widths == (5,)
-    for overrides, words in (
-        ([("model.patch", "0")], "the command line: model.patch 0: input should be greater than 0"),
-        ([("model.depth", "3")], "model.depth is not a key of kind bag_of_patches"),
-        ([("model.kind", "bag_of_patch")], "did you mean bag_of_patches?"),
-    ):
-        with pytest.raises(InputError) as caught:
-            load_recipe(path, overrides)
-        assert words in str(caught.value)
-        assert "\n" not in str(caught.value)
-
-
-def test_its_cost_is_counted(path):
-    recipe = load_recipe(path)
+def test_its_cost_is_counted(family):
+    section = family(kind="bag_of_patches", patch=4, widths=[16, 12])
+    recipe = load_recipe("digits/mixer").model_copy(update={"model": section})
     cost = model_cost(recipe.model, 8, 10)
     network = build_model(recipe.model, 8, 10)
     assert cost.parameters == sum(parameter.numel() for parameter in network.parameters())
