@@ -22,6 +22,9 @@ from widemix.errors import InputError
 from widemix.evaluation.networks import load_network
 from widemix.models.mixer.network import Mixer
 
+SHAPE = {"img_size": 12, "patch_size": 4, "num_classes": 2, "channels": 6, "depth": 2}
+SHAPE |= {"token_hidden": 7, "channel_hidden": 8}
+
 
 def test_the_frequency_is_that_of_a_plain_sum():
     filters = np.random.RandomState(0).randn(3, 4, 5, 3)
@@ -68,14 +71,15 @@ def test_pairs_are_the_most_opposite_and_one_is_left():
     assert found == pytest.approx(pairs)
 
 
-@pytest.mark.parametrize("ours", [True, False])
-def test_filters_give_what_the_layers_give(ours):
-    """Of timm's Mixer and of ours: patch filter and unit as plain sums over the image and over the grid."""
+@pytest.mark.parametrize("kind", ["timms", "ours", "structured"])
+def test_filters_give_what_the_layers_give(kind):
+    """Patch filter and unit as plain sums over the image and over the grid."""
     torch.manual_seed(0)
-    if ours:
-        model = Mixer(img_size=12, patch_size=4, num_classes=2, channels=6, depth=2, token_hidden=7, channel_hidden=8)
-    else:
+    if kind == "timms":
         model = timm.models.MlpMixer(img_size=12, patch_size=4, num_classes=2, embed_dim=6, num_blocks=2)
+    else:
+        structure = {"token_weights": "low_rank", "rank": 2} if kind == "structured" else {}
+        model = Mixer(**SHAPE, **structure)
     name, patch = patch_filters(model)
     image = torch.randn(1, 3, 12, 12)
     tokens = model.stem(image) - model.stem.proj.bias
@@ -90,19 +94,9 @@ def test_filters_give_what_the_layers_give(ours):
     assert expected == pytest.approx([(grid.numpy() * unit).sum() for unit in units], abs=1e-5)
 
 
-def test_units_of_a_structured_mixing_are_its_product():
-    shape = {"channels": 6, "depth": 1, "token_hidden": 8, "channel_hidden": 8}
-    model = Mixer(img_size=16, patch_size=4, num_classes=2, token_weights="low_rank", rank=2, **shape)
-    layer = model.blocks[0].mlp_tokens.fc1
-    _, units = token_filters(model, 0)
-    assert units.reshape(8, 16) == pytest.approx((layer.left @ layer.right).detach().numpy(), abs=1e-6)
-
-
 def test_tokens_without_a_grid_are_refused():
-    shape = {"channels": 6, "depth": 2, "token_hidden": 7, "channel_hidden": 8}
-    projected = Mixer(img_size=12, patch_size=4, num_classes=2, tokens=5, **shape)
+    projected, permuted = Mixer(**SHAPE, tokens=5), Mixer(**SHAPE, permutation="random")
     assert token_filters(projected, 0)[1].shape == (7, 3, 3)
-    permuted = Mixer(img_size=12, patch_size=4, num_classes=2, permutation="random", **shape)
     for model, block, error_message in (
         (projected, 1, "mixtures of patches"),
         (permuted, 0, "randomly permuted"),
@@ -112,6 +106,10 @@ def test_tokens_without_a_grid_are_refused():
         with pytest.raises(InputError, match=error_message):
             token_filters(model, block)
     assert [each.layer for each in layer_filters(permuted)] == ["stem.proj"]
+    assert [each.layer for each in layer_filters(Mixer(**SHAPE), [])] == ["stem.proj"]
+    assert [each.layer for each in layer_filters(Mixer(**SHAPE), [1])] == ["stem.proj", "blocks.1.mlp_tokens.fc1"]
+    with pytest.raises(InputError, match=r"--blocks -1: the network has 2 blocks"):
+        layer_filters(Mixer(**SHAPE), [-1])
 
 
 def test_patch_filters_are_the_first_convolution_of_images():
@@ -139,26 +137,21 @@ def test_each_usual_name_of_a_token_mixing_is_known(name, tokens):
         token_filters(model, 0)
 
 
-def test_of_no_blocks_there_are_the_patch_filters_alone():
-    shape = {"channels": 6, "depth": 1, "token_hidden": 7, "channel_hidden": 8}
-    model = Mixer(img_size=12, patch_size=4, num_classes=2, **shape)
-    assert [each.layer for each in layer_filters(model, [])] == ["stem.proj"]
-    assert [each.layer for each in layer_filters(model)] == ["stem.proj", "blocks.0.mlp_tokens.fc1"]
-    for block in (-1, 1):
-        with pytest.raises(InputError, match=f"--blocks {block}: the network has 1 blocks"):
-            layer_filters(model, [block])
-
-
-def test_pairs_with_a_filter_of_zeros_have_no_cosine():
+@pytest.mark.parametrize("full", [0, 1])
+def test_pairs_with_a_filter_of_zeros_have_no_cosine(full):
     filters = np.zeros((2, 2, 2))
-    for full in (0, 1):
-        own = filters.copy()
-        own[full] = 1
-        assert np.isnan(sort_filters(own)[2]).tolist() == [True]
+    filters[full] = 1
+    assert np.isnan(sort_filters(filters)[2]).tolist() == [True]
+
+
+def test_titles_have_the_median_of_the_cosines_that_there_are():
     found = Filters("a", np.ones((6, 2, 2)), np.arange(6), np.zeros(6), np.array([-1.0, np.nan, -0.5]))
     assert found.median_opposition == -0.75
     pair = Filters("a", np.stack([np.eye(2), -np.eye(2)]), np.arange(2), np.zeros(2), np.array([-1.0]))
     assert plot_filters("x", pair).axes[0].get_title(loc="left").endswith("median cosine of pairs -1.00")
+    zeros = Filters("zeros", np.zeros((4, 2, 2)), *sort_filters(np.zeros((4, 2, 2))))
+    assert np.isnan(zeros.median_opposition)
+    assert zeros.as_json()["opposition"] == [None, None]
 
 
 def test_the_command(tmp_path, capsys):
@@ -178,17 +171,3 @@ def test_the_command(tmp_path, capsys):
     }
     assert "blocks.0.mlp_tokens.fc1: 32 filters of 4 x 4, frequencies" in capsys.readouterr().out
     assert run_command(make_parser(), argv=[*words[:3], "--blocks", "4"]) == 2
-
-
-def test_a_filter_of_zeros_enters_no_median():
-    values = np.random.default_rng(0).normal(size=(5, 4, 4)).astype(np.float32)
-    values[1] = -values[0]
-    values[3] = 0
-    found = Filters("layer", values, *sort_filters(values))
-    paired = dict(zip(map(tuple, np.sort(found.order[:4].reshape(2, 2))), found.opposition, strict=True))
-    assert paired.pop((0, 1)) == pytest.approx(-1)
-    ((pair, cosine),) = paired.items()
-    assert np.isnan(cosine) == (3 in pair)
-    zeros = Filters("zeros", 0 * values, *sort_filters(0 * values))
-    assert np.isnan(zeros.median_opposition)
-    assert zeros.as_json()["opposition"] == [None, None]

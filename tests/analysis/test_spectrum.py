@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ import torch
 
 from tests.analysis.test_figures import RUNS
 from tests.conftest import ROOT, Fork
-from tests.models.dense import matrix, transposition
 from widemix.analysis import sparse_spectrum, spectrum
 from widemix.analysis.sparse_spectrum import masked_gaussian, scaling, widening
 from widemix.analysis.spectrum import (
@@ -43,50 +43,50 @@ def numpys(matrix: torch.Tensor) -> np.ndarray:
     return np.linalg.svd(matrix.detach().double().numpy(), compute_uv=False)
 
 
-def test_permuted_wide_matrices_have_the_small_weights_values():
-    """Of J2 (I (x) W) J1 and of J_c^T (I (x) W) J_c, made explicitly."""
-    images = torch.zeros(1, 3, 8, 8)
-    for permutation in ("random", "commutation"):
-        keys = {"patch_size": 4, "tokens": 4, "channels": 6, "depth": 1, "permutation": permutation}
-        model = build("s_mixer", **keys)
-        found = {each.layer: each for each in spectra(model, images)}
-        for name, rows, tokens in (("mlp_tokens", 6, True), ("mlp_channels", 4, False)):
-            layer = getattr(model.blocks[0], name)
-            into = transposition(4, 6) if tokens else None
-            back = transposition(6, 4) if tokens else None
-            first, last = matrix(layer.permute_in, 24, into), matrix(layer.permute_out, 24, back)
-            wide = last @ torch.kron(torch.eye(rows, dtype=torch.float64), layer.fc.weight.double()) @ first
-            small = found[f"blocks.0.{name}.fc"]
-            assert small.repeats == rows
-            np.testing.assert_allclose(np.repeat(small.values, rows), numpys(wide), atol=1e-6)
-    assert found["stem.proj"].shape == (6, 48)
-    assert found["stem.proj"].repeats == 4
+S_MIXER = {"kind": "s_mixer", "patch_size": 4, "tokens": 4, "channels": 6, "depth": 1}
+SW_MLP = {"kind": "sw_mlp", "patch_size": 4, "width": 24, "depth": 1, "density": 0.3, "expansion": 2.0}
 
 
-def test_masked_monarch_and_kronecker_weights():
-    model = build("sw_mlp", patch_size=4, width=24, depth=1, density=0.3, expansion=2.0)
+@pytest.mark.parametrize(
+    ("keys", "layer", "of", "shape", "repeats"),
+    [
+        # Of J2 (I (x) W) J1 and of J_c^T (I (x) W) J_c: what a mixing computes without its activation.
+        (S_MIXER | {"permutation": "random"}, "mlp_tokens.fc", "mlp_tokens", (1, 4, 6), 6),
+        (S_MIXER | {"permutation": "random"}, "mlp_channels.fc", "mlp_channels", (1, 4, 6), 4),
+        (S_MIXER, "mlp_tokens.fc", "mlp_tokens", (1, 4, 6), 6),
+        (S_MIXER, "mlp_channels.fc", "mlp_channels", (1, 4, 6), 4),
+        (S_MIXER | {"token_groups": 2}, "mlp_tokens.fc", "mlp_tokens", (1, 4, 6), 3),
+        (SW_MLP, "fc1", "fc1", (1, 24), 1),
+        ({"kind": "repmlp", "patch_size": 4, "channels": 6, "depth": 1, "share_sets": 2}, "perceptron.dense",
+         "perceptron.dense", (3, 2, 4), 3),
+        ({"kind": "shallow", "width": 24, "matrices": "monarch"}, "", "", (1, 24), 1),
+        ({"kind": "shallow", "width": 24, "matrices": "kronecker"}, "", "", (1, 24), 1),
+    ],
+)  # fmt: skip
+def test_singular_values_are_those_of_the_layers_jacobian(keys, layer, of, shape, repeats):
+    model = build(**keys)
     found = {each.layer: each for each in spectra(model, torch.zeros(1, 3, 8, 8))}
-    layer = model.blocks[0].fc1
-    np.testing.assert_allclose(found["blocks.0.fc1"].values, numpys(layer.dense_weight()), atol=1e-6)
+    name = f"blocks.0.{layer}".rstrip(".")
+    assert not any(each.startswith(f"{name}.") for each in found)  # of the factors of a product
+    module = model.blocks[0].get_submodule(of)
+    if hasattr(module, "act"):
+        module.act = torch.nn.Identity()
+    x = torch.randn(math.prod(shape))
+    wide = torch.autograd.functional.jacobian(lambda x: module(x.view(shape)).flatten(), x)
+    assert found[name].repeats == repeats
+    values = np.sort(found[name].values.repeat(repeats))[::-1]
+    np.testing.assert_allclose(values, numpys(wide)[: len(values)], atol=1e-5)
+
+
+def test_layers_have_their_shapes_and_edges():
+    found = {each.layer: each for each in spectra(build(**SW_MLP), torch.zeros(1, 3, 8, 8))}
     assert found["blocks.0.fc1"].edge == pytest.approx(sparse_edge(2.0, 24, 0.3))
     assert found["blocks.0.fc2"].edge == pytest.approx(sparse_edge(0.5, 48, 0.3))
     assert (found["blocks.0.fc1"].shape, found["blocks.0.fc1"].complete) == ((48, 24), True)
-    model = build("s_mixer", patch_size=4, tokens=4, channels=6, depth=1, token_groups=2)
-    found = {each.layer: each for each in spectra(model, torch.zeros(1, 3, 8, 8))}["blocks.0.mlp_tokens.fc"]
-    wide = torch.func.jacrev(lambda x: model.blocks[0].mlp_tokens.fc(x.view(1, 6, 4)).flatten())(torch.randn(24))
-    np.testing.assert_allclose(np.sort(found.values.repeat(found.repeats))[::-1], numpys(wide), atol=1e-6)
-    model = build("repmlp", patch_size=4, channels=6, depth=1, share_sets=2)
-    found = {each.layer: each for each in spectra(model, torch.zeros(1, 3, 8, 8))}["blocks.0.perceptron.dense"]
-    wide = torch.func.jacrev(lambda x: model.blocks[0].perceptron.dense(x.view(3, 2, 4)).flatten())(torch.randn(24))
-    np.testing.assert_allclose(np.sort(found.values.repeat(found.repeats))[::-1], numpys(wide), atol=1e-6)
-    for matrices in ("monarch", "kronecker"):
-        model = build("shallow", width=24, matrices=matrices)
-        name, product = "blocks.0", model.blocks[0]
-        found = {each.layer: each for each in spectra(model, torch.zeros(1, 3, 8, 8))}
-        assert {"stem.0", name, "head"} <= found.keys()
-        assert not any(layer.startswith(f"{name}.") for layer in found)
-        dense = product(torch.eye(24)).T
-        np.testing.assert_allclose(found[name].values, numpys(dense), atol=1e-5)
+    stem = {each.layer: each for each in spectra(build(**S_MIXER), torch.zeros(1, 3, 8, 8))}["stem.proj"]
+    assert (stem.shape, stem.repeats) == ((6, 48), 4)
+    model = build("shallow", width=24, matrices="monarch")
+    assert {"stem.0", "blocks.0", "head"} <= {each.layer for each in spectra(model, torch.zeros(1, 3, 8, 8))}
     a, b = np.random.default_rng(0).normal(size=(2, 4, 3))
     np.testing.assert_allclose(kronecker_singular_values(a, b), np.linalg.svd(np.kron(a, b), compute_uv=False))
 

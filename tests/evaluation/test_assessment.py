@@ -509,10 +509,3 @@ def test_a_checkpoint_whose_index_is_no_permutation_is_refused(digits, tmp_path)
     folder = checkpoint.save(run, state, checkpoint.find(run).position, RetentionPolicy(newest=1))
     with pytest.raises(InputError, match=f"^{folder}: .*index is not a permutation"):
         load_trained(run)
-
-
-def test_shuffled_pixels_are_not_exported(digits, tmp_path):
-    run = train(tmp_path / "run", digits, "--data.pixel_order", "patches", "--data.pixel_patch", "4")
-    with pytest.raises(InputError, match=r"was trained with data\.pixel_order patches"):
-        export_checkpoint(run, tmp_path / "other")
-    assert not (tmp_path / "other").exists()
