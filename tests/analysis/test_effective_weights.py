@@ -1,12 +1,12 @@
 """Effective weights and receptive fields against dense matrices and their boolean products."""
 
 import json
+from functools import reduce
 
 import numpy as np
 import pytest
 import torch
 
-from tests.models.dense import matrix, transposition
 from widemix.analysis.effective_weights import (
     TooLargeError,
     block_weights,
@@ -29,38 +29,33 @@ def build(kind: str, **keys):
 MIXER = {"patch_size": 2, "tokens": 16, "channels": 8, "depth": 3}
 
 
-def test_effective_weights_are_those_of_the_definition():
-    """J2 (I (x) W) J1 and J_c^T (I (x) W) J_c."""
-    for permutation in ("random", "commutation"):
-        block = build("s_mixer", permutation=permutation, **MIXER).blocks[0]
-        found = effective_weights(block, (16, 8))
-        for name, rows, tokens in (("mlp_tokens", 8, True), ("mlp_channels", 16, False)):
-            layer = getattr(block, name)
-            into = matrix(layer.permute_in, 128, transposition(16, 8) if tokens else None)
-            back = matrix(layer.permute_out, 128, transposition(8, 16) if tokens else None)
-            wide = back @ torch.kron(torch.eye(rows, dtype=torch.float64), layer.fc.weight.double()) @ into
-            np.testing.assert_allclose(found[name], wide.detach().numpy(), atol=1e-6)
+RANDOM = {"permutation": "random"}
 
 
-def test_effective_weights_of_groups_are_the_layers_jacobian():
-    layer = build("s_mixer", token_groups=4, **MIXER).blocks[0].mlp_tokens
-    layer.act = torch.nn.Identity()
-    block = build("s_mixer", token_groups=4, **MIXER).blocks[0]
-    block.mlp_tokens = layer
-    expected = torch.func.jacrev(lambda x: layer(x.view(1, 16, 8)).flatten())(torch.randn(128))
-    np.testing.assert_allclose(effective_weights(block, (16, 8))["mlp_tokens"], expected.detach().numpy(), atol=1e-6)
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("s_mixer", {}),
+        ("s_mixer", RANDOM),
+        ("s_mixer", {"token_groups": 4}),
+        ("mixer", {"expansion": 2}),
+        ("mixer", {"expansion": 2, **RANDOM}),
+        ("mixer", {"expansion": 2, **RANDOM, "permuted_layers": "each"}),
+    ],
+)
+def test_effective_weights_are_the_jacobian_of_their_mixing(kind, keys):
+    """Of one layer J2 (I (x) W) J1, of two the product of both: what a mixing is without its activation."""
+    block, x = build(kind, **MIXER, **keys).blocks[0], torch.randn(128)
+    found = effective_weights(block, (16, 8))
+    for name in ("mlp_tokens", "mlp_channels"):
+        mixing, layers = getattr(block, name), [found[layer] for layer in found if layer.startswith(name)]
+        mixing.act = torch.nn.Identity()
+        expected = torch.autograd.functional.jacobian(lambda x, of=mixing: of(x.view(1, 16, 8)).flatten(), x)
+        np.testing.assert_allclose(reduce(lambda one, other: other @ one, layers), expected.numpy(), atol=1e-5)
+        assert len(layers) == (1 if kind == "s_mixer" else 2)
 
 
-def test_two_layers_are_the_product_of_their_effective_weights():
-    for layers in ("mixing", "each"):
-        keys = {"expansion": 2, "permutation": "random", "permuted_layers": layers}
-        block = build("mixer", **MIXER, **keys).blocks[0]
-        block.mlp_tokens.act = block.mlp_channels.act = torch.nn.Identity()
-        found, x = effective_weights(block, (16, 8)), torch.randn(5, 16, 8)
-        for name in ("mlp_tokens", "mlp_channels"):
-            product = found[f"{name}.fc2"] @ found[f"{name}.fc1"]
-            expected = getattr(block, name)(x).flatten(1).detach().numpy()
-            np.testing.assert_allclose(x.flatten(1).numpy() @ product.T, expected, atol=1e-5)
+def test_effective_weights_of_a_mask_are_its_matrix():
     block = build("sw_mlp", patch_size=4, width=32, depth=1, density=0.2, expansion=2).blocks[0]
     found = effective_weights(block, (32,))
     assert found["fc1"].shape == (64, 32)
