@@ -124,17 +124,8 @@ def test_the_head_starts_with_timms_bias_on_request():
 def test_equal_to_timm_with_timms_weights(name):
     theirs = timm.create_model(name, num_classes=10).eval()
     torch.nn.init.normal_(theirs.head.weight, std=0.05)
-    first = theirs.blocks[0]
-    section = MixerSection(
-        kind="mixer",
-        patch_size=theirs.stem.patch_size[0],
-        tokens=theirs.stem.num_patches,
-        channels=theirs.embed_dim,
-        depth=len(theirs.blocks),
-        token_hidden=first.mlp_tokens.fc1.out_features,
-        channel_hidden=first.mlp_channels.fc1.out_features,
-    )
-    ours = build_model(section, image_size=224, num_classes=10).eval()
+    section, side = MixerSection.named()[name]
+    ours = build_model(section, side, num_classes=10).eval()
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 3, 224, 224)
     with torch.no_grad():
