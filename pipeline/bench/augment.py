@@ -15,16 +15,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from widemix.bench.epochs import Epochs, data_of, training_loader
 from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.bench.timing import Contestant, compare_loaders
 from widemix.data.decode import Decoder, cubic, random_boxes
-from widemix.data.loader import TrainLoader
 from widemix.data.split import open_split
-from widemix.distributed.topology import Topology
 from widemix.formats.beton import open_beton
 from widemix.recipe.augment import AugmentSection
-from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD
 
 VERSIONS = ("torch", "torchvision", "timm", "pillow", "numba")
 POLICY = "rand-m9-mstd0.5-inc1"
@@ -40,10 +38,11 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         images = Path(folder) / "images"
         links = link_repeatedly(files, images, len(files) * max(1, ROUND // len(files)))
-        return compare_loaders(_contestants(links, images, Path(folder)), arguments.rounds, peer=TIMM)
+        return compare_loaders(contestants(links, images, Path(folder)), arguments.rounds, peer=TIMM)
 
 
-def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str, Contestant]:
+def contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str, Contestant]:
+    """All rows, by name. files: below `origin`, which is prepared in `folder`."""
     for name, options in (
         ("original", ("--max-size=0", "--no-restart-markers")),
         ("segments", ("--max-size=0",)),
@@ -71,25 +70,13 @@ def _contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str,
     }
 
 
-def _data(folder: Path) -> DataSection:
-    return DataSection(path=str(folder), num_classes=1000, image_size=SIDE, workers=1)
-
-
-def _loader(folder: Path, policy: str | None, re_prob: float) -> Contestant:
-    """The training loader itself, prefetch thread and soft targets included."""
+def _loader(folder: Path, policy: str | None, re_prob: float) -> Epochs:
     augment = AugmentSection(auto_augment=policy, re_prob=re_prob, re_mode="pixel")
-    train = TrainSection(epochs=1, global_batch=BATCH)
-    loader = TrainLoader(_data(folder), augment, train, Topology(0, 1, 0, 1, torch.device("cpu")))
-
-    def process(number: int) -> int:
-        with loader.batches(number) as batches:
-            return sum(len(batch) for batch in batches)
-
-    return process
+    return Epochs([training_loader(data_of(folder, SIDE), augment, BATCH)])
 
 
 def _decoder(folder: Path) -> Contestant:
-    beton = open_split(_data(folder), "train", open_beton)
+    beton = open_split(data_of(folder, SIDE), "train", open_beton)
     decoder = Decoder(beton)
     images, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
 
@@ -103,7 +90,7 @@ def _decoder(folder: Path) -> Contestant:
 
 def _entropy_decoder(folder: Path) -> Contestant:
     """Decode the last pixel of each image: of what precedes it only the entropy coding is read."""
-    beton = open_split(_data(folder), "train", open_beton)
+    beton = open_split(data_of(folder, SIDE), "train", open_beton)
     decoder, samples = Decoder(beton), np.arange(len(beton))
     ones = np.ones_like(samples)
     boxes = np.stack([beton.height - 1, beton.width - 1, ones, ones, 0 * ones], axis=1)
@@ -118,9 +105,9 @@ def _entropy_decoder(folder: Path) -> Contestant:
 
 def _decoder_with_timm_policy(folder: Path) -> Contestant:
     """Our decoder, then timm's policy on Pillow images, its normalisation and erasing."""
-    beton = open_split(_data(folder), "train", open_beton)
+    beton = open_split(data_of(folder, SIDE), "train", open_beton)
     decoder = Decoder(beton)
-    transform = _timm_transform().transforms[2:]
+    transform = timm_transform().transforms[2:]
     images, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
 
     def process(number: int) -> int:
@@ -129,23 +116,24 @@ def _decoder_with_timm_policy(folder: Path) -> Contestant:
         for image in images:
             augmented = Image.fromarray(image)
             for step in transform:
-                augmented = _apply(step, augmented)
+                augmented = apply(step, augmented)
         return len(samples)
 
     return process
 
 
 def _timm(files: Sequence[Path]) -> Contestant:
-    transform = _timm_transform()
+    transform = timm_transform()
 
     def process(number: int) -> int:
-        made = [_apply(transform, Image.open(file).convert("RGB")) for file in files]
+        made = [apply(transform, Image.open(file).convert("RGB")) for file in files]
         return len(made)
 
     return process
 
 
-def _timm_transform():
+def timm_transform():
+    """timm's transform of the full recipe."""
     from timm.data import create_transform
 
     return create_transform(
@@ -159,7 +147,7 @@ def _timm_transform():
     )
 
 
-def _apply(transform, image):
+def apply(transform, image):
     """Apply a transform; retry when timm asks Pillow 13 for 0 bits and fails, as it does for one image in 600."""
     while True:
         try:
@@ -170,9 +158,20 @@ def _apply(transform, image):
 
 def _torchvision(files: Sequence[Path]) -> Contestant:
     from torchvision.io import ImageReadMode, decode_jpeg, read_file
+
+    transform = torchvision_transform()
+
+    def process(number: int) -> int:
+        return len([transform(decode_jpeg(read_file(str(file)), ImageReadMode.RGB)) for file in files])
+
+    return process
+
+
+def torchvision_transform():
+    """torchvision's nearest to the full recipe: it has no policy whose magnitude varies, nor erasing with noise."""
     from torchvision.transforms import v2
 
-    transform = v2.Compose(
+    return v2.Compose(
         [
             v2.RandomResizedCrop(SIDE, antialias=True),
             v2.RandomHorizontalFlip(),
@@ -182,8 +181,3 @@ def _torchvision(files: Sequence[Path]) -> Contestant:
             v2.RandomErasing(0.25),
         ]
     )
-
-    def process(number: int) -> int:
-        return len([transform(decode_jpeg(read_file(str(file)), ImageReadMode.RGB)) for file in files])
-
-    return process

@@ -41,10 +41,10 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         link_repeatedly(files, folder / "images", arguments.samples)
         for kind, option in PREPARED.items():
             prepare("image-folder", folder / "images", folder / kind, "--max-size=0", option)
-        timings = _time_all([name for name in METHODS if _installed(name)], folder, threads, arguments.rounds)
+        timings = _time_all([name for name in METHODS if is_installed(name)], folder, threads, arguments.rounds)
         torch.set_num_threads(1)
         prices = {
-            name: _price(folder / method.decodes, arguments.rounds)
+            name: checksums_percent(folder / method.decodes, arguments.rounds)
             for name, method in METHODS.items()
             if method.decodes
         }
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def _price(folder: Path, rounds: int) -> float:
+def checksums_percent(folder: Path, rounds: int) -> float:
     """By how many percent a decoder takes longer than one without checksums, on one thread."""
     return round(percent_longer(decoder(folder, 1), decoder(folder, 1, checked=False), rounds), 2)
 
@@ -65,7 +65,7 @@ def powers_of_two(most: int) -> list[int]:
     return [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
 
 
-def _installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Whether what a method needs is installed and works; else a line on stderr says that it is left out."""
     package = METHODS[name].package
     try:
@@ -88,12 +88,13 @@ def _time_all(
         for _ in range(rounds):
             generator.shuffle(order)
             for name, number in order:
-                timings[name, number].append(_time(name, folder, number))
+                timings[name, number].append(time_in_process(name, folder, number))
                 tally.add()
     return timings
 
 
-def _time(name: str, folder: Path, threads: int) -> Timing:
+def time_in_process(name: str, folder: Path, threads: int) -> Timing:
+    """What `widemix.bench.loading` prints of a method; `RunError` if it fails."""
     command = [sys.executable, "-m", "widemix.bench.loading", name, str(folder), str(threads)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -17,16 +17,14 @@ import numpy as np
 import torch
 from PIL import Image
 
+from widemix.bench.epochs import Epochs, data_of, training_loader
 from widemix.bench.timing import Contestant
 from widemix.data.decode import Decoder, cubic, random_boxes
-from widemix.data.loader import TrainLoader
-from widemix.distributed.topology import Topology
 from widemix.formats.beton import open_beton
 from widemix.formats.checksums import open_checksums
 from widemix.processes import children_cpu_seconds
 from widemix.recipe.augment import AugmentSection
-from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD
 from widemix.terminal import print
 
 SIDE, BATCH = 224, 50
@@ -68,17 +66,8 @@ def decoder(folder: Path, threads: int, checked: bool = True) -> Contestant:
     return process
 
 
-def _loader(folder: Path, threads: int) -> Contestant:
-    """The training loader itself, prefetch thread and soft targets included."""
-    data = DataSection(path=str(folder), num_classes=1000, image_size=SIDE, workers=threads)
-    train = TrainSection(epochs=1, global_batch=BATCH)
-    loader = TrainLoader(data, AugmentSection(), train, Topology(0, 1, 0, 1, torch.device("cpu")))
-
-    def process(number: int) -> int:
-        with loader.batches(number) as batches:
-            return _count(batches)
-
-    return process
+def _loader(folder: Path, threads: int) -> Epochs:
+    return Epochs([training_loader(data_of(folder, SIDE, threads), AugmentSection(), BATCH)])
 
 
 def _ffcv(folder: Path, threads: int) -> Contestant:
@@ -235,7 +224,8 @@ METHODS: dict[str, Method] = {
 }
 
 
-def _time(name: str, folder: Path, threads: int) -> dict[str, float]:
+def time_epoch(name: str, folder: Path, threads: int) -> dict[str, float]:
+    """Images, seconds and CPU seconds of an epoch by a method, after one that is not counted."""
     torch.set_num_threads(threads)
     epoch = METHODS[name].build(folder, threads)
     epoch(0)  # compiles, and opens files
@@ -246,4 +236,4 @@ def _time(name: str, folder: Path, threads: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_time(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))))
+    print(json.dumps(time_epoch(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))))

@@ -7,7 +7,7 @@ timed too, and all that is done with decoded images: normalising, erasing, mixup
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,9 @@ from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD
 VERSIONS = ("torch", "timm", "numpy")
 SIDE, CLASSES, REPEATS = 224, 1000, 20
 STEP = "a step of Mixer-B/16"
+MIXER_B16 = MixerSection(
+    kind="mixer", patch_size=16, tokens=196, channels=768, depth=12, token_hidden=384, channel_hidden=3072
+)
 SETTINGS: dict[str, dict[str, Any]] = {
     "one mixture a group, mixup 0.8 and CutMix 1.0": {"mixup": 0.8, "cutmix": 1.0},
     "one mixture a pair": {"mixup": 0.8, "cutmix": 1.0, "mix_mode": "pair"},
@@ -41,22 +44,34 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     device, size, group = (torch.device("cuda"), 256, 32) if gpu else (torch.device("cpu"), 8, 8)
     images = torch.randn(size, 3, SIDE, SIDE, device=device).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(CLASSES, (size,), device=device)
-    contestants = {
-        STEP: _repeat(_step(images, labels), 1),
-        "timm's Mixup, one mixture a batch": _repeat(_timm(images, labels), REPEATS),
-    }
+    contestants = {STEP: repeat(train_step(images, labels), 1)}
+    contestants |= {name: repeat(mix, REPEATS) for name, mix in mixups(images, labels, group).items()}
+    return rows_of(contestants, arguments.rounds, device, size)
+
+
+def mixups(images: torch.Tensor, labels: torch.Tensor, group: int) -> dict[str, Callable[[int], Any]]:
+    """What is timed besides a step, by name: each call mixes the images anew.
+
+    images: [B, 3, H, W]. labels: [B].
+    """
+    found = {"timm's Mixup, one mixture a batch": _timm(images, labels)}
     for name, options in SETTINGS.items():
         section = AugmentSection(mix_group=group, smoothing=0.1, **options)
-        contestants[name] = _repeat(_mix_groups(images, labels, section), REPEATS)
+        found[name] = _mix_groups(images, labels, section)
     ways = {"one after the other": finish_in_steps}
-    if gpu and (kernel := by_triton()):
+    if images.device.type == "cuda" and (kernel := by_triton()):
         ways["in one kernel"] = kernel.finish
     for name, finish in ways.items():
-        contestants[f"normalised, erased, mixed and rounded {name}"] = _repeat(
-            _finish(images, group, finish), REPEATS
-        )
-    seconds = time_in_turns(contestants, arguments.rounds, partial(compute_clock, device))
-    return [_row(name, own, seconds[STEP], size) for name, own in seconds.items()]
+        found[f"normalised, erased, mixed and rounded {name}"] = finish_images(images, group, finish)
+    return found
+
+
+def rows_of(
+    contestants: Mapping[str, Contestant], rounds: int, device: torch.device, size: int
+) -> list[dict[str, Any]]:
+    """Time contestants in turns; the first is a step, of which each row is a fraction. size: images of a call."""
+    seconds = time_in_turns(contestants, rounds, partial(compute_clock, device))
+    return [_row(name, own, next(iter(seconds.values())), size) for name, own in seconds.items()]
 
 
 def _row(name: str, seconds: list[float], steps: list[float], size: int) -> dict[str, Any]:
@@ -69,7 +84,7 @@ def _row(name: str, seconds: list[float], steps: list[float], size: int) -> dict
     }
 
 
-def _repeat(action: Callable[[int], object], repeats: int) -> Contestant:
+def repeat(action: Callable[[int], object], repeats: int) -> Contestant:
     """Return a contestant whose units are calls, each with its own number."""
 
     def call(number: int) -> int:
@@ -80,21 +95,22 @@ def _repeat(action: Callable[[int], object], repeats: int) -> Contestant:
     return call
 
 
-def _step(images: torch.Tensor, labels: torch.Tensor) -> Callable[[int], object]:
-    section = MixerSection(
-        kind="mixer", patch_size=16, tokens=196, channels=768, depth=12, token_hidden=384, channel_hidden=3072
-    )
-    model = build_model(section, SIDE, CLASSES).to(images.device)
+def train_step(
+    images: torch.Tensor, labels: torch.Tensor, section: MixerSection = MIXER_B16
+) -> Callable[[int], torch.Tensor]:
+    """A step of a network on the images; each call returns its loss."""
+    model = build_model(section, images.shape[-1], CLASSES).to(images.device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     targets = soft_labels(labels, CLASSES, 0.1)
     half = images.device.type == "cuda"
 
-    def train(number: int) -> None:
+    def train(number: int) -> torch.Tensor:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
             loss = torch.nn.functional.cross_entropy(model(images), targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        return loss
 
     return train
 
@@ -110,17 +126,17 @@ def _mix_groups(images: torch.Tensor, labels: torch.Tensor, section: AugmentSect
     return mix
 
 
-def _finish(images: torch.Tensor, group: int, finish: Callable[..., object]) -> Callable[[int], object]:
+def finish_images(images: torch.Tensor, group: int, finish: Callable[..., object]) -> Callable[[int], object]:
     """As the training loader finishes decoded images of this shape."""
-    gpu, count = images.device.type == "cuda", len(images)
-    batch = torch.randint(256, (count, SIDE, SIDE, 3), dtype=torch.uint8, pin_memory=gpu)
+    gpu, count, side = images.device.type == "cuda", len(images), images.shape[-1]
+    batch = torch.randint(256, (count, side, side, 3), dtype=torch.uint8, pin_memory=gpu)
     mean, std = (255 * torch.tensor(of, device=images.device)[:, None, None] for of in (IMAGENET_MEAN, IMAGENET_STD))
     section = AugmentSection(re_prob=0.25, mix_group=group, mixup=0.8, cutmix=1.0)
     dtype = torch.bfloat16 if gpu else torch.float32
 
     def run(number: int) -> object:
-        erasing = sample_erasing(np.arange(count), SIDE, section, 0, number)
-        return finish(batch, mean, std, dtype, erasing, sample_mixture(count, SIDE, section, 0, number, 0))
+        erasing = sample_erasing(np.arange(count), side, section, 0, number)
+        return finish(batch, mean, std, dtype, erasing, sample_mixture(count, side, section, 0, number, 0))
 
     return run
 

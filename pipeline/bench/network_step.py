@@ -81,7 +81,8 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
         contestant.operations_ms = time_by_operation(step, device)
     peak = measure_peak(recipe.train.precision, device)
     return [
-        _row(contestant, contestants[0], batch, counter.get_total_flops(), peak, device) for contestant in contestants
+        row_of(contestant, contestants[0], batch, counter.get_total_flops(), peak, device)
+        for contestant in contestants
     ]
 
 
@@ -158,10 +159,10 @@ def measure_peak(precision: str, device: torch.device) -> float:
     return 2 * side**3 / best
 
 
-def _row(
+def row_of(
     contestant: Contestant, first: Contestant, batch: int, flops: int, peak: float, device: torch.device
 ) -> dict[str, Any]:
-    """Medians over the rounds; `time_ratio` compares the steps of the same round with the first contestant's."""
+    """The row of a contestant: medians over the rounds; `time_ratio` to the first one's step of the same round."""
     own, others = (list(map(sum, each.seconds)) for each in (contestant, first))
     parts = zip(PARTS, zip(*contestant.seconds, strict=True), strict=True)
     seconds = statistics.median(own)

@@ -63,33 +63,27 @@ def _row(name: str, own: list[tuple[Cost, Cost]], peer: list[tuple[Cost, Cost]])
     return row
 
 
-def _ffcv(folder: Path) -> None:
+def _ffcv(folder: Path):
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader
     from ffcv.transforms import RandomHorizontalFlip, ToTensor
 
     image = [RandomResizedCropRGBImageDecoder((SIDE, SIDE)), RandomHorizontalFlip(), ToTensor()]
     pipelines = {"image": image, "label": [IntDecoder(), ToTensor()], "segments": None}
-    next(iter(Loader(str(folder / "train.beton"), BATCH, num_workers=1, pipelines=pipelines)))
+    return next(iter(Loader(str(folder / "train.beton"), BATCH, num_workers=1, pipelines=pipelines)))
 
 
-def _ours(folder: Path, policy: str | None) -> None:
-    import torch
-
-    from widemix.data.loader import TrainLoader
-    from widemix.distributed.topology import Topology
+def _ours(folder: Path, policy: str | None):
+    from widemix.bench.epochs import data_of, training_loader
     from widemix.recipe.augment import AugmentSection
-    from widemix.recipe.data import DataSection
-    from widemix.recipe.train import TrainSection
 
-    data = DataSection(path=str(folder), num_classes=1000, image_size=SIDE, workers=1)
     augment = AugmentSection(auto_augment=policy, re_prob=0.25 if policy else 0.0)
-    train, topology = TrainSection(epochs=1, global_batch=BATCH), Topology(0, 1, 0, 1, torch.device("cpu"))
-    with TrainLoader(data, augment, train, topology).batches(0) as batches:
-        next(batches)
+    with training_loader(data_of(folder, SIDE), augment, BATCH).batches(0) as batches:
+        return next(batches)
 
 
-STARTS: dict[str, Callable[[Path], None]] = {
+# Each returns its first batch.
+STARTS: dict[str, Callable[[Path], Any]] = {
     "FFCV, crop and flip": _ffcv,
     "ours, crop and flip": lambda folder: _ours(folder, None),
     "ours, crop, flip, RandAugment and erasing": lambda folder: _ours(folder, "rand-m9-mstd0.5-inc1"),

@@ -85,7 +85,7 @@ def compare_loops(
     """Return a row for each contestant, of rounds of `log.every` steps in turns of `steps`."""
     turns = time_contestants(recipe, topology, folder, steps, rounds * recipe.log.every // steps)
     seconds = {contestant: np.reshape(own, (rounds, -1)).mean(axis=1).tolist() for contestant, own in turns.items()}
-    return _rows(seconds, name, recipe.train.global_batch, topology)
+    return rows_of(seconds, name, recipe.train.global_batch, topology)
 
 
 def make_recipe(model: dict[str, Any], side: int, batch: int, precision: str, **log: Any) -> Recipe:
@@ -208,7 +208,7 @@ def _engine_alone(engine: Engine, batch: Batch, schedule: Schedule) -> Callable[
     return train
 
 
-def _rows(seconds: dict[str, list[float]], network: str, batch: int, topology: Topology) -> list[dict[str, Any]]:
+def rows_of(seconds: dict[str, list[float]], network: str, batch: int, topology: Topology) -> list[dict[str, Any]]:
     """Return medians over rounds; `ratio` of speeds and `us_more` a step compare the turns of the same round."""
     rate = "images_per_s" if topology.device.type == "cuda" else "images_per_cpu_s"
     pairs = {name: list(zip(own, seconds[PLAIN], strict=True)) for name, own in seconds.items()}

@@ -12,14 +12,10 @@ from typing import Any
 
 import torch
 
+from widemix.bench.epochs import Epochs, data_of, training_loader
 from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.bench.timing import Contestant, compare_loaders
-from widemix.data.loader import TrainLoader
-from widemix.data.views import View
-from widemix.distributed.topology import Topology
 from widemix.recipe.augment import AugmentSection
-from widemix.recipe.data import DataSection
-from widemix.recipe.train import TrainSection
 
 VERSIONS = ("torch", "numba", "numpy")
 BATCH = 32
@@ -45,30 +41,16 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         files, images, prepared = jpegs(arguments.origin), Path(name) / "images", Path(name) / "prepared"
         link_repeatedly(files, images, max(BATCH, len(files)))
         prepare("image-folder", images, prepared, "--max-size=0")
-        for case, kinds in CASES.items():
-            data: dict[str, Any] = {"path": str(prepared), "num_classes": 1000, "workers": 1}
-            views = [(DataSection(**data, image_size=side), AugmentSection(**keys)) for side, keys in kinds]
-            separate, together = f"{case}; a loader for each view", f"{case}; one loader"
-            contestants = {separate: _separate(views), together: _together(views)}
-            rows += compare_loaders(contestants, arguments.rounds, peer=separate)
+        for case in CASES:
+            pair = contestants(case, prepared)
+            rows += compare_loaders(pair, arguments.rounds, peer=next(iter(pair)))
     return rows
 
 
-def _loader(view: View, views: Sequence[View] = ()) -> TrainLoader:
-    train = TrainSection(epochs=1, global_batch=BATCH)
-    return TrainLoader(*view, train, Topology(0, 1, 0, 1, torch.device("cpu")), views=views)
-
-
-def _samples(loader: TrainLoader, epoch: int) -> int:
-    with loader.batches(epoch) as batches:
-        return sum(len(batch) for batch in batches)
-
-
-def _separate(views: Sequence[View]) -> Contestant:
-    loaders = [_loader(view) for view in views]
-    return lambda number: sum(_samples(loader, number) for loader in loaders) // len(loaders)
-
-
-def _together(views: Sequence[View]) -> Contestant:
-    loader = _loader(views[0], views)
-    return lambda number: _samples(loader, number)
+def contestants(case: str, prepared: Path) -> dict[str, Contestant]:
+    """Both ways of a case by name, that with a loader for each view first."""
+    views = [(data_of(prepared, side), AugmentSection(**keys)) for side, keys in CASES[case]]
+    return {
+        f"{case}; a loader for each view": Epochs([training_loader(*view, BATCH) for view in views]),
+        f"{case}; one loader": Epochs([training_loader(*views[0], BATCH, views)]),
+    }

@@ -1,12 +1,12 @@
 """`widemix bench loader`: every method loads every image, in a process of its own, and the table is the samples'."""
 
+import importlib
 import io
 import json
 import re
 import statistics
-import subprocess
 import sys
-from contextlib import contextmanager
+from argparse import Namespace
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -17,29 +17,28 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from tests.clone import CLONE
+from tests.bench.conftest import Clock, Processes
 from tests.conftest import System
-from widemix.bench import loader, loading, sample
-from widemix.bench.loader import powers_of_two
-from widemix.bench.sample import jpegs, link_repeatedly
+from widemix.bench import loader, loading
+from widemix.bench.loader import is_installed, powers_of_two, time_in_process
+from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.cgroups import usable_cpus
 from widemix.data.decode import random_boxes
 from widemix.errors import InputError, RunError
+from widemix.formats.beton import open_beton
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD
 
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """Twelve JPEGs at two depths, two with the same name, and what is none."""
-    folder = tmp_path_factory.mktemp("images")
-    for number in range(12):
-        file = folder / ("a" if number % 2 else "b/c") / f"{number // 2}.{'jpg' if number % 3 else 'JPEG'}"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(256, size=(40 + number, 60, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(file, "JPEG")
-    (folder / "notes.txt").write_text("none")
-    return folder
+OURS = [name for name in loading.METHODS if name.startswith("ours, ")]
+SECTION = AugmentSection()  # what all crop and flip by
+CROP = ((0.08, 1.0), (3 / 4, 4 / 3))
+# How `widemix prep` is to store what the names say.
+STORED = {
+    "original bytes": ("original", "--no-restart-markers"),
+    "restart markers": ("segments", "--restart-markers"),
+    "coefficients": ("coefficients", "--encoding=coefficients"),
+    "pixels": ("raw", "--raw"),
+}
 
 
 def test_images_of_any_folder(images, tmp_path):
@@ -80,57 +79,45 @@ def test_data_are_prepared_in_order_and_a_failure_is_told(tmp_path, system: Syst
         return SimpleNamespace(returncode=code, stderr=said)
 
     system({"subprocess.run": run})
-    sample.prepare("image-folder", tmp_path / "from", tmp_path / "to", "--raw", "--max-size=0")
-    sample.prepare("digits", None, tmp_path / "to")
+    prepare("image-folder", tmp_path / "from", tmp_path / "to", "--raw", "--max-size=0")
+    prepare("digits", None, tmp_path / "to")
     start, to = [sys.executable, "-m", "widemix", "prep"], ["--to", str(tmp_path / "to"), "--no-shuffle"]
     assert commands[0] == [*start, "image-folder", "--from", str(tmp_path / "from"), *to, "--raw", "--max-size=0"]
     assert commands[1] == [*start, "digits", *to]
     for reason in ("error: no space", "failed"):
         with pytest.raises(RunError, match=f"^widemix prep digits: {reason}$"):
-            sample.prepare("digits", None, tmp_path)
+            prepare("digits", None, tmp_path)
 
 
-@pytest.mark.parametrize("error", [ImportError, OSError, RuntimeError])
-def test_what_is_not_installed_or_does_not_load_is_left_out_with_a_line(error, monkeypatch, capsys):
-    def fails(package):
-        asked.append(package)
-        raise error("no libx.so, which\nit needs")
-
-    asked: list[str] = []
-    monkeypatch.setattr(loader, "import_module", fails)
-    assert loader._installed("ours, pixels, uint8")
-    assert asked == []
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError"])
+def test_what_does_not_load_is_left_out_with_a_line(error, tmp_path, monkeypatch, capsys):
     name = "SPDL, original files, uint8"
-    assert not loader._installed(name)
-    assert asked == ["spdl.io"]
-    assert capsys.readouterr().err == f"{name}: left out (no libx.so); pip install 'widemix[bench]'\n"
-    monkeypatch.setattr(loader, "import_module", lambda package: None)
-    assert loader._installed(name)
+    assert is_installed("ours, pixels, uint8")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "spdl").mkdir()
+    for text, works in ((f"raise {error}('no libx.so, which\\nit needs')", False), ("", True)):
+        importlib.invalidate_caches()
+        for module in ("spdl", "spdl.io"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        (tmp_path / "spdl/io.py").write_text(text)
+        (tmp_path / "spdl/__init__.py").touch()
+        assert is_installed(name) == works
+        said = "" if works else f"{name}: left out (no libx.so); pip install 'widemix[bench]'\n"
+        assert capsys.readouterr().err == said
 
 
 @pytest.mark.long
-def test_our_methods_load_every_image(images, tmp_path):
-    (tmp_path / "images").mkdir()
+def test_a_method_is_timed_in_a_process_of_its_own(images, tmp_path):
     link_repeatedly(jpegs(images), tmp_path / "images", 100)
-    for kind, option in loading.PREPARED.items():
-        loader.prepare("image-folder", tmp_path / "images", tmp_path / kind, "--max-size=0", option)
-    for name, method in loading.METHODS.items():
-        if name.startswith("ours"):  # FFCV compiles for long, others are not installed where the tests run
-            epoch = method.build(tmp_path, 1)
-            assert epoch(0) == 100, name
-            assert epoch(1) == 100, name
-    name = "ours, restart markers, uint8"
-    words = [sys.executable, "-m", "widemix.bench.loading", name, str(tmp_path), "1"]
-    done = subprocess.run(words, cwd=CLONE, capture_output=True, text=True, check=True)
-    timing = json.loads(done.stdout)
+    prepare("image-folder", tmp_path / "images", tmp_path / "segments", "--max-size=0")
+    timing = time_in_process("ours, restart markers, uint8", tmp_path, 1)
     assert timing["images"] == 100
-    assert timing["cpu_seconds"] > 0
-    assert timing["seconds"] > 0
+    assert min(timing["cpu_seconds"], timing["seconds"]) > 0
     with pytest.raises(RunError, match="cats, 1 threads: KeyError: 'cats'"):
-        loader._time("cats", tmp_path, 1)
+        time_in_process("cats", tmp_path, 1)
 
 
-def test_spdl_crops_every_image_within_its_borders_anew_in_each_epoch(images, tmp_path, monkeypatch):
+def test_spdl_crops_every_image_anew_in_each_epoch(images, tmp_path, monkeypatch):
     """With a module in its place, as it is not installed where the tests run."""
     read = []
 
@@ -144,9 +131,9 @@ def test_spdl_crops_every_image_within_its_borders_anew_in_each_epoch(images, tm
             assert 0 < height <= image.height - y
         return np.zeros((*map(int, re.search(r"scale=(\d+):(\d+)", filter_desc).groups()), 3), np.uint8)
 
-    io = {"demux_image": str, "decode_packets": decode_packets, "convert_frames": np.copy, "to_numpy": np.copy}
+    functions = {"demux_image": str, "decode_packets": decode_packets, "convert_frames": np.copy, "to_numpy": np.copy}
     package, module = ModuleType("spdl"), ModuleType("spdl.io")
-    module.__dict__.update(io)
+    module.__dict__.update(functions)
     package.io = module  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "spdl", package)
     monkeypatch.setitem(sys.modules, "spdl.io", module)
@@ -158,22 +145,24 @@ def test_spdl_crops_every_image_within_its_borders_anew_in_each_epoch(images, tm
     assert not {*read[:60]} & {*read[60:]}
 
 
-def test_rows_are_the_medians_of_samples_in_random_order(images, monkeypatch):
+def test_rows_are_the_medians_of_samples_in_random_order(images, processes: Processes, system: System, monkeypatch):
+    """What checksums cost is known of decoders on one thread alone."""
     timed = []
 
-    def time(name, folder, threads):
+    def run(command, **_):
+        name, threads = command[3], int(command[5])
         timed.append((name, threads))
         speed = {loading.PEER: 100, "ours, pixels, uint8": 400}.get(name, 200) * threads
-        return {"images": 10, "seconds": 10 / speed * len(timed), "cpu_seconds": 10 / speed}
+        row = {"images": 10, "seconds": 10 / speed * len(timed), "cpu_seconds": 10 / speed}
+        return SimpleNamespace(returncode=0, stdout=json.dumps(row))
 
-    monkeypatch.setattr(loader, "_time", time)
-    monkeypatch.setattr(loader, "_price", lambda folder, rounds: {"raw": 3.0}.get(folder.name, 1.0))
-    monkeypatch.setattr(loader, "usable_cpus", lambda: 3)
-    monkeypatch.setattr(loader, "prepare", lambda *arguments: None)
-    rows = loader.run(SimpleNamespace(origin=images, threads=None, samples=12, rounds=3))
+    processes.other = run
+    system({"os.sched_getaffinity": lambda _: {0, 1, 2}, "torch.set_num_threads": lambda _: None})
+    counts = powers_of_two(usable_cpus())
+    rows = loader.run(Namespace(origin=images, threads=None, samples=12, rounds=3))
     names = {row["name"] for row in rows}
-    assert {row["threads"] for row in rows} == {1, 2, 3}
-    assert len(rows) == 3 * len(names)
+    assert {row["threads"] for row in rows} == {*counts}
+    assert len(rows) == len(counts) * len(names)
     orders = [timed[start : start + len(rows)] for start in range(0, len(timed), len(rows))]
     assert len(orders) == 3
     assert {tuple(sorted(order)) for order in orders} == {tuple(sorted(orders[0]))}
@@ -185,9 +174,13 @@ def test_rows_are_the_medians_of_samples_in_random_order(images, monkeypatch):
         assert row["cpu_ratio"] == expected
         assert row["images_per_cpu_s"] == 100 * expected * row["threads"]
         decoder = loading.METHODS[row["name"]].decodes and row["threads"] == 1
-        assert row["checksums_percent"] == ((3 if "pixels" in row["name"] else 1) if decoder else None)
-    with pytest.raises(InputError, match="--threads 4: this process may use 3 CPUs"):
-        loader.run(SimpleNamespace(origin=images, threads=[1, 4], samples=12, rounds=3))
+        assert (row["checksums_percent"] is None) == (not decoder)
+    assert {folder.name: options for folder, options in processes.prepared.items()} == {
+        folder: ("--max-size=0", option) for folder, option in STORED.values()
+    }
+    most = usable_cpus() + 1
+    with pytest.raises(InputError, match=f"--threads {most}: this process may use {usable_cpus()} CPUs"):
+        loader.run(Namespace(origin=images, threads=[1, most], samples=12, rounds=3))
 
 
 def test_threads_double_up_to_all():
@@ -195,111 +188,66 @@ def test_threads_double_up_to_all():
     assert powers_of_two(usable_cpus())[-1] == usable_cpus()
 
 
-def test_our_rows_read_what_was_prepared_as_their_names_say(tmp_path, monkeypatch):
-    calls = []
-    for way in ("decoder", "_loader"):
-        monkeypatch.setattr(loading, way, lambda folder, threads, way=way: calls.append((way, folder.name, threads)))
-    options = {
-        "original bytes": "--no-restart-markers",
-        "restart markers": "--restart-markers",
-        "coefficients": "--encoding=coefficients",
-        "pixels": "--raw",
-    }
-    seen = []
-    for name, method in loading.METHODS.items():
-        if name.startswith("ours, "):
-            method.build(tmp_path, 3)
-            [(way, folder, threads)] = calls
-            calls.clear()
-            stored = name.split(", ")[1]
-            assert (loading.PREPARED[folder], threads) == (options[stored], 3)
-            assert (way, method.decodes) == (("decoder", folder) if "uint8" in name else ("_loader", None))
-            seen.append((way, stored))
-    assert len(set(seen)) == len(seen) == 7
-    monkeypatch.setattr(loading, "_ffcv", lambda folder, threads: (folder, threads))
-    assert loading.METHODS[loading.PEER].build(tmp_path, 3) == (tmp_path / "original", 3)
+@pytest.mark.parametrize("name", OURS)
+def test_our_rows_read_what_was_prepared_as_their_names_say(name, images, processes, reads, tmp_path):
+    """The loader crops and flips alone; the decoder reads uint8 in another order each epoch, by crops of its own."""
+    link_repeatedly(jpegs(images), tmp_path / "images", 51)
+    folder, option = STORED[name.split(", ")[1]]
+    assert loading.PREPARED[folder] == option
+    prepare("image-folder", tmp_path / "images", tmp_path / folder, "--max-size=0", option)
+    epoch = loading.METHODS[name].build(tmp_path, 3)
+    assert loading.METHODS[name].decodes == (folder if "uint8" in name else None)
+    if "uint8" not in name:
+        [own] = epoch.loaders
+        assert (own.data.workers, own.data.image_size, own.data.num_classes) == (3, 224, 1000)
+        assert (own.augment, own.train.global_batch, own.topology.world) == (SECTION, 50, 1)
+        assert epoch(0) == 50
+        return
+    beton, orders = open_beton(tmp_path / folder / "train.beton"), []
+    for number in (0, 1, 0):
+        reads.clear()
+        assert epoch(number) == 51
+        for samples, boxes, cubic, pixels, threads in reads:
+            crops = (SECTION.scale, SECTION.ratio, SECTION.hflip)
+            np.testing.assert_array_equal(boxes, random_boxes(samples, beton.height, beton.width, 0, number, *crops))
+            assert (pixels.shape, pixels.dtype, threads) == ((len(samples), 224, 224, 3), np.uint8, 3)
+            assert not cubic.any()
+        orders.append([sample for samples, *_ in reads for sample in samples])
+        assert [len(samples) for samples, *_ in reads] == [50, 1]
+    assert sorted(orders[0]) == sorted(orders[1]) == [*range(51)]
+    assert orders[0] == orders[2] != orders[1]
 
 
-def test_our_decoder_reads_every_image_in_another_order_each_epoch(tmp_path, monkeypatch):
-    """By the crops and flips of a recipe's defaults; two at a time, and at last one."""
-    height, width, reads, opened = np.arange(100, 105), np.arange(300, 305), [], []
-    beton = type("Beton", (SimpleNamespace,), {"__len__": lambda self: 5})(height=height, width=width)
-
-    def read(samples, boxes, cubic, images, threads):
-        expected = random_boxes(samples, height, width, 0, epoch, section.scale, section.ratio, section.hflip)
-        np.testing.assert_array_equal(boxes, expected)
-        assert (images.shape, images.dtype, threads) == ((len(samples), 224, 224, 3), np.uint8, 3)
-        assert cubic.tolist() == [False] * len(samples)
-        reads.append(samples.tolist())
-
-    monkeypatch.setattr(loading, "BATCH", 2)
-    monkeypatch.setattr(loading, "open_beton", lambda path: opened.append(path) or beton)
-    monkeypatch.setattr(loading, "open_checksums", lambda beton: "checksums")
-    monkeypatch.setattr(loading, "Decoder", lambda *given: opened.append(given) or SimpleNamespace(read=read))
-    section, orders = AugmentSection(), []
-    for checked in ({}, {"checked": False}):
-        process = loading.decoder(tmp_path, 3, **checked)
-        assert opened == [tmp_path / "train.beton", (beton, None if checked else "checksums")]
-        opened.clear()
-        for epoch in range(2):
-            assert process(epoch) == 5
-            assert [len(samples) for samples in reads] == [2, 2, 1]
-            orders.append([sample for samples in reads for sample in samples])
-            reads.clear()
-    assert [sorted(order) for order in orders] == [[0, 1, 2, 3, 4]] * 4
-    assert orders[0] != orders[1]
-    assert orders[:2] == orders[2:]
+def test_our_decoder_checks_what_it_reads_unless_it_is_told_not_to(images, processes, tmp_path):
+    link_repeatedly(jpegs(images), tmp_path / "images", 12)
+    prepare("image-folder", tmp_path / "images", tmp_path / "data", "--raw")
+    assert loading.decoder(tmp_path / "data", 1)(0) == 12
+    file = tmp_path / "data/train.beton"
+    data = bytearray(file.read_bytes())
+    data[-1000] ^= 1  # of a pixel
+    file.write_bytes(data)
+    assert loading.decoder(tmp_path / "data", 1, checked=False)(0) == 12
+    with pytest.raises(InputError):
+        loading.decoder(tmp_path / "data", 1)(0)
 
 
-def test_our_loader_crops_and_flips_alone_on_as_many_threads(tmp_path, monkeypatch):
-    class Loader:
-        def __init__(self, *given):
-            self.given = given
+def test_the_second_epoch_is_timed_by_threads_and_processes(tmp_path, clock: Clock, monkeypatch, system: System):
+    children, threads = [11.0], []
 
-        @contextmanager
-        def batches(self, epoch):
-            made.append((epoch, *self.given))
-            yield [range(50), range(3)]
-
-    made: list = []
-    monkeypatch.setattr(loading, "TrainLoader", Loader)
-    assert loading._loader(tmp_path, 3)(4) == 53
-    [(epoch, data, section, train, topology)] = made
-    assert (epoch, data.path, data.image_size, data.workers) == (4, str(tmp_path), 224, 3)
-    assert (section, train.global_batch, data.num_classes) == (AugmentSection(), 50, 1000)
-    assert (topology.rank, topology.world, topology.local_rank, topology.local_world) == (0, 1, 0, 1)
-
-
-def test_the_second_epoch_is_timed_by_threads_and_processes(tmp_path, monkeypatch, system: System):
-    clocks = {"wall": 5.0, "cpu": 7.0, "children": 11.0}
-
-    def build(folder, threads):
+    def build(folder, count):
         def epoch(number):
-            for name, seconds in {"wall": 1, "cpu": 2, "children": 4}.items():
-                clocks[name] += seconds if number else 1000
-            return 10 * threads
+            clock.takes(2 if number else 1000)
+            children[0] += 4 if number else 1000
+            return 10 * count
 
         assert folder == tmp_path
         return epoch
 
-    threads: list[int] = []
     monkeypatch.setitem(loading.METHODS, "ours", loading.Method(build))
-    monkeypatch.setattr(loading, "children_cpu_seconds", lambda: clocks["children"])
-    reads = {"time.perf_counter": lambda: clocks["wall"], "time.process_time": lambda: clocks["cpu"]}
-    system(reads | {"torch.set_num_threads": threads.append})
-    assert loading._time("ours", tmp_path, 3) == {"images": 30, "seconds": 1, "cpu_seconds": 6}
+    times = {"os.times": lambda: SimpleNamespace(children_user=children[0], children_system=1.0)}
+    system(times | {"torch.set_num_threads": threads.append})
+    assert loading.time_epoch("ours", tmp_path, 3) == {"images": 30, "seconds": 2, "cpu_seconds": 6}
     assert threads == [3]
-
-
-def test_checksums_cost_what_a_decoder_takes_longer_with_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(loader, "decoder", lambda folder, threads, checked=True: (folder, threads, checked))
-
-    def percent_longer(one, other, rounds):
-        assert (one, other, rounds) == ((tmp_path, 1, True), (tmp_path, 1, False), 7)
-        return 3.14159
-
-    monkeypatch.setattr(loader, "percent_longer", percent_longer)
-    assert loader._price(tmp_path, 7) == 3.14
 
 
 @pytest.fixture
@@ -344,20 +292,23 @@ def pixels(data: bytes) -> torch.Tensor:
     return colour[:, None, None].expand(3, 10, 20).clone()
 
 
-SECTION = AugmentSection()  # what all crop and flip by
-CROP = ((0.08, 1.0), (3 / 4, 4 / 3))
-
-
 @pytest.mark.parametrize("library", ["torchcodec", "simplejpeg"])
-def test_torchvision_crops_flips_and_normalises_what_another_library_decodes(
-    library, images, others, tmp_path, monkeypatch
-):
+def test_torchvision_changes_what_another_library_decodes(library, images, others, tmp_path, system: System):
+    """It crops, flips and normalises."""
     files, batches, crops = link_repeatedly(jpegs(images), tmp_path / "images", 60), [], []
-    crop = v2.RandomResizedCrop
-    monkeypatch.setattr(
-        v2, "RandomResizedCrop", lambda *given, **options: crops.append(crop(*given, **options)) or crops[0]
-    )
-    monkeypatch.setattr(loading, "_count", lambda found: batches.extend(found) or 60)
+    crop, load = v2.RandomResizedCrop, torch.utils.data.DataLoader.__iter__
+
+    def kept(loader):
+        for batch in load(loader):
+            batches.append(batch)
+            yield batch
+
+    system({
+        "torchvision.transforms.v2.RandomResizedCrop": lambda *own, **more: (
+            crops.append(crop(*own, **more)) or crops[0]
+        ),
+        "torch.utils.data.DataLoader.__iter__": kept,
+    })  # fmt: skip
     [method] = [method for name, method in loading.METHODS.items() if name.startswith(library)]
     assert method.package == library
     assert method.build(tmp_path, 1)(0) == 60
@@ -373,12 +324,12 @@ def test_torchvision_crops_flips_and_normalises_what_another_library_decodes(
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # on fewer CPUs
-def test_timm_loads_crops_and_flips_alone(images, tmp_path, monkeypatch):
+def test_timm_loads_crops_and_flips_alone(images, tmp_path, system: System):
     link_repeatedly(jpegs(images), tmp_path / "images", 60)
     made, create = [], timm.data.create_loader
-    monkeypatch.setattr(timm.data, "create_loader", lambda *given, **own: made.append(create(*given, **own)) or [])
+    system({"timm.data.create_loader": lambda *given, **own: made.append(create(*given, **own)) or []})
     for threads, processes in ((1, 0), (2, 2), (3, 3)):
-        loading._timm(tmp_path, threads)
+        loading.METHODS["timm's create_loader, original files"].build(tmp_path, threads)
         loader = made.pop()
         assert (loader.num_workers, loader.persistent_workers, loader.batch_size) == (processes, False, 50)
         assert len(loader.dataset) == 60
@@ -392,7 +343,9 @@ def test_timm_loads_crops_and_flips_alone(images, tmp_path, monkeypatch):
 
 def test_dali_and_ffcv_crop_and_flip_as_many_on_as_many_threads(images, others, tmp_path):
     files = link_repeatedly(jpegs(images), tmp_path / "images", 160)
-    assert loading._dali(tmp_path, 3)(0) == 150  # of whole batches
+    assert (
+        loading.METHODS["DALI's CPU pipeline, original files, uint8"].build(tmp_path, 3)(0) == 150
+    )  # of whole batches
     others.pipeline.assert_called_once_with(
         others.flip.return_value, batch_size=50, num_threads=3, device_id=None, prefetch_queue_depth=1
     )
@@ -404,11 +357,11 @@ def test_dali_and_ffcv_crop_and_flip_as_many_on_as_many_threads(images, others, 
     others.resize.assert_called_once_with(others.crop.return_value, size=[224, 224], **linear)
     others.flip.assert_called_once_with(others.resize.return_value, horizontal=others.random.coin_flip.return_value)
 
-    assert loading._ffcv(tmp_path, 3)(0) == 60
+    assert loading.METHODS[loading.PEER].build(tmp_path, 3)(0) == 60
     others.decoder.assert_called_once_with((224, 224), scale, ratio)
     steps = {"image": [others.decoder.return_value, others.flipped.return_value, ""], "label": ["", ""]}
     options = {"num_workers": 3, "pipelines": steps, "os_cache": True, "order": "random", "drop_last": False}
-    others.Loader.assert_called_once_with(str(tmp_path / "train.beton"), 50, **options)
+    others.Loader.assert_called_once_with(str(tmp_path / "original/train.beton"), 50, **options)
 
 
 def test_a_method_has_its_process_whose_failure_is_named(tmp_path, system: System):
@@ -421,9 +374,9 @@ def test_a_method_has_its_process_whose_failure_is_named(tmp_path, system: Syste
         return ended.pop(0)
 
     system({"subprocess.run": run})
-    assert loader._time("ours", tmp_path, 2) == {"images": 3}
+    assert time_in_process("ours", tmp_path, 2) == {"images": 3}
     words = [sys.executable, "-m", "widemix.bench.loading", "ours", str(tmp_path), "2"]
     assert commands == [(words, {"capture_output": True, "text": True})]
     for reason in ("KeyError: cats", "failed"):
         with pytest.raises(RunError, match=f"^ours, 2 threads: {reason}$"):
-            loader._time("ours", tmp_path, 2)
+            time_in_process("ours", tmp_path, 2)

@@ -1,8 +1,11 @@
 """`widemix bench scale`, in this process and by its command on two ranks."""
 
+import itertools
 import json
 import os
+import platform
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.bench.conftest import Clock
 from tests.conftest import ROOT, Fork, System
+from tests.forks import Forks, group_of
 from widemix.bench.scale import (
     PARTS,
     WARMUP,
@@ -76,6 +80,28 @@ def test_a_row_of_two_ranks_adds_up_beside_one_ranks(digits: Path, tmp_path: Pat
     assert rows[0]["efficiency"] == 1
     assert rows[1]["efficiency"] == pytest.approx(rows[1]["images_per_s"] / 2 / rows[0]["images_per_s"])
     assert (tmp_path / "scale" / "scale.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def alone_on_a_node(folder: str, path: str) -> None:
+    """A rank whose clock goes on by 1 or 3 s each time that it is read."""
+    reads, rank = itertools.count(), int(os.environ["RANK"])
+    time.perf_counter = lambda: next(reads) * (1.0, 3.0)[rank]
+    row = measure_scale(small(Path(path), **{"train.grad_accum_steps": "2"}), batch=16, steps=3)
+    Path(folder, f"{rank}.json").write_text(json.dumps(row))
+
+
+def test_a_row_of_two_nodes_has_the_means_of_their_ranks(digits: Path, tmp_path: Path) -> None:
+    environs = [each | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} for each in group_of(2)]
+    ranks = Forks(alone_on_a_node, str(tmp_path), str(digits), log=tmp_path / "log", environs=environs)
+    codes, output = ranks.wait()
+    assert codes == [0, 0], output
+    row, none = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert none is None
+    assert (row["ranks"], row["nodes"], row["engine"], row["device"]) == (2, 2, "ddp", platform.machine())
+    assert row["compute"] == 2  # the mean of 1 and 3 s
+    assert row["exposed communication"] == 0
+    assert row["step"] == sum(row[part] for part in PARTS)
+    assert row["images_per_s"] == 2 * 2 * 16 / row["step"]
 
 
 def test_a_repeated_run_replaces_its_row(tmp_path: Path) -> None:

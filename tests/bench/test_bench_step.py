@@ -13,9 +13,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.bench.conftest import Clock
 from tests.conftest import ROOT, System
-from widemix.bench.network_step import measure_networks
+from widemix.bench.network_step import Contestant, measure_networks, row_of
 from widemix.bench.operations import peak_memory, time_by_operation
-from widemix.bench.step import ENGINE, LOOP, PLAIN, SMALL, compare_loops, contests, make_recipe
+from widemix.bench.step import ENGINE, LOOP, PLAIN, SMALL, compare_loops, contests, make_recipe, rows_of
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.distributed.topology import Topology, process_group
@@ -219,6 +219,30 @@ def test_the_command_takes_the_recipes_batch_unless_another_is_given(batch, syst
     rows, times = json.loads(file.read_text())["rows"], steps[16:20]  # of the second round, after the first of three
     expected = (batch or load_recipe(ROOT / "recipes/digits/mixer.yaml").train.global_batch) / sum(times[1:])
     assert rows[0]["images_per_cpu_s"] == round(expected, 1)
+
+
+# Rows on each device: on a GPU images are counted by the wall clock.
+
+
+@pytest.mark.parametrize(("device", "rate"), [("cpu", "images_per_cpu_s"), ("cuda", "images_per_s")])
+def test_rows_name_the_clock_of_their_device(device, rate, system: System) -> None:
+    system({"torch.cuda.max_memory_allocated": lambda device: 3 << 30})
+    turns = {PLAIN: [1.0, 2.0, 4.0], LOOP: [2.0, 2.5, 3.0]}
+    plain, loop = rows_of(turns, "n", 8, Topology(0, 1, 0, 1, torch.device(device)))
+    memory = plain.pop("memory_gib"), loop.pop("memory_gib")
+    assert memory == (3, 3) or device == "cpu"
+    assert plain == {"name": f"{PLAIN}, n", rate: 4, "ratio": 1, "us_more": 0}
+    assert loop == {"name": f"{LOOP}, n", rate: 3.2, "ratio": 0.8, "us_more": 500_000}
+    layer = torch.nn.Linear(1, 1)
+    first, other = (
+        Contestant(name, layer, torch.optim.SGD(layer.parameters()), "rows", seconds, 1.5, {"a": 2.0})
+        for name, seconds in (("normal", [[1, 2, 1], [1, 1, 2]]), ("rp", [[2, 4, 2], [1, 3, 4]]))
+    )
+    assert row_of(other, first, 8, 4 * 10**12, 10**12, torch.device(device)) == {
+        "name": "rp", "memory_layout": "rows", rate: 1, "time_ratio": 2, "forward_ms": 1500, "backward_ms": 3500,
+        "optimizer_ms": 3000, "tflop_per_s": 0.5, "peak_fraction": 0.5, "memory_gib": 1.5,
+        "operations_ms": {"a": 2.0},
+    }  # fmt: skip
 
 
 # What a step goes into.
