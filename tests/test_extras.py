@@ -10,7 +10,7 @@ import torch
 from fsspec.registry import _registry
 
 from tests.conftest import ROOT
-from widemix.bench.loader import _installed
+from widemix.bench.loader import is_installed
 from widemix.data_prep import parquet
 from widemix.data_prep.remote import open_remote
 from widemix.data_prep.wordpiece import _wordpiece
@@ -76,7 +76,7 @@ def test_a_missing_package_is_one_line_with_the_command(feature: str, tmp_path: 
 
 def test_every_extra_of_users_has_its_line(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    assert not _installed("simplejpeg and torchvision v2, original files")
+    assert not is_installed("simplejpeg and torchvision v2, original files")
     assert "pip install 'widemix[bench]'" in capsys.readouterr().err
     tested = {package.partition("[")[2].rstrip("]") for _, package, _ in FEATURES.values()} - {""}
     assert tested | {"ffcv", "bench"} | OTHERS == set(EXTRAS)
