@@ -42,11 +42,17 @@ IMAGENET = Workload()
 Pair = Callable[[Path, Workload], tuple[Contestant, Contestant]]  # trains on the loader of its users, and on ours
 
 
-def run(
-    arguments: argparse.Namespace, work: Workload = IMAGENET, trainers: Mapping[str, Pair] | None = None
-) -> list[dict[str, Any]]:
+def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of `widemix bench trainers`; `ratio` is to the row before with the loader of its users."""
-    files = jpegs(arguments.origin)
+    more = {"timm's train.py": timm_train_pair(arguments.timm_train)} if arguments.timm_train else {}
+    return compare_trainers(arguments.origin, arguments.rounds, TRAINERS | more)
+
+
+def compare_trainers(
+    origin: Path, rounds: int, trainers: Mapping[str, Pair], work: Workload = IMAGENET
+) -> list[dict[str, Any]]:
+    """Return a row for each loader of each trainer, on the JPEGs of a folder."""
+    files = jpegs(origin)
     warnings.simplefilter("ignore")
     logging.disable(logging.INFO)
     torch.set_num_threads(1)
@@ -55,12 +61,9 @@ def run(
         folder = Path(name)
         link_repeatedly(files, folder / "images", work.steps * work.batch)
         prepare("image-folder", folder / "images", folder / "prepared", "--max-size=0")
-        pairs: dict[str, Pair] = {**(TRAINERS if trainers is None else trainers)}
-        if arguments.timm_train:
-            pairs["timm's train.py"] = timm_train_pair(arguments.timm_train)
-        for trainer, pair in pairs.items():
+        for trainer, pair in trainers.items():
             own, ours = pair(folder, work)
-            rows += compare_loaders({trainer + OWN: own, trainer + OURS: ours}, arguments.rounds, peer=trainer + OWN)
+            rows += compare_loaders({trainer + OWN: own, trainer + OURS: ours}, rounds, peer=trainer + OWN)
     return rows
 
 

@@ -7,15 +7,35 @@ import numpy as np
 import pytest
 
 from tests.data.loading import DAMAGED, damage
+from tests.layouts import two_classes
 from tests.library.conftest import images  # noqa: F401 - a fixture
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
+from widemix.formats.beton import COEFFICIENTS, open_beton
 
 
 @pytest.fixture(scope="session")
 def damaged(images, tmp_path_factory) -> Path:  # noqa: F811
     """The images, of which `DAMAGED` of train and 5 of val are no JPEGs any more."""
     folder = Path(shutil.copytree(images, tmp_path_factory.mktemp("damaged") / "images"))
+    damage(folder, *DAMAGED)
+    damage(folder, 5, split="val")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def coefficients(tmp_path_factory) -> Path:
+    """The same images, stored as coefficients."""
+    source, target = tmp_path_factory.mktemp("jpegs"), tmp_path_factory.mktemp("coefficients")
+    two_classes(source)
+    prepare("image-folder", source, target, PrepSettings(encoding="coefficients"), processes=1)
+    assert (open_beton(target / "train.beton").mode == COEFFICIENTS).all()
+    return target
+
+
+@pytest.fixture(scope="session")
+def damaged_coefficients(coefficients, tmp_path_factory) -> Path:
+    folder = Path(shutil.copytree(coefficients, tmp_path_factory.mktemp("damaged") / "coefficients"))
     damage(folder, *DAMAGED)
     damage(folder, 5, split="val")
     return folder

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,6 +46,7 @@ from widemix.data.split import open_split
 from widemix.data.with_pillow import read_with_pillow
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.verify import verify
 from widemix.distributed.topology import Topology, share_cpus
 from widemix.errors import InputError
 from widemix.formats.beton import open_beton
@@ -70,6 +72,11 @@ def test_steps_are_the_same_however_they_are_loaded(kind, request, capsys):
     make_section = lambda **other: make(request.getfixturevalue(folder), **keys, **other)  # noqa: E731
     expected = steps(make_section(), augment)
     assert len(expected) == 2
+    if folder == "images":  # stored as coefficients they are the same
+        assert same(steps(section(request.getfixturevalue("coefficients"), **keys), augment), expected)
+    if folder == "damaged":
+        other = section(request.getfixturevalue("damaged_coefficients"), **keys)
+        assert same(steps(other, augment), expected)
     assert not torch.equal(expected[0]["samples"], expected[1]["samples"])
 
     @settings(max_examples=6)
@@ -280,15 +287,25 @@ def test_the_smallest_side_of_any_image_decides_on_the_padding(tmp_path, size, s
     load(padding=0)  # without such crops
 
 
-def test_a_damaged_image_is_named(damaged):
-    """Also by the decoder alone; and in evaluation no other image takes its place."""
-    for keys, reason in (({}, "its bytes differ from its checksum"), ({"checksums": False}, "Not a JPEG file")):
-        words = rf"train\.beton: sample (11|30|31) \(train/class\d/\d+\.jpg\) cannot be read: {reason}"
-        with pytest.raises(InputError, match=words + ".*; --data.on_corrupt replace"):
-            read(train_loader(section(damaged, **keys)), 0)
+@pytest.mark.parametrize(
+    ("name", "checksums", "reason"),
+    [
+        ("damaged", True, "its bytes differ from its checksum"),
+        ("damaged", False, "Not a JPEG file"),  # by the decoder alone
+        ("damaged_coefficients", True, "its bytes differ from its checksum"),
+        ("damaged_coefficients", False, ".*damaged"),
+    ],
+)
+def test_a_damaged_image_is_named(name, checksums, reason, request):
+    """In evaluation no other image takes its place."""
+    folder, reason = request.getfixturevalue(name), rf" \(\w+/class\d/\d+\.jpg\) cannot be read: {reason}"
+    with pytest.raises(InputError, match=rf"train\.beton: sample (11|30|31){reason}.*; --data.on_corrupt replace"):
+        read(train_loader(section(folder, checksums=checksums)))
     for on_corrupt in ("error", "replace"):
-        with pytest.raises(InputError, match=r"val\.beton: sample 5 \(val/.*\) cannot be read"):
-            read(EvalLoader(section(damaged, on_corrupt=on_corrupt), 4, place()))
+        with pytest.raises(InputError, match=rf"val\.beton: sample 5{reason}"):
+            read(EvalLoader(section(folder, checksums=checksums, on_corrupt=on_corrupt), 4, place()))
+    named = {int(sample) for line in verify(folder) for sample in re.findall(r"sample (\d+) \(", line)}
+    assert named == {5, *DAMAGED}
 
 
 def test_replacements_change_no_other_image(images, damaged, capsys):

@@ -96,22 +96,24 @@ def truth(numbers, several) -> dict[str, np.ndarray]:
     return {"regression": numbers, "multilabel": several}
 
 
-def recipe(folder: Path, kind: str, **train) -> Recipe:
-    found = load_recipe(Path("recipes/digits/rp_mixer.yaml"))
-    data = {"path": str(folder), "targets": kind, "eval_split": "val", "num_classes": KINDS[kind], "workers": 1}
+def recipe(folder: Path | str, kind: str, **train) -> Recipe:
     loss = {"regression": "mse", "multilabel": "sigmoid"}[kind]
-    keys = {"loss": loss, "global_batch": 8, "epochs": 2, **train}
-    return found.model_validate(
-        found.model_dump()
-        | {
-            "data": found.data.model_dump() | data,
-            "train": found.train.model_dump() | keys,
-            "model": found.model.model_dump() | {"depth": 2},
-            "augment": {"smoothing": 0.0},
-            "schedule": found.schedule.model_dump() | {"warmup_epochs": 0},
-            "log": {"every": 1, "tensorboard": False},
-        }
-    )
+    keys = {f"train.{name}": value for name, value in {"loss": loss, "global_batch": 8, "epochs": 2, **train}.items()}
+    keys |= {
+        "data.path": str(folder),
+        "data.targets": kind,
+        "data.eval_split": "val",
+        "data.num_classes": KINDS[kind],
+    }
+    keys |= {
+        "data.workers": 1,
+        "model.depth": 2,
+        "augment.smoothing": 0.0,
+        "augment.mix_group": 8,
+        "schedule.warmup_epochs": 0,
+    }
+    keys |= {"log.every": 1, "log.tensorboard": False}
+    return load_recipe(Path("recipes/digits/rp_mixer.yaml"), [(name, json.dumps(keys[name])) for name in keys])
 
 
 def evaluating(folder: Path, kind: str, batch: int = 4, **keys) -> EvalLoader:

@@ -318,7 +318,7 @@ def test_an_array_named_targets_beside_labels_is_none(complete):
     assert (found.target_count, found.targets.tolist(), found.segments_size.tolist()) == (0, [0] * 3, [0] * 3)
 
 
-def test_fields_that_are_not_read_take_their_place_in_a_record(tmp_path):
+def test_fields_that_are_not_read_take_their_place(tmp_path):
     """Of FFCV's types: a float and a tensor's place have 8 bytes, a JSON object's place and size 16."""
     image, data = np.array((RAW, 2, 1, PAGE), IMAGE).tobytes(), b"pixels--tensor--{}"
     record = np.float64(0.5).tobytes() + image + bytes(3) + np.uint64(PAGE + 8).tobytes()

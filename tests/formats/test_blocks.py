@@ -150,7 +150,7 @@ def test_what_the_disk_does_not_hold_is_noticed(tmp_path, size, hit):
         hashes.of_file(path, head)
 
 
-def test_a_file_that_is_read_has_the_hash_of_what_was_written(tmp_path):
+def test_a_read_file_has_the_hash_of_what_was_written(tmp_path):
     hashes, found = written(tmp_path / "file", 4096, [(0, 10_000), (300, 9_000)]), BlockHashes()
     with (tmp_path / "file").open("rb") as file:
         assert found.add_file(file, 4096, 9_000)

@@ -203,8 +203,7 @@ def test_each_trainer_is_compared_with_the_loader_of_its_users(folder, monkeypat
         return (lambda number: seen.append(("own", number)) or 5), lambda number: seen.append(("ours", number)) or 5
 
     try:
-        arguments = argparse.Namespace(origin=folder / "images", rounds=1, timm_train=None)
-        rows = bench.run(arguments, Workload(32, 4, 3), {"A": pair})
+        rows = bench.compare_trainers(folder / "images", 1, {"A": pair}, Workload(32, 4, 3))
         assert torch.get_num_threads() == 1
     finally:
         logging.disable(level)
@@ -212,4 +211,12 @@ def test_each_trainer_is_compared_with_the_loader_of_its_users(folder, monkeypat
     assert seen == [(12, 12, 0), ("own", 0), ("ours", 0), ("own", 1), ("ours", 1)]
     assert [row["name"] for row in rows] == ["A, its users' own loader", "A, widemix.Loader"]
     assert rows[0]["ratio"] == 1  # to itself
-    assert set(bench.TRAINERS) == {"Lightning", "Hugging Face's Trainer", "FFCV's Loader"}
+
+
+@pytest.mark.parametrize("script", [None, Path("train.py")])
+def test_timms_script_is_compared_where_it_is_named(script):
+    arguments = argparse.Namespace(origin=Path("from"), rounds=3, timm_train=script)
+    given = arguments_of(lambda: bench.run(arguments), "bench.trainers.compare_trainers")
+    assert (given["origin"], given["rounds"], given["work"]) == (Path("from"), 3, (224, 50, 50))
+    names = ["Lightning", "Hugging Face's Trainer", "FFCV's Loader", *(["timm's train.py"] if script else [])]
+    assert list(given["trainers"]) == names

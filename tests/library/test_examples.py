@@ -41,7 +41,7 @@ def test_examples_are_short(path: Path) -> None:
 INLINE = "%matplotlib inline\n"  # without it IPython 7, which Colab has, prints a figure as text
 
 
-def test_the_notebook_runs_and_its_figures_are_those_of_its_code() -> None:
+def test_the_notebook_runs_and_its_numbers_are_right() -> None:
     """Its code cells, one after the other; what they compute is checked against numpy here."""
     cells = json.loads((EXAMPLES / "look_inside.ipynb").read_text())["cells"]
     space: dict[str, Any] = {}

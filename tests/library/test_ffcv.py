@@ -101,7 +101,7 @@ def test_without_a_seed_it_is_the_order_of_our_loader():
     assert ffcv.Order().seed == inspect.signature(widemix.Loader).parameters["seed"].default
 
 
-def test_an_order_is_of_its_loaders_indices_and_each_loader_has_its_own():
+def test_each_loader_has_an_order_of_its_indices():
     """Of rank 1 of 2: the later half of each step, of the permutation that seed and epoch give."""
 
     def loader(drop_last: bool) -> SimpleNamespace:
@@ -140,7 +140,7 @@ def test_a_loader_is_resumed_at_any_epoch():
         assert (loader.traversal_order.first, loader.next_epoch) == ((epoch, step), epoch)
 
 
-def test_an_operation_has_the_order_of_the_loader_that_it_belongs_to():
+def test_an_operation_has_the_order_of_its_loader():
     """Which is known by its metadata."""
     metadata = np.zeros(3)
     bound = ffcv.Order(5)(SimpleNamespace(reader=SimpleNamespace(metadata=metadata)))
@@ -151,7 +151,7 @@ def test_an_operation_has_the_order_of_the_loader_that_it_belongs_to():
         operation.accept_globals(np.zeros(3)[:], None)
 
 
-def test_normalised_images_have_channels_first_and_are_on_the_device_asked_for():
+def test_normalised_images_are_on_the_device_asked_for():
     step, given = ffcv.Normalize(device="meta"), State(True, torch.device("cpu"), (5, 7, 3), np.dtype("u1"))
     state, memory = step.declare_state_and_memory(given)
     assert state == State(False, torch.device("meta"), (3, 5, 7), torch.float32)
@@ -173,7 +173,7 @@ def test_images_are_decoded_on_the_threads_of_ffcvs_loader():
         assert decoder.generate_code().is_parallel
 
 
-def test_an_operation_is_given_the_loaders_threads_and_the_orders_seed_and_epoch():
+def test_an_operation_is_given_threads_seed_and_epoch():
     given: list[Any] = []
     for operation in (ffcv.RandAugment("rand-m9"), ffcv.ColorJitter(0.4)):
         operation.augmentation = lambda *arguments: given.append(arguments)

@@ -105,7 +105,7 @@ def train_as_a_rank(digits: str, folder: str) -> None:
     Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
-def test_a_training_says_what_it_was_and_is_the_rank_0s(digits: Path, tmp_path: Path) -> None:
+def test_a_training_returns_metrics_to_rank_0_alone(digits: Path, tmp_path: Path) -> None:
     """None where a signal stopped it; no metrics on other ranks."""
     words = str(digits), str(tmp_path)
     codes, said = Forks(train_as_a_rank, *words, log=tmp_path / "log", environs=group_of(2)).wait()
@@ -182,7 +182,7 @@ def test_what_is_no_pair_is_refused(tmp_path: Path, pairs: Any, words: str) -> N
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ["a script", "a piped script", "a notebook"])
-def test_a_preparation_by_processes_does_not_run_the_users_script_again(tmp_path: Path, way: str) -> None:
+def test_a_preparation_does_not_run_the_users_script_again(tmp_path: Path, way: str) -> None:
     """Which is not written as `multiprocessing` wants it, or is in no file."""
     for number in range(80):
         (tmp_path / f"images/train/{'ab'[number % 2]}").mkdir(parents=True, exist_ok=True)

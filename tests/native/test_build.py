@@ -92,7 +92,7 @@ def test_every_change_gets_a_build_of_its_own(home, tiny, cpu, compiler, tmp_pat
         ("riscv64", "", []),
     ],
 )
-def test_the_compiler_is_told_the_machine_and_what_keeps_the_numbers(
+def test_the_compiler_is_told_what_keeps_the_numbers(
     home, tiny, cpu, compiler, machine, choice, flags, monkeypatch
 ):
     cpu(machine, "flags : cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3")
@@ -291,7 +291,7 @@ def test_the_home_is_left_where_others_can_replace_its_content(plant, home):
 
 @pytest.mark.parametrize("plant", OTHERS + ABOVE)
 @pytest.mark.parametrize("what", ["numba", "torch.compile"])
-def test_nothing_runs_that_another_user_has_put_where_code_is_kept(what, plant, home, system, monkeypatch, tmp_path):
+def test_nothing_runs_that_another_user_has_put_there(what, plant, home, system, monkeypatch, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     system({"tempfile.tempdir": str(disk)})
@@ -316,7 +316,7 @@ def test_nothing_runs_that_another_user_has_put_where_code_is_kept(what, plant, 
     assert folder().parent == home
 
 
-def test_the_cache_is_in_the_home_or_for_this_process_alone(home, system, monkeypatch, tmp_path):
+def test_the_cache_is_in_the_home_or_temporary(home, system, monkeypatch, tmp_path):
     """Where the home is not writable, or there is none."""
     assert cache_folder() == home
     assert home.is_dir()
@@ -334,7 +334,7 @@ def test_the_cache_is_in_the_home_or_for_this_process_alone(home, system, monkey
     assert cache_folder().name.startswith("widemix-")
 
 
-def test_the_temporary_folder_is_removed_by_the_process_that_made_it(tmp_path):
+def test_the_process_that_made_a_folder_removes_it(tmp_path):
     """Not by a fork of it that ends."""
     (tmp_path / "file").touch()
     program = """if True:

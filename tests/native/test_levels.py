@@ -108,7 +108,7 @@ def test_instructions_are_those_that_linux_lists(text, line, cpu) -> None:
     assert levels.processor() == line
 
 
-def test_the_best_shipped_level_is_taken_unless_another_is_asked_for(monkeypatch, cpu, tmp_path) -> None:
+def test_the_best_shipped_level_is_taken_by_default(monkeypatch, cpu, tmp_path) -> None:
     cpu("x86_64", f"flags : {known('v4')}")
     for level in ("v2", "v3", "vbmi"):
         (tmp_path / f"{level}.so").touch()
