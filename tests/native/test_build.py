@@ -92,9 +92,7 @@ def test_every_change_gets_a_build_of_its_own(home, tiny, cpu, compiler, tmp_pat
         ("riscv64", "", []),
     ],
 )
-def test_the_compiler_is_told_what_keeps_the_numbers(
-    home, tiny, cpu, compiler, machine, choice, flags, monkeypatch
-):
+def test_the_compiler_is_told_what_keeps_the_numbers(home, tiny, cpu, compiler, machine, choice, flags, monkeypatch):
     cpu(machine, "flags : cx16 lahf_lm popcnt sse4_1 sse4_2 ssse3")
     monkeypatch.setenv("WIDEMIX_NATIVE", choice)
     if choice == "native":
