@@ -59,7 +59,7 @@ from widemix.training.finetune import UNUSED, freeze, load_init_weights, unused_
 from widemix.training.loop import Loop, RunContext
 from widemix.training.mistakes import Mistakes
 from widemix.training.profile import Profiler
-from widemix.training.schedule import Schedule, build_run_schedule
+from widemix.training.schedule import Schedule, build_run_schedule, suggest_batch
 
 Overrides = Sequence[tuple[str, str]]  # "section.key" and value, as on the command line
 
@@ -192,12 +192,15 @@ def _build_loop(
     profiler = _open_profiler(rank, folder, schedule.last_step)
     if unequal := suggest_balance(recipe):
         rank.note(unequal)
+    if few := suggest_batch(recipe, len(loader), topology.world):
+        rank.note(few)
     if rare := rarely_kept(recipe.train, schedule.steps_per_epoch):
         rank.warn(rare)
     _begin(rank, start, schedule.last_step)  # after all that may be wrong with the recipe
 
     log = _open_log(rank, start, schedule.last_step)
-    mistakes = Mistakes(recipe.log.mistakes, eval_loader, log) if recipe.log.mistakes else None
+    count = recipe.log.shown_mistakes(recipe.data.targets, recipe.data.num_classes)
+    mistakes = Mistakes(count, eval_loader, log) if count else None
     options: dict[str, Any] = {"observe": mistakes.observe} if mistakes else {}
     options["by_class"] = (recipe.train.keep_best or "").removeprefix("ema_") in BY_CLASS
     evaluate = partial(evaluate_engine, engine, eval_loader, recipe.data.num_classes, watchdog.beat, **options)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ def denormalise(images: torch.Tensor, section: DataSection) -> np.ndarray:
 def grid(tiles: Sequence[np.ndarray], captions: Sequence[str], columns: int) -> np.ndarray:
     """Tiles uint8 [H, W, 3] of one size, row by row, each above its caption: uint8 [height, width, 3].
 
-    Small tiles are enlarged by an integer factor, without interpolation.
+    Small tiles are enlarged by an integer factor, without interpolation; lines wider than a tile lose their middle.
     """
     zoom = max(1, -(-MIN_TILE // tiles[0].shape[0]))
     height, width = (zoom * size for size in tiles[0].shape[:2])
@@ -52,8 +53,19 @@ def grid(tiles: Sequence[np.ndarray], captions: Sequence[str], columns: int) -> 
         "RGB", ((width + GUTTER) * columns + GUTTER, row * -(-len(tiles) // columns) + GUTTER), BACKGROUND
     )
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(TEXT)
+    captions = ["\n".join(fitted(line, width, font) for line in text.split("\n")) for text in captions]
     for place, (tile, text) in enumerate(zip(tiles, captions, strict=True)):
         x, y = GUTTER + place % columns * (width + GUTTER), GUTTER + place // columns * row
         sheet.paste(Image.fromarray(tile).resize((width, height), Image.Resampling.NEAREST), (x, y))
         draw.multiline_text((x, y + height + 2), text, TEXT_COLOR, font, spacing=2)
     return np.asarray(sheet)
+
+
+def fitted(text: str, width: int, font: Any) -> str:
+    """Return the text, or its beginning and end where it is wider than so many pixels."""
+    if font.getlength(text) <= width:
+        return text
+    kept = len(text)
+    while kept > 2 and font.getlength(f"{text[: kept - kept // 3]}..{text[len(text) - kept // 3 :]}") > width:
+        kept -= 1
+    return f"{text[: kept - kept // 3]}..{text[len(text) - kept // 3 :]}"

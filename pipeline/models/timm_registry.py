@@ -4,14 +4,18 @@
 here imports a network before one is made, since networks import timm.
 """
 
+import socket
+import urllib.request
 from collections.abc import Callable
 from contextlib import nullcontext
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import timm
 import torch
+from huggingface_hub import constants
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
@@ -37,13 +41,31 @@ def _register(section: type[ModelSection]) -> None:
 
 def load_pretrained(name: str, given: str) -> torch.nn.Module:
     """Make one of timm's networks, or an export, with its weights; `InputError`, which begins with `given`."""
+    host = urlsplit(constants.ENDPOINT).hostname or ""
+    reached = name.startswith("local-dir:") or _has_address(host)
+    offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE or not reached
     try:
         return timm.create_model(name, pretrained=True)
     except Exception as error:  # huggingface_hub raises errors of many kinds where there is no network
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         close = get_close_matches(name, timm.list_models(), n=1) if reason.startswith("Unknown model") else []
         cure = f"; did you mean timm:{close[0]}?" if close else ""
+        if constants.HF_HUB_OFFLINE and not reason.startswith("Unknown model"):
+            reason = f"{host} can't be reached, and {constants.HF_HUB_CACHE} does not have it"
+            cure = "; load it once where there is a network and copy that folder, or give --train.init_from a file of its weights"
         raise InputError(f"{given}: cannot be loaded ({reason}){cure}") from None
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
+def _has_address(host: str) -> bool:
+    """Whether a server may be there: the Hub's client asks it five times in a minute where it has no address."""
+    if any(urllib.request.getproxies().get(kind) for kind in ("https", "all")):
+        return True
+    try:
+        return bool(socket.getaddrinfo(host, 443))
+    except OSError:
+        return False
 
 
 def is_stock(name: str) -> bool:

@@ -40,7 +40,7 @@ CHARTS = {
 NOT_METRICS = ("step", "epoch", "split", "time")
 BLOCKS = "grad_norm/"  # the gradient norms of blocks begin so
 UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))  # from so many seconds on: unit
-NAMED_CLASSES, MOST_CONFUSED = 30, 20
+NAMED_CLASSES, MOST_CONFUSED = 50, 20
 
 
 def page(runs: Sequence[ReportedRun]) -> str:
@@ -263,6 +263,7 @@ def _confusions(runs: Sequence[ReportedRun]) -> Iterator[Html]:
         counts, classes = found["counts"], list(found["classes"])
         classes += range(len(classes), len(counts))
         yield element("h3", named(runs, number), f" at step {found['step']:,}")
+        yield _by_class(classes, counts)
         if len(counts) > NAMED_CLASSES:
             pairs = sorted(
                 (
@@ -278,6 +279,19 @@ def _confusions(runs: Sequence[ReportedRun]) -> Iterator[Html]:
         else:
             yield element("p", "Rows are true classes, columns predicted ones; numbers of samples.", class_="soft")
             yield element("div", _matrix(classes, counts), class_="scroll")
+
+
+def _by_class(classes: Sequence[object], counts: Sequence[Sequence[int]]) -> Html:
+    """Samples and accuracy of each class, of many those with the lowest."""
+    rows = []
+    for label, row in enumerate(counts):
+        if samples := sum(row):
+            wrong, guess = max(((n, guess) for guess, n in enumerate(row) if guess != label), default=(0, 0))
+            taken = f"{classes[guess]} ({wrong:,})" if wrong else "–"
+            rows.append((row[label] / samples, label, (classes[label], f"{samples:,}", f"{row[label]:,}", taken)))
+    shown = sorted(rows)[: NAMED_CLASSES if len(counts) <= NAMED_CLASSES else MOST_CONFUSED]
+    cells = [(*row[:3], f"{100 * accuracy:.1f} %", row[3]) for accuracy, _, row in shown]
+    return table(("true class", "samples", "correct", "top-1", "most often taken for"), cells, numbers=(1, 2, 3))
 
 
 def _matrix(classes: Sequence[object], counts: Sequence[Sequence[int]]) -> Html:

@@ -14,7 +14,10 @@ from widemix.run.listing import RunSummary, metrics, summarise
 from widemix.run.records import CONFUSION, read_json
 from widemix.run.starts import read_starts
 
-IMAGES = {"first_batch": "The first training batch", "mistakes": "Misclassified at the last evaluation"}
+IMAGES = {
+    "first_batch": "The first training batch",
+    "mistakes": "Misclassified at the last evaluation, the surest first",
+}
 
 
 @dataclass(frozen=True)

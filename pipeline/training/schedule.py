@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from widemix.recipe import Recipe
 from widemix.recipe.schedule import ScheduleSection, exact
 from widemix.recipe.train import TrainSection
 
@@ -52,3 +53,26 @@ def build_schedule(section: ScheduleSection, lr: float, steps_per_epoch: int, ep
         return float(lowest + (peak - lowest) * remaining)
 
     return schedule
+
+
+FEW_STEPS, ENOUGH_STEPS = 10, 20  # of an epoch
+
+
+def suggest_batch(recipe: Recipe, samples: int, ranks: int) -> str | None:
+    """Return a smaller batch and its rate where an epoch has few steps; None where it has enough, or none is smaller.
+
+    The rate goes with the batch for SGD (Goyal et al. 2017), and with its square root for Adam's kin, which divide by
+    the gradient's size (Malladi et al. 2022).
+    """
+    batch, unit = recipe.train.global_batch, ranks * recipe.train.grad_accum_steps
+    unit *= recipe.augment.mix_group if recipe.augment.mixes_images else 1
+    smaller = max(unit, samples // ENOUGH_STEPS // unit * unit)
+    if samples // batch >= FEW_STEPS or 2 * smaller > batch:
+        return None
+    linear = recipe.optim.name == "sgd"
+    lr = recipe.optim.lr * (smaller / batch) ** (1 if linear else 0.5)
+    rule = "in proportion to the batch, as for SGD" if linear else "by the square root of the batch, as for Adam"
+    return (
+        f"{samples} samples are {max(1, samples // batch)} steps an epoch of {batch}; --train.global_batch {smaller} "
+        f"--optim.lr {lr:.1e} makes {samples // smaller} (the rate {rule})"
+    )
