@@ -52,7 +52,9 @@ def load_pretrained(name: str, given: str) -> torch.nn.Module:
         cure = f"; did you mean timm:{close[0]}?" if close else ""
         if constants.HF_HUB_OFFLINE and not reason.startswith("Unknown model"):
             reason = f"{host} can't be reached, and {constants.HF_HUB_CACHE} does not have it"
-            cure = "; load it once where there is a network and copy that folder, or give --train.init_from a file of its weights"
+            cure = (
+                "; load it where there is a network and copy that folder, or give --train.init_from a file of weights"
+            )
         raise InputError(f"{given}: cannot be loaded ({reason}){cure}") from None
     finally:
         constants.HF_HUB_OFFLINE = offline

@@ -125,8 +125,13 @@ def test_a_network_that_timm_does_not_know_is_one_line(system) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(" \n")
 
-    system({"timm.create_model": fail})
+    system({"timm.create_model": fail, "socket.getaddrinfo": lambda *_: [1]})
     with pytest.raises(InputError, match=r"^given: cannot be loaded \(OSError\)$"):
+        load_pretrained("mixer_b16_224", "given")
+    system({"socket.getaddrinfo": fail})
+    with pytest.raises(
+        InputError, match=r"^given: cannot be loaded \(\S+ can't be reached, and \S+ does not have it\); "
+    ):
         load_pretrained("mixer_b16_224", "given")
 
 

@@ -505,24 +505,37 @@ def test_evaluations_events_and_confusions_are_in_their_columns(tmp_path):
     images = re.findall(r'src="data:image/png;base64,(.*?)".*?<figcaption>(.*?)</figcaption>', text)
     assert [(base64.b64decode(data), caption) for data, caption in images] == [
         (b"first_batch", "The first training batch"),
-        (b"mistakes", "Misclassified at the last evaluation"),
+        (b"mistakes", "Misclassified at the last evaluation, the surest first"),
     ]
 
 
-def test_thirty_classes_have_a_matrix_and_more_have_pairs(tmp_path):
-    """The twenty most confused, with the samples of the pair and of its true class."""
-    names = [f"c{number}" for number in range(30)]  # of 31 the last has none
-    for count in (30, 31):
+def test_fifty_classes_have_a_matrix_and_more_have_pairs(tmp_path):
+    """The twenty classes of lowest top-1, and the twenty pairs most confused with the samples of their true class."""
+    names = [f"c{number}" for number in range(50)]  # of 51 the last has none
+    for count in (50, 51):
         counts = np.diag(np.full(count, 50))
-        counts[:25, 29] = np.arange(1, 26)
+        counts[:25, 49] = np.arange(1, 26)
         counts[3, 4], counts[4, 3], counts[count - 1, 0] = 70, 1100, 90
         confusion = {"step": 1, "classes": names, "counts": counts.tolist()}
         text = written(tmp_path, plain_run(tmp_path / f"{count}", [], confusion=confusion))
-        assert ('<table class="confusion">' in text) is (count == 30)
-    rows = rows_of(text.partition("<h2>Confusions</h2>")[2])
+        assert ('<table class="confusion">' in text) is (count == 50)
+    by_class, pairs = text.partition("<h2>Confusions</h2>")[2].split("</table>")[:2]
+    rows = rows_of(by_class)
     assert len(rows) == 1 + 20
-    assert rows[1:4] == [["c4", "c3", "1,100", "1,155"], ["30", "c0", "90", "140"], ["c3", "c4", "70", "124"]]
-    assert '<table class="confusion">' in written(tmp_path, tmp_path / "31", tmp_path / "30")
+    assert rows[1:4] == [
+        ["c4", "1,155", "50", "4.3 %", "c3 (1,100)"],
+        ["50", "140", "50", "35.7 %", "c0 (90)"],
+        ["c3", "124", "50", "40.3 %", "c4 (70)"],
+    ]
+    rows = rows_of(pairs)
+    assert len(rows) == 1 + 20
+    assert rows[1:4] == [["c4", "c3", "1,100", "1,155"], ["50", "c0", "90", "140"], ["c3", "c4", "70", "124"]]
+    assert '<table class="confusion">' in written(tmp_path, tmp_path / "51", tmp_path / "50")
+    right = tmp_path / "right"
+    text = written(tmp_path, plain_run(right, [], confusion=confusion | {"counts": [[3, 0], [0, 0]]}))
+    assert rows_of(text.partition("<h2>Confusions</h2>")[2].split("</table>")[0])[1:] == [
+        ["c0", "3", "3", "100.0 %", "–"]
+    ]
 
 
 def test_a_note_says_that_long_curves_are_thinned(tmp_path):

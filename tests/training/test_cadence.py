@@ -3,9 +3,12 @@
 import pytest
 
 from widemix.distributed.requests import Request
+from widemix.recipe import load_recipe
 from widemix.recipe.eval import EvalSection
+from widemix.recipe.log import LogSection
 from widemix.recipe.train import TrainSection
 from widemix.training.cadence import Cadence, rarely_kept
+from widemix.training.schedule import suggest_batch
 
 
 def when(evaluation=None, **train) -> Cadence:
@@ -79,3 +82,52 @@ def test_the_minutes_count_from_the_last_evaluation(system):
         if clock[0] == 5 * 60:  # where the epoch ends
             given.evaluated()
     assert asked == [2, 7]
+
+
+@pytest.mark.parametrize(
+    ("samples", "ranks", "keys", "said"),
+    [
+        (
+            300,
+            1,
+            {},
+            "4 steps an epoch of 64; --train.global_batch 15 --optim.lr 4.8e-04 makes 20 (the rate by the sq",
+        ),
+        (
+            300,
+            1,
+            {"optim.name": "sgd"},
+            "--train.global_batch 15 --optim.lr 2.3e-04 makes 20 (the rate in proportion",
+        ),
+        (300, 4, {}, "--train.global_batch 12 --optim.lr 4.3e-04 makes 25"),
+        (
+            300,
+            2,
+            {"augment.mixup": 0.2, "augment.mix_group": 8},
+            "--train.global_batch 16 --optim.lr 5.0e-04 makes 18",
+        ),
+        (40, 1, {}, "1 steps an epoch of 64; --train.global_batch 2 "),
+        (640, 1, {}, None),  # ten steps
+        (639, 1, {}, "9 steps an epoch"),
+        (300, 64, {}, None),  # no smaller batch divides by the ranks
+    ],
+)
+def test_a_smaller_batch_is_suggested_for_few_samples(samples, ranks, keys, said):
+    values = {"train.global_batch": 64, "optim.lr": 1e-3, "optim.name": "adamw", "augment.mixup": 0, **keys}
+    recipe = load_recipe("digits/mixer", [(name, str(value)) for name, value in values.items()])
+    suggested = suggest_batch(recipe, samples, ranks)
+    assert suggested is None if said is None else said in suggested
+
+
+@pytest.mark.parametrize(
+    ("given", "targets", "classes", "shown"),
+    [
+        (None, "class", 50, 32),
+        (None, "class", 51, 0),
+        (None, "multilabel", 5, 0),
+        (0, "class", 5, 0),
+        (7, "class", 1000, 7),
+    ],
+)
+def test_mistakes_of_few_classes_are_shown_by_default(given, targets, classes, shown):
+    assert LogSection(mistakes=given).shown_mistakes(targets, classes) == shown

@@ -153,7 +153,7 @@ def test_utilisation_is_flops_over_the_peak(keys, gpu, known):
 
 def test_the_image_of_confusions_has_a_cell_for_each_pair():
     image = confusion_image([[3, 1], [0, 4]], ["a", "b"])
-    corners = [image[2, 122], image[2, 158], image[38, 122], image[38, 158]]  # beside the counts
+    corners = [image[row, column] for row in (122, 158) for column in (122, 158)]  # beside the counts
     fraction = np.array([0.75, 0.25, 0, 1])[:, None]
     expected = np.array([255, 255, 255]) + fraction * (np.array([0, 90, 160]) - 255)
     assert np.abs(np.array(corners) - expected).max() <= 1
@@ -162,12 +162,15 @@ def test_the_image_of_confusions_has_a_cell_for_each_pair():
     assert widths == [120 + 40 * 20, 41 * 19]  # with names, and without
 
 
-def cells(counts: list[list[int]], left: int = 120) -> list[list[set[tuple[int, ...]]]]:
+def cells(counts: list[list[int]], edge: int = 120) -> list[list[set[tuple[int, ...]]]]:
     """The colours within each cell of 36 x 36 points."""
     image, number = confusion_image(counts, []), len(counts)
     return [
         [
-            {tuple(color) for color in image[36 * row :, left + 36 * column :][:36, :36].reshape(-1, 3).tolist()}
+            {
+                tuple(color)
+                for color in image[edge + 36 * row :, edge + 36 * column :][:36, :36].reshape(-1, 3).tolist()
+            }
             for column in range(number)
         ]
         for row in range(number)
@@ -240,7 +243,7 @@ def test_a_trace_is_of_the_devices_that_are_there(system, gpu, given, level):
 
 @pytest.mark.parametrize("main", [True, False])
 def test_confusions_and_mistakes_are_of_all_ranks(digits, system, main):
-    """True classes are rows, mistakes the first of the split; the second evaluation begins anew, on each rank."""
+    """True classes are rows, of mistakes the surest are shown; the second evaluation begins anew, on each rank."""
     section = load_recipe("digits/mixer", [("data.path", str(digits)), ("data.num_classes", "12")]).data
     images = torch.linspace(-1, 1, 360 * 3 * 64).view(360, 3, 8, 8)
     source = SimpleNamespace(
@@ -248,7 +251,7 @@ def test_confusions_and_mistakes_are_of_all_ranks(digits, system, main):
         finish=lambda host, samples, epoch: images[host[0]] + float(np.abs(host[0] - host[1]).sum() + epoch),
     )
     loader = SimpleNamespace(data=section, source=source, topology=SimpleNamespace(device=torch.device("cpu")))
-    other, sums, shown = [(1, 0, 2), (8, 2, 11)], [], {}  # of another rank
+    other, sums, shown = [(-60, 1, 0, 2), (-20, 8, 2, 11)], [], {}  # of another rank
 
     def gather(every, own):
         every[:] = [own, other]
@@ -269,15 +272,18 @@ def test_confusions_and_mistakes_are_of_all_ranks(digits, system, main):
     for step in (5, 9):
         for predicted, samples, targets in (([1, 1, 2, 0], [0, 2, 4, 6], [0, 1, 0, 2]), ([0, 2], [10, 12], [0, 0])):
             batch = SimpleNamespace(samples=np.array(samples), targets=torch.tensor(targets))
-            watched.observe(torch.eye(12)[predicted], batch)
+            watched.observe(
+                torch.eye(12)[predicted] * torch.tensor([4.0, 3.0, 2.0, 1.0])[: len(samples), None], batch
+            )
         watched.write(step)
         counts = np.zeros((12, 12), int)
         counts[:3, :3] = [[1, 1, 2], [0, 1, 0], [1, 0, 0]]
         assert sums.pop() == counts.reshape(-1).tolist()
         if main:
             assert shown["counts"] == {"step": step, "classes": names, "counts": counts.tolist()}
-            tiles = list(denormalise(images[[0, 1, 4]], section))
-            wrong = grid(tiles, ["is 0\nnot 1", "is 0\nnot 2", "is 0\nnot 2"], columns=8)
+            tiles = list(denormalise(images[[0, 12, 1]], section))
+            captions = ["sample 0\nis 0\nnot 1: 83 %", "sample 12\nis 0\nnot 2: 65 %", "sample 1\nis 0\nnot 2: 60 %"]
+            wrong = grid(tiles, captions, columns=8)
             for name, image in (("confusion", confusion_image(counts.tolist(), names)), ("mistakes", wrong)):
                 assert np.array_equal(shown[name][0], image)
                 assert shown[name][1] == step
@@ -290,8 +296,8 @@ def test_a_class_without_a_name_is_shown_by_number(digits):
     section = load_recipe("digits/mixer", [("data.path", str(digits))]).data
     images = torch.zeros(9, 3, 8, 8)
     source = SimpleNamespace(read=lambda samples, *_: (samples, None), finish=lambda host, *_: images[host])
-    loader, wrong = SimpleNamespace(data=section, source=source), [(7, 0, 1), (4, 3, 0), (5, 0, 6)]
-    captions = ["is cat\nnot dog", "is 3\nnot cat", "is cat\nnot 6"]
+    loader, wrong = SimpleNamespace(data=section, source=source), [(-9, 7, 0, 1), (-8, 4, 3, 0), (-7, 5, 0, 6)]
+    captions = ["sample 7\nis cat\nnot dog: 9 %", "sample 4\nis 3\nnot cat: 8 %", "sample 5\nis cat\nnot 6: 7 %"]
     expected = grid(list(denormalise(images[:3], section)), captions, columns=8)
     assert np.array_equal(mistakes_grid(loader, wrong, ["cat", "dog"]), expected)
     assert mistakes_grid(loader, [], ["cat"]) is None
