@@ -3,10 +3,12 @@
 import errno
 import os
 import re
+import shutil
 
 import numpy as np
 import pytest
 
+from tests.data_prep.writing import put
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.data_prep.adopt import adopt
@@ -164,42 +166,42 @@ def test_labels_and_unusual_images_of_several_files(tmp_path, image, write_beton
     assert not (tmp_path / "third").exists()
 
 
-def test_coefficients_are_refused(tmp_path, folder, image):
-    """Beside JPEGs too, of those that were kept as they are."""
-    image(0).save(folder / "train/ant/0.JPEG", progressive=True)
-    prepare("image-folder", folder, tmp_path / "prepared", PrepSettings(encoding="coefficients"), processes=1)
-    with pytest.raises(InputError, match=r"train\.beton: holds coefficients, not FFCV's images"):
-        adopt({"train": tmp_path / "prepared/train.beton"}, tmp_path / "out")
-
-
-def test_wrong_arguments_are_one_line(tmp_path, beton, capsys):
+def test_wrong_files_and_folders_are_one_line(tmp_path, beton, capsys):
+    """Others are in messages/data.yaml."""
     other = tmp_path / "images.beton"
     other.write_bytes(beton.read_bytes())
     mapped = np.memmap(other, FIELD, "r+", HEADER.itemsize, (2,))
     mapped[1]["type_id"] = 0
     mapped.flush()
-    (tmp_path / "names.txt").write_text("a\nb\n")
-    for words, line in (
-        ([str(other)], "tells no split; name it, such as train="),
-        ([f"train={other}"], "holds image (RGBImageField), label (FloatField), not image and label"),
-        ([str(beton), f"train={other}"], "is of the same split as"),
-        ([str(beton), "--classes", str(tmp_path / "names.txt")], "labels from 3 to 7, and there are 2 classes"),
-        ([str(tmp_path / "train.beton")], "no such file"),
+    put(tmp_path, {"own/val.beton": "anybody's", "link": f"-> {tmp_path}"})
+    for words, to, line in (
+        (f"train={other}", "out", "holds image (RGBImageField), label (FloatField), not image and label"),
+        (str(beton), "own", "own: holds val.beton and no manifest.json"),
+        (str(beton), ".", f"error: --to {tmp_path}: holds {beton} itself; name another folder\n"),
+        (str(beton), "link", f"error: --to {tmp_path}/link: holds {beton} itself; name another folder\n"),
     ):
-        assert main(["adopt", *words, "--to", str(tmp_path / "out")]) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: ")
-        assert line in error
-        assert error.count("\n") == 1
-        assert not (tmp_path / "out").exists()
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own/val.beton").write_bytes(b"anybody's")
-    assert main(["adopt", str(beton), "--to", str(tmp_path / "own")]) == 2
-    assert "own: holds val.beton and no manifest.json" in capsys.readouterr().err
-    (tmp_path / "link").symlink_to(tmp_path)
-    for to in (tmp_path, tmp_path / "link"):
-        assert main(["adopt", str(beton), "--to", str(to)]) == 2
-        assert f"error: --to {to}: holds {beton} itself; name another folder\n" in capsys.readouterr().err
+        assert main(["adopt", words, "--to", str(tmp_path / to)]) == 2
+        assert line in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "words"),
+    [
+        # also beside JPEGs, of those that were kept as they are
+        ("image-folder", {"encoding": "coefficients"}, "holds coefficients, not FFCV's images"),
+        ("csv", {"targets": "age"}, "holds targets instead of classes"),
+    ],
+)
+def test_files_of_prep_that_ffcv_has_not_are_refused(tmp_path, image, source, settings, words):
+    put(tmp_path, {"train/a/": "", "table.csv": "path,age\ntrain/a/0.jpg,3.5\n"})
+    for number in range(2):
+        image(number).save(tmp_path / f"train/a/{number}.jpg", progressive=number == 0)
+    shutil.copytree(tmp_path / "train", tmp_path / "in/train")
+    origin = tmp_path / ("table.csv" if source == "csv" else "in")
+    prepare(source, origin, tmp_path / "prepared", PrepSettings(**settings), processes=1)
+    with pytest.raises(InputError, match=rf"train\.beton: {words}"):
+        adopt({"train": tmp_path / "prepared/train.beton"}, tmp_path / "out")
 
 
 @pytest.mark.parametrize("settings", [{}, {"restart_markers": False}, {"raw": True}])
@@ -210,11 +212,3 @@ def test_a_file_of_prep_gets_its_own_checksums(tmp_path, folder, settings):
     adopt({"train": tmp_path / "prepared/train.beton"}, out, processes=1)
     assert (out / "train.crc32c").read_bytes() == (tmp_path / "prepared/train.crc32c").read_bytes()
     assert verify(out) == []
-
-
-def test_a_file_of_targets_is_refused(tmp_path, image):
-    image(0).save(tmp_path / "0.jpg")
-    (tmp_path / "table.csv").write_text("path,age\n0.jpg,3.5\n")
-    prepare("csv", tmp_path / "table.csv", tmp_path / "prepared", PrepSettings(targets="age"), processes=1)
-    with pytest.raises(InputError, match=r"train\.beton: holds targets instead of classes"):
-        adopt({"train": tmp_path / "prepared/train.beton"}, tmp_path / "out")

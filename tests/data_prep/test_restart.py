@@ -201,24 +201,29 @@ def test_what_libjpeg_does_not_take_is_damage(changes, words):
         transcoded(crafted((50, 41), *ODD, **changes))
 
 
-def test_a_table_of_a_wrong_number_is_damage():
-    data = crafted((50, 41), *ODD)
-    at = data.index(b"\xff\xda") + 6
-    for number, name in ((0x50, "0x05"), (0x05, "0x05")):
-        with pytest.raises(DamagedJpeg, match=f"Huffman table {name} was not defined"):
-            transcoded(data[:at] + bytes([number]) + data[at + 1 :])
+WRONG = (good := crafted((50, 41), *ODD)).index(b"\xff\xda") + 6
+MARKED = saved(scene(2, 64, 96), quality=90, restart_marker_rows=1)
 
 
-def test_bytes_that_lack_and_markers_out_of_turn_are_told():
-    whole = saved(scene(2, 64, 96), quality=90, restart_marker_rows=1)
-    for count in (1, 2, 3, 5):
-        with pytest.raises(DamagedJpeg, match="premature end"):
-            transcoded(whole[: -2 - count] + whole[-2:])
-    for number in (0xD3, 0xD1):
-        words = f"repaired: Corrupt JPEG data: found marker {number:#x} instead of RST2"
-        for more in (b"", b"more" * 9):  # of which libjpeg warns later
-            changed = whole.replace(b"\xff\xd2", bytes([0xFF, number]))
-            assert transcoded(changed[:-2] + more + changed[-2:])[2] == words
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        *((good[:WRONG] + bytes([number]) + good[WRONG + 1 :], "table 0x05 was not defined") for number in (0x50, 5)),
+        *((MARKED[: -2 - count] + MARKED[-2:], "premature end") for count in (1, 2, 3, 5)),
+        (MARKED[: len(MARKED) // 2] + b"\xff\xd9", "premature end"),
+    ],
+)
+def test_bytes_that_lack_and_other_tables_are_damage(data, words):
+    with pytest.raises(DamagedJpeg, match=words):
+        transcoded(data)
+
+
+@pytest.mark.parametrize("number", [0xD3, 0xD1])
+@pytest.mark.parametrize("more", [b"", b"more" * 9])  # of which libjpeg warns later
+def test_markers_out_of_turn_are_told(number, more):
+    changed = MARKED.replace(b"\xff\xd2", bytes([0xFF, number]))
+    words = f"repaired: Corrupt JPEG data: found marker {number:#x} instead of RST2"
+    assert transcoded(changed[:-2] + more + changed[-2:])[2] == words
 
 
 def test_every_real_image(tmp_path):
@@ -252,9 +257,6 @@ def test_a_table_that_is_left_out_is_the_standards(image, table):
 
 def test_damage_between_the_markers_is_found(image):
     data = saved(image(4, 300, 200), quality=95)
-    middle = len(data) // 2
-    with pytest.raises(DamagedJpeg, match="premature end"):
-        transcoded(data[:middle] + b"\xff\xd9")
     changed = data[:-2] + b"more" * 9 + data[-2:]
     rewritten, table, rule = transcoded(changed)
     assert_same_pixels(changed, rewritten)
@@ -361,33 +363,23 @@ def test_tables_are_read_as_they_were_written(stored):
         assert beton.bytes[beton.offset[i] :][: beton.size[i]].tobytes() == encoded[i].data
 
 
+@pytest.mark.parametrize("sample", [0, 3])
 @pytest.mark.parametrize(
     ("number", "value"),
-    [(0, 2), (0, 10**9), (1, 0), (1, 8), (2, 0), (2, 8), (3, 0), (3, 10**6), (5, 20), (-1, 2**31)],
+    [(0, 2), (0, 10**9), (1, 0), (1, 8), (2, 0), (2, 8), (3, 0), (3, 10**6), (5, 20), (-1, 2**31), (-1, -1), (4, -1)],
 )
-def test_damaged_tables_are_refused(stored, number, value):
-    beton, _ = stored
-    damaged = np.memmap(beton.path, np.uint8, "r+")
-    table = damaged[beton.segments[0] :][: beton.segments_size[0]].view(NUMBER)
-    table[number] = value
-    damaged.flush()
-    with pytest.raises(InputError, match="segments of sample 0 are damaged"):
-        segments_of(open_beton(beton.path), 0)
-
-
-@pytest.mark.parametrize("sample", [0, 3])
-def test_a_segment_has_a_byte_and_ends_within_the_image(stored, sample):
+def test_damaged_tables_are_refused(stored, sample, number, value):
+    """A segment has at least a byte, and the last ends within the image; -1 is the first value that is too large."""
     beton, _ = stored
     damaged, size = np.memmap(beton.path, np.uint8, "r+"), int(beton.size[sample])
     table = damaged[beton.segments[sample] :][: beton.segments_size[sample]].view(NUMBER)
-    for number, value, fits in ((-1, size, True), (-1, size + 1, False), (-1, size, True), (4, table[3], False)):
-        table[number] = value
-        damaged.flush()
-        if fits:
-            assert segments_of(open_beton(beton.path), sample).offsets[-1] == size
-        else:
-            with pytest.raises(InputError, match=f"segments of sample {sample} are damaged"):
-                segments_of(open_beton(beton.path), sample)
+    if (number, value) == (-1, -1):
+        table[-1] = size
+        assert segments_of(open_beton(beton.path), sample).offsets[-1] == size
+    table[number] = value if value >= 0 else size + 1 if number < 0 else table[3]
+    damaged.flush()
+    with pytest.raises(InputError, match=f"segments of sample {sample} are damaged"):
+        segments_of(open_beton(beton.path), sample)
 
 
 def test_without_a_compiler_originals_are_kept(tmp_path, folder, image, uncompiled, capsys):
