@@ -89,30 +89,24 @@ def test_a_large_jpeg_is_scaled_down_while_it_is_decoded(stored, mode, width, sc
     assert encode_file(path, raw=True, max_size=width, max_pixels=most - 1).data == b""
 
 
-def test_so_is_a_jpeg_of_several_pictures(stored, image):
-    path = stored("a.jpg", 1610, 805)
+def test_so_are_others_that_need_their_pixels(stored, image):
+    """One of several pictures; one that is turned; and one that is shrunk plane by plane, both by an eighth."""
+    path, few = stored("a.jpg", 1610, 805), {"max_size": 100, "max_pixels": 202 * 101}
     Image.open(path).save(path.with_name("b.jpg"), "MPO", save_all=True, append_images=[image(0)])
-    found = encode_file(path.with_name("b.jpg"), max_size=100, max_pixels=202 * 101)
+    found = encode_file(path.with_name("b.jpg"), **few)
     assert (found.width, found.height, found.rule) == (100, 50, "first of 2 frames")
-
-
-def test_so_is_one_that_is_shrunk_plane_by_plane(stored):
-    path = stored("a.jpg", 1610, 805)
-    few = encode_file(path, max_size=100, max_pixels=202 * 101)
-    assert few.mode == JPEG
-    assert few.data == encode_file(path, max_size=100).data  # both by an eighth
-    with Image.open(path) as image:
-        whole = np.asarray(image.resize((100, 50), Image.Resampling.LANCZOS), int)
-    assert np.abs(np.asarray(Image.open(io.BytesIO(few.data))) - whole).mean() < 3
-
-
-def test_a_turned_one_has_its_size(stored):
+    small = encode_file(path, **few)
+    assert small.mode == JPEG
+    assert small.data == encode_file(path, max_size=100).data
+    with Image.open(path) as opened:
+        whole = np.asarray(opened.resize((100, 50), Image.Resampling.LANCZOS), int)
+    assert np.abs(np.asarray(Image.open(io.BytesIO(small.data))) - whole).mean() < 3
     exif = Image.Exif()
     exif[0x0112] = 6
-    path = stored("a.jpg", 1605, 801, exif=exif)
-    large, small = (encode_file(path, raw=True, max_size=100, max_pixels=most) for most in (10**8, 10**5))
-    assert (large.width, large.height) == (small.width, small.height) == (50, 100)
-    assert large.rule == small.rule == "turned upright"
+    path = stored("c.jpg", 1605, 801, exif=exif)
+    for most in (10**8, 10**5):
+        turned = encode_file(path, raw=True, max_size=100, max_pixels=most)
+        assert (turned.width, turned.height, turned.rule) == (50, 100, "turned upright")
 
 
 @pytest.mark.parametrize(("name", "options"), [("a.jpg", {"progressive": True}), ("a.png", {}), ("a.webp", {})])
