@@ -1,15 +1,13 @@
 """A source that has grown: it is told, and what is new is added, to the bytes of preparing all of it."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from tests import layouts
 from tests.data_prep.conftest import contents
-from tests.data_prep.test_sources import assert_says
+from tests.data_prep.test_sources import ROWS, assert_says
 from tests.data_prep.writing import put
 from widemix.data_prep.changes import name_some
 from widemix.data_prep.dry_run import dry_run
@@ -21,7 +19,6 @@ from widemix.formats.manifest import manifest_json
 pytestmark = pytest.mark.usefixtures("small_pages")
 
 SETTINGS = PrepSettings()
-ROWS = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text(encoding="utf-8"))["changed"]
 
 
 @pytest.fixture
@@ -140,7 +137,7 @@ def test_text_and_pixels_grow_too(tmp_path, name, new):
     assert contents(out) == contents(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["says"])
+@pytest.mark.parametrize("row", ROWS["changed"], ids=lambda row: row["says"])
 def test_other_labels_and_targets_are_told_and_taken_over(tmp_path, image, decoded, row):
     for seed, name in enumerate("abcd"):
         image(seed).save(tmp_path / f"{name}.jpg", "PNG")

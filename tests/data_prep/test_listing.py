@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data_prep.test_sources import DEVKIT, OF_VAL, TRAIN, VAL, WNIDS, devkit
+from tests.data_prep.test_sources import DEVKIT, OF_VAL, ROWS, TRAIN, VAL, WNIDS, devkit
 from tests.data_prep.writing import Link, found, put, tar
 from widemix.data_prep import image_folder, imagenet, tar_listing, webdataset
 from widemix.data_prep.imagenet_val import SOLUTION
@@ -140,22 +140,7 @@ def test_kaggles_val_of_other_names(tmp_path, jpeg, capsys):
     assert "val: left out 1 file *.md" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("path", "split"),
-    [
-        ("Valid/Train_0.tar", "train"),
-        ("VALID/0.tar", "val"),
-        ("train-test.tar", "train"),
-        ("test-bench/train-000.tar", "train"),
-        ("test/val/000.tar", "val"),
-        ("train/000.tar", "train"),
-        ("validation/x/000.tar", "val"),
-        ("imagenet1k-validation-00.tar", "val"),
-        ("val2/000.tar", "val"),
-        ("latest/train00.tar", "train"),
-        *((path, None) for path in ("data/latest/000.tar", "testing/0.tar", "eval-0.tar")),
-    ],
-)
+@pytest.mark.parametrize(("path", "split"), ROWS["splits"].items())
 def test_the_nearest_word_names_the_split(path, split):
     assert split_of(path) == split
 

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import widemix
+from tests.data_prep.test_sources import ROWS
 from tests.data_prep.writing import found, put
 from widemix.data_prep import csv_list
 from widemix.data_prep.from_python import collect
@@ -38,21 +39,7 @@ def numbers_of(samples):
     return [np.frombuffer(sample.targets, "<f4").tolist() for sample in samples]
 
 
-@pytest.mark.parametrize(
-    ("labels", "numbers"),
-    [
-        ([f"{i}.0" for i in range(12)], list(range(12))),
-        (["11", " 2 ", "10.", "+3", "0"], [11, 2, 10, 3, 0]),
-        (["1e1", "2", "01"], [10, 2, 1]),
-        (["5.000", "005"], [5, 5]),
-        (["\u0663", "\u0661\u0660", "2"], [3, 10, 2]),  # digits of Arabic
-        (["\uff11\uff10", "\uff0b2", "\uff13\uff0e\uff10"], [10, 2, 3]),  # wide ones
-        (["01", "2", "10"], [1, 2, 10]),
-        (["0.0", "1.0"], [0, 1]),
-        (["1E1", "2"], [10, 2]),
-        (["\ufeff2", "10\u200b", "-0"], [2, 10, 0]),  # characters that nobody sees
-    ],
-)
+@pytest.mark.parametrize(("labels", "numbers"), ROWS["numbers"], ids=str)
 def test_whole_numbers_are_the_labels(tmp_path, labels, numbers, capsys):
     classes, samples = read_table(tmp_path, labels)
     assert classes == tuple(str(i) for i in range(1 + max(numbers)))
@@ -68,22 +55,7 @@ def test_digits_alone_have_a_class_for_each_between(tmp_path):
     assert (classes, [sample.label for sample in samples]) == (("0", "1", "2"), [2, 0])
 
 
-@pytest.mark.parametrize(
-    ("labels", "order"),
-    [
-        ([" cat", "dog ", "cat"], ["cat", "dog"]),
-        (["010", "002", "005"], ["002", "005", "010"]),  # codes: no class for each number between them
-        (["123", "007", "012"], ["007", "012", "123"]),  # a leading zero in some of them is enough
-        (["A", "9", "10"], ["10", "9", "A"]),
-        (["1.5.2", "v2", "none"], ["1.5.2", "none", "v2"]),
-        (["True", "False"], ["False", "True"]),
-        (["3D", "2D", "10D"], ["10D", "2D", "3D"]),
-        (["5%", "more"], ["5%", "more"]),
-        (["012", "\ufeff007"], ["012", "\ufeff007"]),  # of one width, without what nobody sees
-        (["1_a", "2,b"], ["1_a", "2,b"]),
-        (["²", "½"], ["²", "½"]),
-    ],
-)
+@pytest.mark.parametrize(("labels", "order"), ROWS["names"], ids=str)
 def test_other_texts_are_names(tmp_path, labels, order, capsys):
     classes, samples = read_table(tmp_path, labels)
     assert list(classes) == order

@@ -10,9 +10,9 @@ import shutil
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from tests.data_prep.test_sources import ROWS
 from tests.data_prep.writing import put
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
@@ -21,11 +21,10 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import repair_command, verify
 from widemix.errors import InputError
-from widemix.formats.beton import SEGMENTED as SAMPLE
 from widemix.formats.beton import open_beton
 from widemix.formats.blocks import map_blocks
 from widemix.formats.manifest import manifest_json, read_manifest
-from widemix.formats.tables import ALLOCATION, FIELD, HEADER
+from widemix.formats.tables import FIELD, HEADER
 from widemix.recipe.data import DataSection
 
 TABLES = HEADER.itemsize + 3 * FIELD.itemsize
@@ -145,59 +144,6 @@ def flip(path, at, rng):
     path.write_bytes(data)
 
 
-def samples_named(lines):
-    named = set()
-    for runs in re.findall(r"it holds samples ([\d, to]+)", " ".join(lines)):
-        for run in runs.split(", "):
-            first, _, last = run.partition(" to ")
-            named |= set(range(int(first), int(last or first) + 1))
-    return named
-
-
-@pytest.mark.long
-def test_200_corruptions_are_named(prepared, capsys):
-    path = prepared / "train.beton"
-    whole = prepared.with_name("whole.beton")
-    shutil.copy(path, whole)
-    beton, size, rng = open_beton(whole), whole.stat().st_size, random.Random(0)
-    places = {
-        "header": range(HEADER.itemsize),
-        "fields": range(HEADER.itemsize, TABLES),
-        "labels": [TABLES + i * SAMPLE.itemsize + SAMPLE.fields["f1"][1] for i in range(len(beton))],
-        "samples": range(TABLES, TABLES + len(beton) * SAMPLE.itemsize),
-        "images": [int(o) + k for o, s in zip(beton.offset, beton.size, strict=True) for k in range(s)],
-        "segments": [int(o) + k for o, s in zip(beton.segments, beton.segments_size, strict=True) for k in range(s)],
-        "table": range(size - 2 * len(beton) * ALLOCATION.itemsize, size),
-    }
-    kinds = [*places, "cut"]
-    shown = {"header", "fields", "labels", "cut"}  # by size, layout and counts; so do the places of samples
-    pointers = {("samples", place) for place in (*range(5, 13), *range(24, 40))}
-    pointers |= {("table", place) for place in range(16)}  # a size may have become smaller by less than the alignment
-    section = DataSection(path=str(prepared), num_classes=3)
-    for number in range(200):
-        kind = kinds[number % len(kinds)]
-        shutil.copy(whole, path)
-        at = rng.randrange(size) if kind == "cut" else rng.choice(places[kind])
-        if kind == "cut":
-            with path.open("r+b") as file:
-                file.truncate(at)
-        else:
-            flip(path, at, rng)
-        place = {"samples": (at - TABLES) % SAMPLE.itemsize, "table": (at - size) % ALLOCATION.itemsize}.get(kind)
-        if kind in shown or (kind, place) in pointers:
-            with pytest.raises(InputError, match=str(path)):
-                open_split(section, "train", open_beton)
-        lines = verify(prepared)
-        assert any(f"block {at // 4096} " in line for line in lines), (kind, at, lines)
-        if kind in ("images", "segments"):
-            (hit,) = np.flatnonzero((beton.offset <= at) & (at < beton.stop)).tolist()
-            assert samples_named(lines) == {hit}, (at, lines)
-            assert (
-                f"{path}: sample {hit} (train/{['ant', 'bee', 'cat'][hit // 7]}/{hit % 7}.JPEG) is damaged" in lines
-            )
-        assert all(str(path) in line for line in lines)
-
-
 def test_a_missing_split_and_a_foreign_one_are_named(prepared):
     (prepared / "train.beton").unlink()
     assert verify(prepared) == [f"{prepared / 'train.beton'}: is missing"]
@@ -310,26 +256,7 @@ def test_what_the_disk_does_not_give_is_damaged(prepared, system):
         assert ("the tables (labels, sizes, positions) or the space between them" in line) == edge
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"shuffle": False}, "--from {0} --no-shuffle"),
-        ({"shuffle": True}, "--from {0}"),
-        (
-            {"raw": True, "max_size": 0, "side": "longest", "shuffle": True, "seed": 3},
-            "--from {0} --raw --max-size 0 --seed 3",
-        ),
-        (
-            {"restart_markers": False, "fraction": 0.25, "quality": 80, "shuffle": True, "on_corrupt": "error"},
-            "--from {0} --no-restart-markers --fraction 0.25 --quality 80 --on-corrupt error",
-        ),
-        (
-            {"side": "shortest", "max_size": 256, "part": "2/3", "per_class": 5, "holdout": 0.1, "shuffle": True},
-            "--from {0} --short-side 256 --part 2/3 --per-class 5 --holdout 0.1",
-        ),
-        ({"encoding": "coefficients", "shuffle": False}, "--from {0} --encoding coefficients --no-shuffle"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), ROWS["repaired"], ids=str)
 def test_the_repair_command_has_all_settings(tmp_path, prepared, settings, words):
     manifest = read_manifest(prepared)
     (prepared / "manifest.json").write_text(manifest_json(manifest.model_copy(update={"settings": settings})))
@@ -337,7 +264,7 @@ def test_the_repair_command_has_all_settings(tmp_path, prepared, settings, words
     assert first == "image-folder"
     assert rest[-3:] == ["--to", str(prepared), "--force"]
     pairs = [" ".join(word) for word in re.findall(r"(--\S+)((?: (?!--)\S+)?)", " ".join(rest[:-3]))]
-    wanted = re.findall(r"(--\S+)((?: (?!--)\S+)?)", words.format(tmp_path / "images"))
+    wanted = re.findall(r"(--\S+)((?: (?!--)\S+)?)", f"--from {tmp_path}/images {words}")
     assert sorted(pairs) == sorted(" ".join(word) for word in wanted)
     arguments = make_parser().parse_args(["prep", first, *rest])
     assert arguments.command is not None
