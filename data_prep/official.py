@@ -34,10 +34,13 @@ class Layout(NamedTuple):
 
 
 class Unpacked(io.RawIOBase):
-    """The bytes of a file, decompressed if it is compressed: at most so many, then reading raises `OSError`."""
+    """The bytes of a file, decompressed if it is compressed: at most so many, then reading raises `OSError`.
 
-    def __init__(self, file: BinaryIO, most: int = MOST_UNPACKED) -> None:
-        begins, self.left, self.most = file.read(2), most, most
+    most: 0 for `MOST_UNPACKED`.
+    """
+
+    def __init__(self, file: BinaryIO, most: int = 0) -> None:
+        begins, self.left, self.most = file.read(2), most or MOST_UNPACKED, most or MOST_UNPACKED
         file.seek(0)
         self.file: Any = UNPACKERS[begins](file) if begins in UNPACKERS else file
 
@@ -55,7 +58,7 @@ class Unpacked(io.RawIOBase):
         return len(data)
 
 
-def unpack(data: bytes, most: int = MOST_UNPACKED) -> bytes:
+def unpack(data: bytes, most: int = 0) -> bytes:
     """The data, decompressed if they are compressed. Raises errors of many types, `OSError` if there are more."""
     return Unpacked(io.BytesIO(data), most).read()
 

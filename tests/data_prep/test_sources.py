@@ -474,3 +474,27 @@ def test_damage_is_refused_with_its_file(tmp_path, key, file, data, words, capsy
     settings = {"targets": "age"} if make == "numbers" else {}
     assert_refused(source, folder / file if source == "csv" else folder, tmp_path / "out", words, **settings)
     assert "ran" not in capsys.readouterr().out.split()
+
+
+BOMB, MIB = bytes(3 << 20), 1 << 20
+BOMBS = {
+    "mnist": {"train-images-idx3-ubyte.gz": gzip.compress(BOMB)},
+    "svhn": {"train_32x32.mat": mat(True, X=np.frombuffer(BOMB, np.uint8))},
+    "mnli": {"train.jsonl.gz": gzip.compress(BOMB)},
+    "cifar10": {"cifar-10-python.tar.gz": tar({"cifar-10-batches-py/readme.html": BOMB}, "gz")},
+    "imagenet": {VAL: val_tar(1), DEVKIT: tar({"readme.html": BOMB}, "gz")},
+}
+
+
+@pytest.mark.parametrize("source", BOMBS)
+def test_what_is_compressed_takes_no_more_memory_than_needed(tmp_path, limits, source):
+    """A file of some megabytes may unpack to all memory."""
+    for name in ("mnist.MOST", "official.MOST_UNPACKED", "svhn.MOST_UNPACKED", "imagenet_tars.MOST"):
+        limits({f"widemix.data_prep.{name}": MIB})
+    folder = tmp_path / "in"
+    folder.mkdir()
+    if source == "mnist":
+        layouts.mnist(folder)
+    put(folder, BOMBS[source])
+    words = "unpacks to more than 1,048,576 bytes, the most that such a file can need"
+    assert_refused(source, folder, tmp_path / "out", words)
