@@ -330,14 +330,12 @@ def test_bad_images_that_fill_the_list_end_it_at_once(tmp_path, image, prep, cap
     image(0).save(tmp_path / "good.png")
     put(tmp_path, {f"in/train/a/{number:03}.jpg": b"" for number in range(bad)})
     put(tmp_path, {f"in/train/a/x{number:03}.png": (tmp_path / "good.png").read_bytes() for number in range(good)})
-    with pytest.raises(
-        RunError, match=f"train: {bad} images of the first {bad} cannot be decoded, more than 21 % of"
-    ):
+    words = f"train: {bad} images of the first {bad} cannot be decoded, more than 21 % of {bad + good};"
+    with pytest.raises(RunError, match=words):
         prep(origin=tmp_path / "in", max_bad=0.21)
     listed = [f"train/a/{number:03}.jpg: left out: is empty" for number in range(20)]
-    assert [
-        line for line in capsys.readouterr().err.splitlines() if line in [*listed, "... and 5 more"]
-    ] == listed + more
+    told = capsys.readouterr().err.splitlines()
+    assert [line for line in told if line.startswith(("train/a/", "... and "))] == listed + more
 
 
 def test_one_in_a_hundred_images_may_be_bad(tmp_path, prep):
