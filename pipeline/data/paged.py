@@ -70,9 +70,10 @@ class PagedOrder:
         places, views = split_views(step * self.run, self.run, self.repeats)
         first, last = int(places.min()), int(places.max()) + 1
         positions = _deal(first, last, self.lanes, self.length, self.window, self.seed, epoch)
-        earlier, in_file = np.divmod(self._places(epoch, positions[:, places - first]), self.count)
-        samples = in_file if self._by_place is None else self._by_place[in_file]
-        return samples + self.count * (earlier + np.tile(views, self.lanes))
+        view_ids = self._places(epoch, positions[:, places - first])
+        if self._by_place is not None:
+            view_ids = self._by_place[view_ids % self.count] + view_ids // self.count * self.count
+        return view_ids + self.count * np.tile(views, self.lanes)
 
     def prefetch_ranges(self, epoch: int, step: int, is_first: bool, parts: list[slice]) -> np.ndarray:
         """The samples of this step one window later; in the first step also all of the current window."""
@@ -82,7 +83,9 @@ class PagedOrder:
         wanted = np.arange(begin, min(end + self.window, self.length), dtype=np.int64)
         runs = [range(part.start // self.run, -(-part.stop // self.run)) for part in parts]
         lanes = np.array(sorted(set().union(*runs)), np.int64)
-        places = self._places(epoch, self.length * lanes[:, None] + wanted) % self.count
+        places = self._places(epoch, self.length * lanes[:, None] + wanted)
+        if self._sampling:
+            places %= self.count
         cuts = np.flatnonzero(np.diff(places).view(np.uint64) > 1)  # 0 where an epoch has a sample several times
         starts, stops = places[np.append(0, cuts + 1)[: len(places)]], places[np.append(cuts, -1)[: len(places)]]
         return np.stack([self._offset[starts], self._offset[stops] + self._size[stops]], axis=1)
