@@ -69,10 +69,11 @@ def suggest_batch(recipe: Recipe, samples: int, ranks: int) -> str | None:
     smaller = max(unit, samples // ENOUGH_STEPS // unit * unit)
     if samples // batch >= FEW_STEPS or 2 * smaller > batch:
         return None
+    steps = f"{samples // batch} steps" if samples >= 2 * batch else "one step"
     linear = recipe.optim.name == "sgd"
     lr = recipe.optim.lr * (smaller / batch) ** (1 if linear else 0.5)
     rule = "in proportion to the batch, as for SGD" if linear else "by the square root of the batch, as for Adam"
     return (
-        f"{samples} samples are {max(1, samples // batch)} steps an epoch of {batch}; --train.global_batch {smaller} "
+        f"{samples} samples are {steps} an epoch of {batch}; --train.global_batch {smaller} "
         f"--optim.lr {lr:.1e} makes {samples // smaller} (the rate {rule})"
     )

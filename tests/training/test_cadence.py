@@ -106,7 +106,7 @@ def test_the_minutes_count_from_the_last_evaluation(system):
             {"augment.mixup": 0.2, "augment.mix_group": 8},
             "--train.global_batch 16 --optim.lr 5.0e-04 makes 18",
         ),
-        (40, 1, {}, "1 steps an epoch of 64; --train.global_batch 2 "),
+        (40, 1, {}, "one step an epoch of 64; --train.global_batch 2 "),
         (640, 1, {}, None),  # ten steps
         (639, 1, {}, "9 steps an epoch"),
         (300, 64, {}, None),  # no smaller batch divides by the ranks
