@@ -96,7 +96,7 @@ def test_processes_that_encode_end_with_the_one_that_prepares():
         assert prep.stdout.read() == b""
 
 
-def test_a_process_whose_parent_died_before_it_could_ask_ends_at_once():
+def test_a_process_whose_parent_died_before_ends_at_once():
     starter = """
         import os, sys
         from widemix.processes import end_with_parent
@@ -113,7 +113,7 @@ def test_a_process_whose_parent_died_before_it_could_ask_ends_at_once():
     assert (process.returncode, output) == (128 + signal.SIGTERM, b"")
 
 
-def test_ranks_of_torchrun_end_with_it(monkeypatch):
+def test_ranks_of_torchrun_end_with_it(monkeypatch, system):
     rank = f"""
         from widemix.processes import end_with_torchrun
         end_with_torchrun()
@@ -127,17 +127,17 @@ def test_ranks_of_torchrun_end_with_it(monkeypatch):
         torchrun.kill()
         assert torchrun.stdout.read() == b"got SIGTERM "
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    monkeypatch.setattr("widemix.processes.ctypes", None)
+    system({"ctypes.CDLL": None})
     end_with_torchrun()  # which has not started this one: nothing is asked of the kernel
 
 
-def test_windows_has_two_signals_that_ask_to_end(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "win32")
+def test_windows_has_two_signals_that_ask_to_end(system):
+    system({"sys.platform": "win32"})
     assert set(stop_signals()) == {signal.SIGINT, signal.SIGTERM}
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
-def test_signals_of_terminals_count_unless_they_were_ignored_at_the_start(number):
+def test_terminals_signals_count_unless_ignored_at_the_start(number):
     terminal = (signal.SIGHUP, signal.SIGQUIT)  # which a shell may have ignored for the tests
     before = {each: signal.signal(each, signal.SIG_DFL) for each in terminal}
     try:
@@ -167,41 +167,28 @@ sys.exit(75)
 """
 
 
-def test_a_run_whose_terminal_is_closed_stops_as_one_that_is_asked_to():
-    terminal = Terminal("-c", STOPPABLE)
-    terminal.wait_for(b"up")
-    assert terminal.close() == 75
+def terminal_of(ranks: int, code: str) -> Terminal:
+    """One in which so many ranks have begun to run some code."""
+    starter = f"import sys; from widemix.launch.local import launch; sys.exit(launch(['-c', sys.argv[1]], {ranks}))"
+    terminal = Terminal("-c", code) if ranks == 1 else Terminal("-c", starter, code)
+    terminal.wait_for(b"up", ranks)
+    return terminal
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_whose_terminal_is_closed_stops(ranks):
+    assert terminal_of(ranks, STOPPABLE).close() == 75
 
 
 @pytest.mark.parametrize(("key", "name"), [(b"\x03", "Ctrl-C"), (b"\x1c", "Ctrl-\\")])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_key_of_the_terminal_stops_after_the_step_and_a_second_one_at_once(key, name, ranks):
+def test_a_key_stops_after_the_step_a_second_at_once(key, name, ranks):
     """The terminal sends it to all processes; each rank hears of it twice, and takes it for one."""
-    run = STOPPABLE.replace("while not stop.requested", "while True")
-    starter = f"import sys; from widemix.launch.local import launch; sys.exit(launch(['-c', sys.argv[1]], {ranks}))"
-    terminal = Terminal("-c", run) if ranks == 1 else Terminal("-c", starter, run)
-    terminal.wait_for(b"up", ranks)
+    terminal = terminal_of(ranks, STOPPABLE.replace("while not stop.requested", "while True"))
     os.write(terminal.own, key)
     terminal.wait_for(f"{name}: stopping after this step, with a checkpoint; a second {name} stops at once".encode())
     os.write(terminal.own, key)
     assert terminal.process.wait(600) == -signal.SIGINT  # KeyboardInterrupt
-
-
-def test_a_key_that_the_signal_passed_on_for_it_has_overtaken_is_no_second_one(capfd, monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(StopRequest, "came", False)  # and again at the end, or this process would ignore signals
-    ended = []
-    with StopRequest():
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT):
-            try:
-                signal.raise_signal(number)
-            except KeyboardInterrupt:
-                ended.append(number)
-            else:
-                ended.append(None)
-    assert ended == [None, None, None, signal.SIGINT]
-    said = "stopping after this step, with a checkpoint"
-    assert capfd.readouterr().err == f"SIGTERM: {said}\nCtrl-C: {said}; a second Ctrl-C stops at once\n"
 
 
 def be_asked_to_stop(code: int, number: int, data: str) -> None:
@@ -223,18 +210,9 @@ def be_asked_to_stop(code: int, number: int, data: str) -> None:
     ("code", "number", "ended"),
     [(75, signal.SIGTERM, 75), (0, signal.SIGTERM, -signal.SIGTERM), (75, signal.SIGHUP, 75)],
 )
-def test_a_train_that_has_stopped_ends_with_its_code_however_often_it_is_asked_to(
-    digits, tmp_path, code, number, ended
-):
+def test_a_train_that_stops_ends_with_its_code(digits, tmp_path, code, number, ended):
     codes, said = Forks(be_asked_to_stop, code, number, str(digits), log=tmp_path / "log").wait()
     assert codes == [ended], said
-
-
-def test_so_do_ranks():
-    starter = "import sys; from widemix.launch.local import launch; sys.exit(launch(['-c', sys.argv[1]], 2))"
-    terminal = Terminal("-c", starter, STOPPABLE)
-    terminal.wait_for(b"up", 2)
-    assert terminal.close() == 75
 
 
 def test_nohup_keeps_a_run_going():
@@ -248,32 +226,33 @@ def test_nohup_keeps_a_run_going():
     assert terminal.process.wait(600) == 75
 
 
-def test_the_peak_of_memory_is_in_bytes(monkeypatch):
+def test_the_peak_of_memory_is_in_bytes(system):
     assert 0.5 < peak_resident_bytes() / psutil.Process().memory_info().rss < 100
-    monkeypatch.setattr("resource.getrusage", lambda _: SimpleNamespace(ru_maxrss=3))  # in KiB, on macOS in bytes
+    system({"resource.getrusage": lambda _: SimpleNamespace(ru_maxrss=3)})  # in KiB, on macOS in bytes
     for platform, peak in (("linux", 3 * 1024), ("darwin", 3)):
-        monkeypatch.setattr(sys, "platform", platform)
+        system({"sys.platform": platform})
         assert peak_resident_bytes() == peak
 
 
-def test_the_time_of_children_is_that_of_the_user_and_of_the_system(monkeypatch):
-    monkeypatch.setattr(os, "times", lambda: os.times_result((1, 2, 4, 8, 16)))
+def test_children_take_time_of_the_user_and_the_system(system):
+    system({"os.times": lambda: os.times_result((1, 2, 4, 8, 16))})
     assert children_cpu_seconds() == 12
 
 
 @pytest.fixture
 def signals(monkeypatch):
     """This process as it was before any signal had come, and afterwards again."""
-    monkeypatch.setattr(StopRequest, "came", False)
+    StopRequest.came = False
     monkeypatch.delenv("RANK", raising=False)
     before = {number: signal.getsignal(number) for number in stop_signals()}
     yield before
+    StopRequest.came = False  # or this process would ignore signals
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("rank", [None, "0", "1"])
-def test_a_key_counts_from_the_first_one_on_and_is_announced_by_rank_0(signals, monkeypatch, capfd, rank):
+def test_a_key_counts_and_rank_0_announces_it(signals, monkeypatch, capfd, rank):
     if rank:
         monkeypatch.setenv("RANK", rank)
     said = []
@@ -294,7 +273,7 @@ def test_a_key_counts_from_the_first_one_on_and_is_announced_by_rank_0(signals, 
 
 
 @pytest.mark.usefixtures("signals")
-def test_what_waits_for_ever_is_left_at_once_by_the_first_signal_and_nothing_else_is():
+def test_only_waiting_for_ever_is_left_at_once():
     tidied = []
 
     def wait(stop):
@@ -319,7 +298,7 @@ def test_what_waits_for_ever_is_left_at_once_by_the_first_signal_and_nothing_els
         assert stop.requested
 
 
-def test_signals_are_ignored_at_the_end_only_where_one_has_come_and_keys_never_are(signals):
+def test_signals_after_the_first_are_ignored_keys_never(signals):
     with stops_once():
         assert signal.getsignal(signal.SIGINT) == signals[signal.SIGINT]
         assert signal.getsignal(signal.SIGTERM) != signals[signal.SIGTERM]
