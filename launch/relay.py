@@ -20,6 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -28,12 +29,18 @@ from urllib.parse import quote, unquote
 from widemix.formats import blocks
 from widemix.tally import print_status
 
-BEGIN_S = 60.0  # for the neighbour to begin
-_ANSWER_S = 10.0  # in which a server says that it does not have a block yet
-_TIMEOUT_S = 60.0  # for an answer to be there whole
-_PROOF_S = 10.0  # for a client to prove that it knows the token
 _MOST_UNPROVEN = 32  # connections of such clients; the oldest is closed
 _RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How long nodes wait for each other, in seconds."""
+
+    begin: float = 60.0  # for the neighbour to begin
+    answer: float = 10.0  # in which a server says that it does not have a block yet
+    timeout: float = 60.0  # for an answer to be there whole
+    proof: float = 10.0  # for a client to prove that it knows the token
 
 
 def _proof(token: str, side: str, challenges: tuple[str, str], server: tuple) -> str:
@@ -50,10 +57,10 @@ def _is(given: str | None, expected: str) -> bool:
 class Neighbour:
     """The node that this one reads blocks from."""
 
-    def __init__(self, address: str, port: int, token: str):
+    def __init__(self, address: str, port: int, token: str, waits: Waits = Waits()):
         self.address, self.lost = address, False
-        self._port, self._token = port, token
-        self._deadline = time.monotonic() + BEGIN_S
+        self._port, self._token, self._timeout = port, token, waits.timeout
+        self._deadline = time.monotonic() + waits.begin
         self._own = threading.local()  # a connection of each thread
         self._connections: list[HTTPConnection] = []
 
@@ -85,7 +92,7 @@ class Neighbour:
             self._connections.append(self._own.connection)
         connection = self._own.connection
         try:
-            with _in_time(connection):
+            with _in_time(connection, self._timeout):
                 headers = {"Range": f"bytes={begin}-{end - 1}", "Proof": self._own.proof}
                 connection.request("GET", f"/{quote(name)}", headers=headers)
                 response = connection.getresponse()
@@ -103,12 +110,12 @@ class Neighbour:
 
     def _connect(self) -> tuple[HTTPConnection, str]:
         """A connection to a server that knows the token, and the proof that this node does. Raises OSError."""
-        connection, challenge = HTTPConnection(self.address, self._port, timeout=_TIMEOUT_S), secrets.token_hex(16)
+        connection, challenge = HTTPConnection(self.address, self._port, timeout=self._timeout), secrets.token_hex(16)
         connection.connect()
         server = connection.sock.getpeername()
         connection.auto_open = 0  # a new connection begins with new challenges
         try:
-            with _in_time(connection):
+            with _in_time(connection, self._timeout):
                 connection.request("GET", "/", headers={"Challenge": challenge})
                 response = connection.getresponse()
                 response.read(1)
@@ -122,14 +129,14 @@ class Neighbour:
 
 
 @contextmanager
-def _in_time(connection: HTTPConnection) -> Iterator[None]:
+def _in_time(connection: HTTPConnection, seconds: float) -> Iterator[None]:
     """Cut a connection off unless the block ends in time: one that sends a byte now and then never times out."""
 
     def cut_off(sock: socket.socket = connection.sock) -> None:
         with suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(_TIMEOUT_S, cut_off)
+    timer = threading.Timer(seconds, cut_off)
     timer.start()
     try:
         yield
@@ -144,8 +151,8 @@ class Relay:
     the next node reads from the shared file system. token: what nodes of the job alone know.
     """
 
-    def __init__(self, neighbour: Neighbour | None, port: int, token: str):
-        self.neighbour, self.token = neighbour, token
+    def __init__(self, neighbour: Neighbour | None, port: int, token: str, waits: Waits = Waits()):
+        self.neighbour, self.token, self.waits = neighbour, token, waits
         self._port = port
         self._files: dict[str, tuple[int, set[int]]] = {}  # descriptor, numbers of the blocks that are checked
         self._arrived = threading.Condition()
@@ -188,7 +195,7 @@ class Relay:
             return name in self._files and block in self._files[name][1]
 
         with self._arrived:
-            return self._files[name][0] if self._arrived.wait_for(there, _ANSWER_S) else None
+            return self._files[name][0] if self._arrived.wait_for(there, self.waits.answer) else None
 
 
 class _Server(ThreadingHTTPServer):
@@ -224,9 +231,13 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # else a small piece waits for the receipt of its header, up to 40 ms
-    timeout = _PROOF_S
     server: _Server
     _expected = ""  # what proves that the client knows the token; nothing before the challenges
+
+    def setup(self) -> None:
+        """As its base does, with a time limit until the client has proven that it knows the token."""
+        super().setup()
+        self.connection.settimeout(self.server.relay.waits.proof)
 
     def do_GET(self) -> None:
         """Answer a challenge; or send a range of a file that lies in one block, to a client that knows the token."""

@@ -114,7 +114,7 @@ def test_every_page_is_in_the_navigation():
     assert all(f": {page}\n" in navigation for page in pages)
 
 
-def test_the_tests_that_hold_what_is_promised_of_strangers_files_are_there():
+def test_tests_that_the_page_on_trust_names_are_there():
     file = ""
     for found in re.findall(r"`((?:tests/[\w/]+\.py)?(?:::\w+)?)`", (ROOT / "docs/explanation/trust.md").read_text()):
         path, _, name = found.partition("::")

@@ -48,7 +48,7 @@ def start_one(folder: str) -> None:
     Path(folder, "found.json").write_text(json.dumps(known | json.loads(out)))
 
 
-def test_it_is_a_process_of_its_own_with_what_it_is_given(tmp_path):
+def test_it_is_a_process_with_what_it_is_given(tmp_path):
     codes, said = Forks(start_one, str(tmp_path), log=tmp_path / "log").wait(300)
     assert codes == [0], said
     found = json.loads((tmp_path / "found.json").read_text())

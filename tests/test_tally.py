@@ -116,7 +116,7 @@ def test_the_stdout_of_a_terminals_bar_may_be_a_file(tmp_path):
     assert "stdout" not in said
 
 
-def test_a_bar_is_drawn_ten_times_a_second_without_a_stdout():
+def test_a_bar_is_drawn_ten_times_a_second():
     run = "import sys, time; sys.stdout = None; now = [0.0]; time.perf_counter = lambda: now[0]\n"
     run += "from widemix.tally import Display; display = Display(2)\n"
     run += "for now[0] in (0.0, 0.05, 0.2, 0.25, 0.5): display.show(1, f'at {now[0]}.')\n"
@@ -124,7 +124,7 @@ def test_a_bar_is_drawn_ten_times_a_second_without_a_stdout():
     assert [f"at {seconds}." in said for seconds in (0.0, 0.05, 0.2, 0.25, 0.5)] == [True, False, True, False, True]
 
 
-def test_a_full_disk_and_a_log_nobody_reads_stop_no_work():
+def test_full_disks_and_logs_nobody_reads_stop_no_work():
     """The latter as after Ctrl-C at `2>&1 | tee log`, which ends tee first."""
     with open("/dev/full", "w") as full:
         code = COUNT.replace("print_status(", "str(")
@@ -137,7 +137,7 @@ def test_a_full_disk_and_a_log_nobody_reads_stop_no_work():
         assert process.stdout.read() == b"here\n"
 
 
-def test_a_line_of_a_log_is_the_text_as_it_is(capsys):
+def test_a_line_of_a_log_is_the_text(capsys):
     """Of any length, and whatever rich makes of some words on a terminal."""
     display, line = Display(2), "class :ant: of [bold]train[/bold] " + "long " * 60 + "line"
     display.show(1, line, at_once=True)

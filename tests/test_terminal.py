@@ -56,7 +56,7 @@ def test_control_characters_of_names_are_shown_not_obeyed(runs, capsys, words):
     assert not [character for character in text if not character.isprintable() and character != "\n"]
 
 
-def test_a_bar_and_a_table_on_a_terminal_show_control_characters():
+def test_bars_and_tables_on_terminals_show_control_characters():
     program = f"""if True:
         import rich.table
         from widemix.tally import Console, Tally
@@ -93,6 +93,6 @@ def test_a_spreadsheet_computes_no_text_of_a_csv_file(cell, written):
     assert list(csv.reader(csv_text([["name", cell]]).splitlines(keepends=True))) == [["name", written]]
 
 
-def test_a_run_whose_name_is_a_formula_is_none_in_the_list(runs, capsys):
+def test_a_run_named_as_a_formula_is_text(runs, capsys):
     rows = list(csv.DictReader(said(capsys, "runs", "csv", "=cmd|' C'!A0").splitlines()))
     assert [row["run"] for row in rows] == ["'=cmd|' C'!A0"]

@@ -108,13 +108,13 @@ print("scipy.signal" in sys.modules)
 """
 
 
-def test_who_asks_for_more_of_what_is_left_out_gets_it(tmp_path):
+def test_who_asks_for_what_is_left_out_gets_it(tmp_path):
     """torchmetrics imports librosa where that is installed, which imports from scipy.signal."""
     assert run(ASKED, tmp_path).stdout.split() == ["3", "10", "8", "True", "True"]
 
 
 @pytest.mark.long
-def test_training_and_evaluation_import_neither_what_compiles_nor_what_they_may_not_need(tmp_path):
+def test_training_and_evaluation_import_nothing_without_need(tmp_path):
     """What timm and torchvision compile with is a third of `import timm`; what they take it for works as before."""
     done = run(NOT_COMPILED, tmp_path)
     assert done.stdout.split("\n")[:-1] == ["3 10 8", "18.0", "tensor(0.) tensor(0.)"], done.stderr
@@ -140,7 +140,7 @@ def test_deepspeed_brings_no_code_generator_and_no_tracker(tmp_path):
     assert done.stdout.split()[-2:] == [str(find_spec("mlflow") is not None)] * 2, done.stderr
 
 
-def test_what_is_decorated_to_be_compiled_is_compiled_once_when_it_is_called(monkeypatch):
+def test_decorated_functions_are_compiled_once_when_called(monkeypatch):
     compiled = []
     package = ModuleType("deepspeed.runtime.compiler")
     package.compile = lambda: lambda function: compiled.append(function) or (lambda *words, **named: (words, named))
@@ -200,7 +200,7 @@ print(figure.get_facecolor(), plt.rcParams["figure.facecolor"])
 
 
 @pytest.mark.long
-def test_metrics_are_plotted_in_their_own_style_though_matplotlib_comes_late(tmp_path):
+def test_metrics_have_their_own_style_of_plots(tmp_path):
     done = run(PLOTTED, tmp_path)
     assert done.stdout.strip() == "(1.0, 1.0, 1.0, 1.0) black", done.stderr
 

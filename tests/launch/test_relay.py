@@ -11,16 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
-from types import SimpleNamespace
+from urllib.parse import quote
 
 import psutil
 import pytest
 
 from tests.forks import free_port
 from tests.launch.test_stage import contents, folder, prepared
-from widemix.launch import relay as module
+from widemix.formats import blocks
 from widemix.launch import stage as staging
-from widemix.launch.relay import Neighbour, Relay
+from widemix.launch.relay import Neighbour, Relay, Waits
 from widemix.launch.stage import Folder, stage
 
 assert prepared
@@ -57,7 +57,7 @@ def blocks_of(folder, tmp_path, sources) -> int:
 
 
 def test_a_chain_of_nodes_reads_the_source_once(tmp_path, folder, ports, sources):
-    blocks = blocks_of(folder, tmp_path, sources)
+    count = blocks_of(folder, tmp_path, sources)
     with ExitStack() as stack:
         neighbours = [None, *(Neighbour(HOME, port, TOKEN) for port in ports[:3])]
         relays = [stack.enter_context(Relay(*each, TOKEN)) for each in zip(neighbours, ports, strict=True)]
@@ -65,8 +65,8 @@ def test_a_chain_of_nodes_reads_the_source_once(tmp_path, folder, ports, sources
         copies = list(pool.map(lambda n: stage(folder, tmp_path / f"n{n}", relays[n]), range(4)))
     assert all(contents(copy) == contents(folder) for copy in copies)
     kinds = [kind for kind, _ in sources]
-    assert kinds.count(Folder) == blocks
-    assert kinds.count(Neighbour) == 3 * blocks
+    assert kinds.count(Folder) == count
+    assert kinds.count(Neighbour) == 3 * count
 
 
 def test_a_block_is_handed_on_before_the_next_is_read(tmp_path, folder, ports, monkeypatch):
@@ -78,20 +78,17 @@ def test_a_block_is_handed_on_before_the_next_is_read(tmp_path, folder, ports, m
             assert received.wait(300)
         return read(source, name, begin, end)
 
-    handed, request = [], Neighbour.read
-
-    def notes(neighbour, name, begin, end):
-        data = request(neighbour, name, begin, end)
-        handed.append((name, begin))
-        if ("train.beton", 10 * 4096) in handed:
-            received.set()
-        return data
+    class Noting(Neighbour):
+        def read(self, name, begin, end):
+            data = super().read(name, begin, end)
+            if (name, begin) == ("train.beton", 10 * 4096):
+                received.set()
+            return data
 
     monkeypatch.setattr(Folder, "read", waits)
-    monkeypatch.setattr(Neighbour, "read", notes)
     with Relay(None, ports[0], TOKEN) as first, ThreadPoolExecutor() as pool:
         copies = [pool.submit(stage, folder, tmp_path / "n0", first)]
-        with Relay(Neighbour(HOME, ports[0], TOKEN), ports[1], TOKEN) as second:
+        with Relay(Noting(HOME, ports[0], TOKEN), ports[1], TOKEN) as second:
             copies.append(pool.submit(stage, folder, tmp_path / "n1", second))
             assert [contents(copy.result(300)) for copy in copies] == [contents(folder)] * 2
 
@@ -109,7 +106,7 @@ def test_a_copy_that_was_there_is_served(tmp_path, folder, ports, sources):
 
 
 def test_what_a_lost_neighbour_has_not_sent_the_source_has(tmp_path, folder, ports, sources, capsys):
-    blocks = blocks_of(folder, tmp_path, sources)
+    total = blocks_of(folder, tmp_path, sources)
     stage(folder, tmp_path / "n0")
     sources.clear()
     with ExitStack() as lost:
@@ -130,7 +127,7 @@ def test_what_a_lost_neighbour_has_not_sent_the_source_has(tmp_path, folder, por
         with Relay(neighbour, ports[1], TOKEN) as second:
             copy = stage(folder, tmp_path / "n1", second)
     assert contents(copy) == contents(folder)
-    assert [kind for kind, _ in sources].count(Folder) >= blocks - 50
+    assert [kind for kind, _ in sources].count(Folder) >= total - 50
     said = capsys.readouterr().err
     assert f"{HOME}: Connection reset by peer; what is missing is read from {folder}\n" in said
     assert said.count("what is missing") <= staging.RELAY_THREADS  # it is not asked again
@@ -163,10 +160,10 @@ def prove(port: int, token: str = TOKEN, host: str = HOME) -> tuple[HTTPConnecti
 
 
 @contextmanager
-def served(port: int, path: Path, size: int):
+def served(port: int, path: Path, size: int, **waits: float):
     """A relay that serves a block of a file as `a`."""
     path.write_bytes(bytes(size))
-    with Relay(None, port, TOKEN) as relay, path.open("rb") as file:
+    with Relay(None, port, TOKEN, Waits(**waits)) as relay, path.open("rb") as file:
         relay.add_file("a", file.fileno())
         relay.add_blocks("a", range(1))
         yield relay
@@ -193,9 +190,8 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize(("begin", "again"), ENDLESS.values(), ids=ENDLESS)
-def test_who_has_the_port_first_learns_no_token(tmp_path, folder, ports, monkeypatch, capsys, begin, again):
+def test_who_has_the_port_first_learns_no_token(tmp_path, folder, ports, capsys, begin, again):
     """Its endless answer once filled the memory."""
-    monkeypatch.setattr(module, "_TIMEOUT_S", 2.0)
     heard: list[bytes] = []
 
     def answer(connection: socket.socket) -> None:
@@ -213,7 +209,7 @@ def test_who_has_the_port_first_learns_no_token(tmp_path, folder, ports, monkeyp
 
     with socket.create_server((HOME, ports[0])) as server:
         threading.Thread(target=accept, daemon=True).start()
-        with Relay(Neighbour(HOME, ports[0], TOKEN), ports[1], TOKEN) as relay:
+        with Relay(Neighbour(HOME, ports[0], TOKEN, Waits(timeout=2.0)), ports[1], TOKEN) as relay:
             assert contents(stage(folder, tmp_path / "n1", relay)) == contents(folder)
         server.shutdown(socket.SHUT_RDWR)
     assert f"{HOME}: " in (said := capsys.readouterr().err)
@@ -257,9 +253,11 @@ def test_connections_on_which_nothing_is_proven_are_few(ports, tmp_path):
         neighbour.close()
 
 
-def test_a_connection_on_which_nothing_comes_is_closed(ports, tmp_path, monkeypatch):
-    monkeypatch.setattr(module._Handler, "timeout", 0.2)
-    with served(ports[0], tmp_path / "a", 3), socket.create_connection((HOME, ports[0]), timeout=300) as idle:
+def test_a_connection_on_which_nothing_comes_is_closed(ports, tmp_path):
+    with (
+        served(ports[0], tmp_path / "a", 3, proof=0.2),
+        socket.create_connection((HOME, ports[0]), timeout=300) as idle,
+    ):
         assert idle.recv(1) == b""
         connection, proof = prove(ports[0])
         connection.request("GET", "/a", headers={"Proof": proof, "Range": "bytes=0-2"})
@@ -270,19 +268,18 @@ def test_a_connection_on_which_nothing_comes_is_closed(ports, tmp_path, monkeypa
         connection.close()
 
 
-def test_a_neighbour_without_a_server_costs_a_moment(tmp_path, folder, ports, monkeypatch, capsys):
-    monkeypatch.setattr(module, "BEGIN_S", 0.5)
+def test_a_neighbour_without_a_server_costs_a_moment(tmp_path, folder, ports, capsys):
     with socket.create_server(("", ports[0])), Relay(None, ports[0], TOKEN):
         assert f"port {ports[0]}: no blocks are handed on (Address already in use)" in capsys.readouterr().err
-    with Relay(Neighbour(HOME, ports[0], TOKEN), ports[1], TOKEN) as second:
+    with Relay(Neighbour(HOME, ports[0], TOKEN, Waits(begin=0.5)), ports[1], TOKEN) as second:
         assert contents(stage(folder, tmp_path / "n1", second)) == contents(folder)
     assert "Connection refused; what is missing is read from" in capsys.readouterr().err
 
 
-def test_a_block_that_comes_late_is_asked_for_again(ports, monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "_ANSWER_S", 0.1)
+def test_a_block_that_comes_late_is_asked_for_again(ports, tmp_path):
     (tmp_path / "file").write_bytes(b"0123456789")
-    with Relay(None, ports[0], TOKEN) as first, (tmp_path / "file").open("rb") as file, ThreadPoolExecutor() as pool:
+    first = Relay(None, ports[0], TOKEN, Waits(answer=0.1))
+    with first, (tmp_path / "file").open("rb") as file, ThreadPoolExecutor() as pool:
         first.add_file("a file", file.fileno())
         neighbour = Neighbour(HOME, ports[0], TOKEN)
         late = pool.submit(neighbour.read, "a file", 2, 5)
@@ -297,28 +294,30 @@ def test_a_block_that_comes_late_is_asked_for_again(ports, monkeypatch, tmp_path
             neighbour.close()
 
 
-def test_a_reader_that_dies_is_no_error_of_the_server(ports, monkeypatch, tmp_path, capsys):
+def test_a_reader_that_dies_is_no_error_of_the_server(ports, tmp_path, capsys):
     """Its broken pipe once filled the log with a traceback, above the reason why the job ended."""
-    ended, shutdown = threading.Event(), module._Server.shutdown_request
-    monkeypatch.setattr(module._Server, "shutdown_request", lambda *each: (shutdown(*each), ended.set()))
     with served(ports[0], tmp_path / "a", 16 << 20):
+        before = threading.active_count()
         connection, proof = prove(ports[0])
         connection.request("GET", "/a", headers={"Proof": proof, "Range": f"bytes=0-{(16 << 20) - 1}"})
         with connection.sock as dies:
             assert dies.recv(100)
             dies.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        assert ended.wait(300)
+        deadline = time.monotonic() + 300
+        while threading.active_count() > before:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     assert capsys.readouterr().err == ""
 
 
-def test_a_neighbour_is_waited_for_until_it_listens(ports, monkeypatch, tmp_path):
+def test_a_neighbour_is_waited_for_until_it_listens(ports, system, tmp_path):
     """For a minute; once it has answered it is not waited for again."""
     now = [100.0]
 
     def sleep(seconds):
         now[0] += seconds
 
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    system({"time.monotonic": lambda: now[0], "time.sleep": sleep})
     never = Neighbour(HOME, ports[1], TOKEN)
     with pytest.raises(ConnectionRefusedError):
         never.read("a", 0, 3)
@@ -335,29 +334,32 @@ def test_a_neighbour_is_waited_for_until_it_listens(ports, monkeypatch, tmp_path
     assert now[0] == began
 
 
-def test_only_checked_blocks_are_served_by_their_files_name(ports, monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "_ANSWER_S", 0.05)
-    monkeypatch.setattr(module, "_TIMEOUT_S", 5)
-    names = ("a b.beton", "c%20d.beton")
-    with Relay(None, ports[0], TOKEN) as relay:
+def test_only_checked_blocks_are_served_by_their_files_name(ports, tmp_path):
+    names, size = ("a b.beton", "c%20d.beton"), blocks.BLOCK
+    with Relay(None, ports[0], TOKEN, Waits(answer=0.05)) as relay:
         for number, name in enumerate(names):
-            (tmp_path / name).write_bytes(bytes([65 + number]) * (2 << 20))
+            (tmp_path / name).write_bytes(bytes([65 + number]) * (2 * size))
             with (tmp_path / name).open("rb") as file:
                 relay.add_file(name, file.fileno())
-        monkeypatch.setattr(module.blocks, "BLOCK", 1 << 20)
         relay.add_blocks(names[0], range(1, 2))
         relay.add_blocks(names[1], range(1))
         with (tmp_path / names[1]).open("rb") as file:
             relay.add_file(names[0], file.fileno())  # which it has, with blocks
-        neighbour = Neighbour(HOME, ports[0], TOKEN)
-        assert neighbour._request(names[0], 1 << 20, 2 << 20) == b"A" * (1 << 20)  # its first and last byte too
-        assert neighbour._request(names[1], 0, 1 << 20) == b"B" * (1 << 20)
-        assert neighbour._request(names[0], (1 << 20) - 1, 1 << 20) is None
-        assert neighbour._request(names[1], 1 << 20, (1 << 20) + 1) is None
-        assert neighbour._request("e.beton", 0, 1) is None
+        neighbour = Neighbour(HOME, ports[0], TOKEN, Waits(timeout=5))
+        assert neighbour.read(names[0], size, 2 * size) == b"A" * size  # its first and last byte too
+        assert neighbour.read(names[1], 0, size) == b"B" * size
+        for name, begin, end in (
+            *((names[0], size - 1, size), (names[1], size, size + 1)),
+            ("e.beton", 0, 1),
+        ):
+            connection, proof = prove(ports[0])
+            headers = {"Proof": proof, "Range": f"bytes={begin}-{end - 1}"}
+            connection.request("GET", f"/{quote(name)}", headers=headers)
+            assert connection.getresponse().status == 503
+            connection.close()
         relay.add_blocks(names[0], range(2, 3))
         with pytest.raises(OSError, match="answers with 206"):  # beyond the end of the file
-            neighbour.read(names[0], 2 << 20, (2 << 20) + 5)
+            neighbour.read(names[0], 2 * size, 2 * size + 5)
         neighbour.close()
 
 
@@ -386,24 +388,11 @@ def test_only_checked_blocks_are_served_by_their_files_name(ports, monkeypatch, 
         ("", f"/{TOKEN}/a", {"Range": "bytes=0-2"}, 404),
     ],
 )
-def test_what_is_no_request_of_a_neighbour_is_not_found(
-    ports, tmp_path, monkeypatch, capsys, token, path, headers, status
-):
-    monkeypatch.setattr(module, "_ANSWER_S", 0.05)
-    with served(ports[0], tmp_path / "a", 3):
+def test_what_is_no_request_of_a_neighbour_is_not_found(ports, tmp_path, capsys, token, path, headers, status):
+    with served(ports[0], tmp_path / "a", 3, answer=0.05):
         connection, proof = prove(ports[0], token)
         sent = {name: value.encode() for name, value in ({"Proof": proof} | headers).items()}
         connection.request("GET", path, headers=sent)
         assert connection.getresponse().status == status
         connection.close()
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("error", [BrokenPipeError, ConnectionResetError, TimeoutError, ValueError])
-def test_what_a_line_does_is_no_bug(error, capsys):
-    try:
-        raise error
-    except error:
-        module._Server.handle_error(object.__new__(module._Server), None, ("10.0.0.1", 1))
-    said = capsys.readouterr().err
-    assert (error.__name__ in said) is ("from ('10.0.0.1', 1)" in said) is (error is ValueError)

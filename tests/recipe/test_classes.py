@@ -51,7 +51,7 @@ def test_without_a_folder_they_have_to_be_given(tmp_path):
         build_model(given.model, given.data.image_size, given.data.num_classes)
 
 
-def test_a_run_of_the_folders_number_is_a_run_of_the_recipe(digits):
+def test_the_folders_number_is_no_other_recipe(digits):
     assert run_differences(recipe(digits, 10), recipe(digits)) == []
     assert run_differences(recipe(digits, 10), recipe(digits, 11)) == ["data.num_classes"]
 

@@ -52,7 +52,7 @@ def test_every_shipped_recipe_is_valid_and_survives_a_round_trip(path, write):
     assert load_recipe(write(dump_recipe(recipe))) == recipe
 
 
-def test_a_recipe_of_python_values_is_that_of_the_file_and_its_mistakes_are_one_line():
+def test_a_recipe_of_values_is_that_of_the_file():
     recipe = load_recipe(DIGITS)
     values = recipe.model_dump()
     assert Recipe(**values) == recipe
@@ -76,7 +76,7 @@ def test_a_recipe_of_python_values_is_that_of_the_file_and_its_mistakes_are_one_
             build()
 
 
-def test_no_key_takes_text_for_a_number_nor_a_number_for_true_or_false():
+def test_no_key_takes_a_value_of_another_type():
     recipe, types = load_recipe(DIGITS), set()
     for section in (getattr(recipe, name) for name in SECTIONS):
         values = section.model_dump()
@@ -100,7 +100,7 @@ def test_imagenet_recipes_say_what_the_paper_says():
     check_world(recipe, 128)
 
 
-def test_a_study_that_is_there_comes_before_a_shipped_one_of_its_name(tmp_path, monkeypatch):
+def test_a_study_that_is_there_comes_before_shipped_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_study("figure7.yaml").samefile(ROOT / "recipes/studies/figure7.yaml")
     Path("figure7.yaml").touch()
@@ -174,7 +174,7 @@ def test_a_circle_of_recipes_is_named(write, tmp_path, monkeypatch):
             load_recipe(name)
 
 
-def test_a_recipe_that_is_not_there_is_not_suggested_to_be_the_one_that_names_it(write, tmp_path):
+def test_a_missing_base_is_not_suggested_as_itself(write, tmp_path):
     path = write("extends: recipes.yaml")
     write("", ".recipes.yaml")  # hidden
     with pytest.raises(InputError, match=r"recipes\.yaml: no such recipe; give a file"):
@@ -184,7 +184,7 @@ def test_a_recipe_that_is_not_there_is_not_suggested_to_be_the_one_that_names_it
         load_recipe(path)
 
 
-def test_a_network_of_another_kind_keeps_what_it_has_of_the_base(write):
+def test_another_kind_keeps_the_keys_it_has(write):
     base = write(f"extends: {ROOT}/recipes/mnist/dense.yaml\nmodel: {{width: 196}}", "base.yaml")
     of_file = load_recipe(write(f"extends: {base}\nmodel: {{kind: sw_mlp, patch_size: 2, depth: 2, density: 0.5}}"))
     assert (of_file.model.kind, of_file.model.width) == ("sw_mlp", 196)  # and matrices of the base, which it has not
@@ -204,13 +204,13 @@ WORDS = [
 
 @pytest.mark.parametrize("text", WORDS)
 @pytest.mark.parametrize("name", ["data.path", "data.train_split", "data.eval_split", "train.init_from"])
-def test_an_override_of_a_path_or_a_name_is_not_yaml(name, text):
+def test_an_override_of_a_path_is_no_yaml(name, text):
     """`--data.path 'O #2'` was the folder O."""
     found = flat_recipe(load_recipe(DIGITS, {"data.path": "d", name: text}.items()))[name]
     assert found == (None if text in ("null", "~") and name == "train.init_from" else text)
 
 
-def test_an_override_of_a_path_in_quotes_is_what_they_hold():
+def test_quotes_around_a_path_are_no_part_of_it():
     for text, path in {"'it''s #2'": "it's #2", '"a\\tb"': "a\tb", "'''a'''": "'a'", '"null"': "null"}.items():
         assert load_recipe(DIGITS, [("data.path", text)]).data.path == path
     assert load_recipe(DIGITS, [("data.path", "d"), ("train.init_from", "'null'")]).train.init_from == "null"
@@ -227,7 +227,7 @@ def test_an_override_of_a_path_in_quotes_is_what_they_hold():
         ("extends: digits/mixer\ndata: {path: ~/d}", {"train.init_from": "~/a~"}),
     ],
 )
-def test_a_path_of_a_recipe_may_begin_with_the_users_home(text, overrides, tmp_path, monkeypatch):
+def test_a_path_may_begin_with_the_users_home(text, overrides, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "base.yaml").write_text("extends: digits/mixer")
     (tmp_path / "recipe.yaml").write_text(text)

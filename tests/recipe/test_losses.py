@@ -22,7 +22,7 @@ def squared(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize(("name", "formula"), [("softmax", softmax), ("sigmoid", sigmoid), ("mse", squared)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_loss_is_the_mean_of_its_formula_over_the_batch(name, formula, kind):
+def test_a_loss_is_the_mean_of_its_formula(name, formula, kind):
     """Computed in float32 of outputs in any precision; of mixed and smoothed targets too."""
     torch.manual_seed(0)
     outputs, targets = 3 * torch.randn(3, 5), torch.rand(3, 5)  # no distributions: sums are not 1

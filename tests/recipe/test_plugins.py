@@ -102,7 +102,7 @@ def test_an_installed_packages_plugin_needs_no_key(
         load_recipe(recipe)
 
 
-def test_its_export_is_loaded_by_the_line_that_names_the_plugin(recipe: Path, digits: Path) -> None:
+def test_its_export_is_loaded_by_a_line_with_it(recipe: Path, digits: Path) -> None:
     short = {"data.path": digits, "data.workers": 1, "train.max_steps": 2}
     loaded = load_recipe(recipe, [(name, str(value)) for name, value in short.items()])
     run, exported = recipe.with_name("run"), recipe.with_name("exported")
@@ -225,16 +225,14 @@ def test_modules_that_are_not_there_are_named(recipe: Path) -> None:
         load_recipe(recipe)
 
 
-def test_what_a_module_lacks_is_told_from_a_module_that_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_module_lacks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_tools.py").write_text("import my_tool")
     with pytest.raises(InputError, match=r"^here: my_tools cannot be imported \(.*No module named 'my_tool'\)$"):
         plugins.import_modules(["json", "my_tools"], "here")
 
 
-def test_a_module_of_a_package_that_is_not_there_is_named_whole(recipe: Path) -> None:
+def test_a_missing_module_of_a_package_is_named_whole(recipe: Path) -> None:
     for name in ("no_such_package.parts", "json.no_such_part"):
         with pytest.raises(InputError, match=rf"^here: there is no module {name}; install it"):
             plugins.import_modules(["json", name], "here")
@@ -288,7 +286,7 @@ WRONG_PARTS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
 
 
 @pytest.mark.parametrize(("register", "arguments", "words"), WRONG_PARTS)
-def test_a_part_of_another_type_is_refused_by_the_arguments_name(
+def test_a_part_of_another_type_is_refused_by_name(
     register: Callable[..., object], arguments: tuple[object, ...], words: str
 ) -> None:
     before = [list(table) for table in (OPTIMIZERS, losses.LOSSES, metrics.METRICS, SOURCES, KINDS, OPERATIONS)]

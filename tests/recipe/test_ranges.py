@@ -69,7 +69,7 @@ def test_both_kinds_of_keys_are_found() -> None:
         ),
     ],
 )
-def test_lists_of_augment_are_taken_up_to_the_ends_of_their_ranges(name, allowed, refused):
+def test_lists_are_taken_up_to_their_ends(name, allowed, refused):
     for value in allowed:
         assert getattr(AugmentSection(**{name: value}), name) == value
     for value in refused:
@@ -78,7 +78,7 @@ def test_lists_of_augment_are_taken_up_to_the_ends_of_their_ranges(name, allowed
 
 
 @pytest.mark.parametrize("key", ENDS)
-def test_a_number_is_taken_up_to_the_ends_of_its_range(key: str) -> None:
+def test_a_number_is_taken_up_to_its_ends(key: str) -> None:
     section, name = key.split(".")
     info = families(section)[0].model_fields[name]
     adapter = TypeAdapter(Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation)
@@ -89,7 +89,7 @@ def test_a_number_is_taken_up_to_the_ends_of_its_range(key: str) -> None:
             adapter.validate_python(value, strict=True)
 
 
-def test_images_are_mixed_in_pairs_and_schedule_free_has_an_average():
+def test_images_are_mixed_in_pairs():
     assert AugmentSection(mix_group=3).mix_group == 3  # nothing is mixed
     for mixing in ({"mixup": 0.1}, {"cutmix": 0.1}, {"cutmix_minmax": (0.2, 0.3)}):
         assert AugmentSection(mix_group=4, **mixing).mix_group == 4

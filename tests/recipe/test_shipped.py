@@ -28,7 +28,7 @@ def test_the_table_is_the_commands():
     assert measured(FOLDER) == lines[lines.index(measured(FOLDER)[0]) :][: len(measured(FOLDER))], STALE
 
 
-def test_the_tables_are_written_between_their_lines_and_the_rest_stays(tmp_path):
+def test_the_tables_are_written_between_their_lines(tmp_path):
     for name in ("mnist/monarch", "digits/mixer"):
         (tmp_path / name).parent.mkdir()
         text = (FOLDER / f"{name}.yaml").read_text().replace("../base/", f"{FOLDER}/base/")
@@ -59,7 +59,7 @@ def test_every_recipe_is_named_in_the_readme():
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_a_claim_is_that_of_the_paper_that_the_source_begins_with(path):
+def test_a_claim_is_that_of_its_paper(path):
     """The page of a study says "the paper's claim": what we expect ourselves has no place there."""
     study = read_study(path)
     paper = r"(Hayase & Karakida|Navon & Bronstein|Tolstikhin et al\.|Qiu et al\.) 20\d\d, "

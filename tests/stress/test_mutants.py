@@ -71,7 +71,7 @@ def test_a_break_is_found_by_its_function_wherever_that_is(code, texts, changed)
         assert sum(one != other for one, other in zip(text, texts[found.site.file], strict=False))
 
 
-def test_each_random_break_has_a_name_by_which_it_is_found():
+def test_each_random_break_is_found_by_its_name():
     texts = {"pipeline/a.py": PYTHON, "pipeline/b/a.py": PYTHON, "pipeline/native/a.c": C}
     index = Index(texts)
     for file, text in texts.items():
@@ -81,7 +81,7 @@ def test_each_random_break_has_a_name_by_which_it_is_found():
             assert words(found.changed(text), file) == words(site.changed(text), file)
 
 
-def test_a_matrix_names_what_nothing_rests_on_what_many_notice_and_what_one_holds(tmp_path):
+def test_a_matrix_names_idle_many_and_lone_tests(tmp_path):
     many = [f"tests/a.py::test_many[{n}]" for n in range(matrix.MANY)]
     idle, alone = "tests/a.py::test_idle", "tests/b.py::test_alone"
     rows = [
@@ -100,7 +100,7 @@ def test_a_matrix_names_what_nothing_rests_on_what_many_notice_and_what_one_hold
     assert f"- {alone}: g: {{{{1 => 9}}}}" in matrix.report(rows, "")
 
 
-def test_tests_of_a_line_are_those_that_ran_it_or_any_of_its_file_where_that_has_changed_since():
+def test_tests_of_a_line_are_those_that_ran_it():
     """After a change the lines of a map were other ones, and breaks counted as survived whose tests did not run."""
 
     def entry(seconds: float, code: int, **files: str) -> dict:
@@ -122,7 +122,7 @@ def test_tests_of_a_line_are_those_that_ran_it_or_any_of_its_file_where_that_has
     assert covered.may_run("Makefile") == []
 
 
-def test_a_place_that_the_map_has_not_is_asked_of_tests_that_name_it():
+def test_an_unmapped_place_is_asked_of_tests_naming_it():
     """After files had been renamed, pytest failed on the old names, which counted as noticed."""
     site = Site("pipeline/tally.py", 1, "sign", 0, 1, "")
     earlier = ["tests/test_tally.py::test_that_is_gone", "tests/test_gone.py", "tests/test_files.py"]
@@ -214,7 +214,7 @@ def test_it():
 
 
 @pytest.mark.long
-def test_a_fork_server_of_the_tests_has_what_the_server_of_jobs_has_imported(tmp_path):
+def test_the_fork_server_has_what_the_jobs_server_imported(tmp_path):
     (tmp_path / "test_job.py").write_text(JOB)
     (tmp_path / "pytest.ini").touch()
     words = [sys.executable, str(ROOT / "tests/stress/mutants/server.py")]
@@ -273,7 +273,7 @@ def test_every_kind_of_break_is_offered_and_no_other():
     }
 
 
-def test_a_seed_names_the_same_breaks_and_more_of_them_begin_with_the_same():
+def test_a_seed_names_the_same_breaks():
     texts = {"pipeline/a/b.py": PYTHON, "pipeline/c.py": PYTHON, "launch/d.py": 9 * PYTHON}
     found = choice.sample(texts, 3, 20, "")
     assert choice.sample(texts, 3, 7, "") == found[:7]
