@@ -176,6 +176,16 @@ def test_an_entry_may_search_keys_of_its_own(tmp_path):
         ("Normal", ["optim.lr"], 3),
         ("RP", ["optim.lr", "optim.weight_decay"], 3),
     ]
+    names = (
+        "optim.lr",
+        "optim.weight_decay",
+        "optim.clip_grad",
+        "augment.hflip",
+        "augment.smoothing",
+        "augment.re_prob",
+    )
+    most = Search(keys={name: Range(low=0.1, high=0.2) for name in names}, trials=1)
+    assert len(search_arms(plan.study_runs, most, [{}, {}])[0].ranges) == 6  # of seven refused.yaml has a row
     own = {"optim.lr": Range(low=0.5, high=0.7)}
     twice = [
         plan.study_runs[0],
