@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torchvision.transforms import functional as F
 
 from tests.conftest import ROOT
@@ -246,8 +247,13 @@ def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, cap
     (album / "notes.txt").write_text("none")
     out, lines = tmp_path / "out.csv", tmp_path / "out.jsonl"
     out.write_text("of an earlier call")
-    words = [export, tmp_path / "album", "--batch", batch]
-    assert predict(*words, "--to", out) == 0
+    words, sizes = [export, tmp_path / "album", "--batch", batch], []
+    watching = register_module_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
+    try:
+        assert predict(*words, "--to", out) == 0
+    finally:
+        watching.remove()
+    assert set(sizes) == ({1} if batch < 9 else {2})  # no network is called with an empty batch, which some refuse
     said = capsys.readouterr().err
     assert f"{out}: 2 images predicted, 1 could not be read" in said
     assert f"{tmp_path / 'album'}: left out 1 file *.txt" in said
