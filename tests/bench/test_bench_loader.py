@@ -218,7 +218,7 @@ def test_our_rows_read_what_was_prepared_as_their_names_say(name, images, proces
     assert orders[0] == orders[2] != orders[1]
 
 
-def test_our_decoder_checks_what_it_reads_unless_it_is_told_not_to(images, processes, tmp_path):
+def test_our_decoder_reads_checksums_unless_told_not_to(images, processes, tmp_path):
     link_repeatedly(jpegs(images), tmp_path / "images", 12)
     prepare("image-folder", tmp_path / "images", tmp_path / "data", "--raw")
     assert loading.decoder(tmp_path / "data", 1)(0) == 12
@@ -341,7 +341,7 @@ def test_timm_loads_crops_and_flips_alone(images, tmp_path, system: System):
         assert isinstance(loader.sampler, torch.utils.data.RandomSampler)
 
 
-def test_dali_and_ffcv_crop_and_flip_as_many_on_as_many_threads(images, others, tmp_path):
+def test_dali_and_ffcv_crop_and_flip_on_as_many_threads(images, others, tmp_path):
     files = link_repeatedly(jpegs(images), tmp_path / "images", 160)
     assert (
         loading.METHODS["DALI's CPU pipeline, original files, uint8"].build(tmp_path, 3)(0) == 150

@@ -93,7 +93,7 @@ def alone_on_a_node(folder: str, path: str) -> None:
     Path(folder, f"{rank}.json").write_text(json.dumps(row))
 
 
-def test_a_row_of_two_nodes_has_the_means_of_their_ranks(digits: Path, tmp_path: Path) -> None:
+def test_a_row_of_two_nodes_has_means_of_ranks(digits: Path, tmp_path: Path) -> None:
     environs = [each | {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"} for each in group_of(2)]
     ranks = Forks(alone_on_a_node, str(tmp_path), str(digits), log=tmp_path / "log", environs=environs)
     codes, output = ranks.wait()

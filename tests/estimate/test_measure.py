@@ -213,13 +213,13 @@ def clock(system: System):
         (0.0, GPU, 8192),
     ],
 )
-def test_a_peak_is_measured_by_matrices_whose_product_takes_a_moment(clock, seconds, device, side):
+def test_a_peak_is_measured_by_products_that_take_a_moment(clock, seconds, device, side):
     """PyTorch's products in bf16 take a minute on a CPU without instructions for them."""
     clock(seconds)
     assert product_side(torch.bfloat16, device) == side
 
 
-def test_the_peaks_of_this_machine_are_those_of_products_and_of_a_copy(clock, system: System):
+def test_peaks_of_this_machine_are_of_products_and_a_copy(clock, system: System):
     """Products of n rows take 2 n^3 FLOPs; 32 bytes are read and written in half a second."""
     asked = []
     zeros = torch.zeros
@@ -244,7 +244,7 @@ def test_the_shortest_of_three_repetitions_counts(system: System, device, second
 
 
 @pytest.mark.parametrize("engine", ["plain", "batch_last", None])
-def test_a_pass_is_measured_in_the_memory_layout_of_an_engine(engine):
+def test_a_pass_is_measured_in_an_engines_memory_layout(engine):
     """If one is given; of a network that is prepared as a run does it, here with frozen weights."""
     keys = ("model.depth", "1"), ("train.freeze", "[stem.*]"), ("engine.memory_layout", engine or "batch_last")
     recipe, layouts, trained = load_recipe("digits/mixer", keys), set(), set()

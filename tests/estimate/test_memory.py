@@ -22,7 +22,7 @@ def test_plain_training_keeps_what_the_formula_says(name):
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed"])
-def test_a_network_that_is_frozen_as_a_whole_has_weights_alone(engine):
+def test_a_network_frozen_as_a_whole_has_weights_alone(engine):
     given = {"engine": engine, "zero_stage": 3, "world": 4, "trained": 0}
     found = state_bytes(1000, **given)
     assert (found.weights, found.gradients, found.optimizer) == (4000 if engine == "ddp" else 1000, 0, 0)

@@ -33,7 +33,7 @@ def write_rows(folder: str) -> None:
     Path(folder, "rows.json").write_text(json.dumps(rows))
 
 
-def test_a_folders_table_has_each_recipe_or_why_it_cannot_run(tmp_path):
+def test_a_folders_table_has_each_recipe_or_its_error(tmp_path):
     good = f"extends: {B16}\nmodel: {{depth: 1, channels: 48, channel_hidden: 96}}\n"
     (tmp_path / "good.yaml").write_text(good)
     (tmp_path / "odd.yaml").write_text(good.replace("depth", "detph"))
@@ -54,7 +54,7 @@ def test_a_folders_table_has_each_recipe_or_why_it_cannot_run(tmp_path):
 
 
 @pytest.mark.parametrize(("nodes", "given"), [(None, []), (1, ["--nodes", "1"]), (2, ["--nodes", "2"])])
-def test_each_recipe_of_a_folder_gets_the_nodes_that_were_given(nodes, given, tmp_path, system: System):
+def test_each_recipe_of_a_folder_gets_the_nodes_given(nodes, given, tmp_path, system: System):
     """Of ten GPUs the default is three nodes, which as --nodes would be refused."""
     (tmp_path / "one.yaml").touch()
     commands = []
@@ -82,7 +82,7 @@ def test_each_recipe_of_a_folder_gets_the_nodes_that_were_given(nodes, given, tm
     ]
 
 
-def test_a_row_of_the_table_of_rehearsals_has_units_and_sums():
+def test_a_row_of_rehearsals_has_units_and_sums():
     row = {"name": "a", "parameters": 59_880_472, "rehearsed memory": 4.179e9, "step": 0.0568, "hours": 1.46}
     row |= {"rehearsed all-reduce": 239e6, "rehearsed all-gather": 1e9, "rehearsed reduce-scatter": 2e9}
     row |= {"GPU hours": 1460.4, "seconds": 12.6, "CPU seconds": 25.4}
@@ -163,7 +163,7 @@ def test_the_tables_are_written_as_json_too(tmp_path):
 
 @pytest.mark.parametrize("epochs", [1, 700, 5000, 10**6])
 @pytest.mark.parametrize("options", ["--samples 1437 --gpus 8", "--samples 71850 --gpus 8"])
-def test_hours_of_the_table_are_those_of_one_gpu_and_the_headers_samples(tmp_path, epochs, options):
+def test_hours_are_of_one_gpu_and_the_headers_samples(tmp_path, epochs, options):
     path = tmp_path / "one.yaml"
     lines = [f"#   {name}   of {name}" for name in ("prepare", "command", "expected", "source")]
     keys = (

@@ -36,7 +36,7 @@ class Loader:
     [(1, CPU, 2.0, 2.0 * 64 + 3), (2, CPU, 2.0, 2.0 * 64 + 6), (2, GPU, 2.0, 64), (2, GPU, 0.01, 3)],
 )
 @pytest.mark.parametrize(("key", "steps"), [("train.epochs=3", 66), ("train.max_steps=5", 5)])
-def test_a_step_takes_loading_and_computing_and_on_gpus_the_longer(
+def test_a_step_loads_and_computes_or_takes_the_longer(
     monkeypatch, system: System, ranks, device, passes, step, key, steps
 ):
     """`passes` are the seconds of a sample's pass, which is not compiled."""

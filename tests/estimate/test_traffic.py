@@ -21,7 +21,7 @@ def traffic_of(cluster, *overrides):
 
 
 @pytest.mark.parametrize(("gpus", "hosts"), [(1, 1), (4, 1), (5, 2), (6, 2), (8, 2), (10, 3)])
-def test_a_node_has_at_most_four_gpus_unless_nodes_are_given(gpus, hosts):
+def test_a_node_has_at_most_four_gpus_by_default(gpus, hosts):
     assert Cluster(gpus).hosts == hosts
     assert Cluster(gpus, nodes=1).hosts == 1
     assert (Cluster(gpus).local, Cluster(gpus, nodes=1).local) == (gpus // hosts, gpus)
@@ -43,7 +43,7 @@ def test_clusters_that_cannot_be_are_refused(wrong):
     Cluster(6, nodes=2).check()
 
 
-def test_a_link_within_a_node_may_be_slower_than_the_network():
+def test_a_link_of_a_node_may_be_the_slowest():
     assert Cluster(8, "rtx3090", nodes=2, network="4xndr").bandwidth == 32e9  # PCIe, of 200 GB/s
     assert Cluster(8, "rtx3090", nodes=2, network="100").bandwidth == 12.5e9
 
@@ -121,7 +121,7 @@ def test_weights_are_gathered_in_the_precision_that_is_computed_in(precision, si
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "deepspeed"])
-def test_a_ring_of_all_gpus_is_as_slow_as_what_is_between_its_nodes(kind):
+def test_a_ring_is_as_slow_as_what_is_between_nodes(kind):
     for nodes, speed in ((1, 300e9), (2, 12.5e9)):  # NVLink of A100s, 100 Gbit/s
         traffic = traffic_of(Cluster(8, nodes=nodes, network="edr"), ("engine.kind", kind))
         assert {each.ring for each in traffic} == {Ring(8, speed)}

@@ -72,7 +72,7 @@ def test_sizes_that_no_network_has_are_refused(name, value):
         bounds([1], **sizes | {name: value})
 
 
-def test_the_table_and_the_figure_show_the_bounds_of_each_depth(tmp_path, figures):
+def test_table_and_figure_show_the_bounds_of_each_depth(tmp_path, figures):
     rows = bounds(range(1, 36), 3**30, 196, 12)
     assert {row.separated for row in rows} == {False, True}
     assert any(math.isnan(row.transformer_lower) for row in rows)

@@ -110,7 +110,7 @@ def test_each_word_follows_from_the_mean_and_the_margin(expect, margin, words):
     [("greater", "less"), ("less", "greater"), ("not greater", "greater"), ("not less", "less")],
 )
 @pytest.mark.parametrize("offset", [-2.0, -0.7, -0.3, 0.0, 0.2, 0.4, 0.8, 2.0])
-def test_one_sided_words_are_those_of_scipys_tests_at_the_border(expect, against, offset):
+def test_one_sided_words_are_those_of_scipys_tests(expect, against, offset):
     """Of five values and a margin of a half; the margin alone decides what the same tests with none do not."""
     values = offset + np.array([0.02, -0.11, 0.06, 0.1, -0.07])
     estimate = Estimate(values.mean(), stats.sem(values), 4, 5, paired=True)
@@ -160,7 +160,7 @@ def test_slopes_are_by_decade_of_a_logarithmic_axis(tmp_path):
 
 
 @pytest.mark.parametrize(("seeds", "word"), [(3, "undecided"), (5, "undecided"), (8, "supported")])
-def test_the_same_difference_in_all_seeds_is_as_sure_as_their_signs(tmp_path, seeds, word):
+def test_one_difference_in_all_seeds_is_as_sure_as_signs(tmp_path, seeds, word):
     """One image of 360 in each seed, as rows have it: with six digits. Student's t would take it for certain."""
     wrong = [5, 6, 10, 7, 9, 12, 8, 11][:seeds]
     left, right = ([float(f"{100 - (more + each) / 3.6:.6g}") for each in wrong] for more in (1, 0))
@@ -211,7 +211,7 @@ def test_what_is_computed_has_no_error(tmp_path):
     assert (slope.estimate.mean, slope.word) == (pytest.approx((sizes[1] - sizes[0]) / 2), "supported")
 
 
-def test_of_a_number_and_samples_the_difference_is_left_less_right():
+def test_the_difference_of_a_number_is_left_less_right():
     below, above = samples_differ([1.0], [3.0, 5.0, 4.0], False), samples_differ([3.0, 5.0, 4.0], [1.0], False)
     assert (below.mean, above.mean) == (-3, 3)
     assert below.error == above.error == pytest.approx(1 / 3**0.5)
@@ -283,7 +283,7 @@ def test_sides_of_unequal_points_are_not_compared(tmp_path):
         ("{line: RP, y: loss, minus: train_loss, above: 0.7}", "loss - train_loss of RP is 0.6, not above 0.7"),
     ],
 )
-def test_runs_in_another_regime_decide_nothing_and_say_what_they_have(tmp_path, condition, unmet):
+def test_runs_in_another_regime_decide_nothing(tmp_path, condition, unmet):
     """Means over points and seeds; the difference is shown, and the other claims have the family as before."""
     text = CLAIMS.replace("margin: 0.5\n", f"margin: 0.5\n  regime: [{condition}]\n")
     results, study = study_of(tmp_path, ALL, text)
@@ -299,7 +299,7 @@ def test_runs_in_another_regime_decide_nothing_and_say_what_they_have(tmp_path, 
     assert first.note == unmet
 
 
-def test_between_0_and_the_margin_the_likelier_of_two_words_has_its_p():
+def test_within_the_margin_the_likelier_word_has_its_p():
     """Neither is significant: a mean that is above 0 with 3 %, and below the margin with 4 %, by chance."""
     mean, rest = stats.t.isf(0.03, 3), stats.t.isf(0.04, 3)
     statement = Statement(text="a", expect="greater", margin=mean + rest)
@@ -318,7 +318,7 @@ def test_no_difference_at_all_is_neither_greater_nor_less(count):
     assert [(found.word, found.p) for found in decide(statements, [none, none])] == [("undecided", 1.0)] * 2
 
 
-def test_a_difference_of_the_detectable_size_is_found_in_four_of_five_cases():
+def test_a_detectable_difference_is_found_in_four_of_five_cases():
     """By simulation, of the claim with the least p of two, the other of which is far from decided."""
     numbers, found = np.random.RandomState(0), 0
     statements = [Statement(text="a", expect="greater"), Statement(text="b", expect="greater")]

@@ -158,7 +158,7 @@ assert len(NAMES) > 20  # those whose runs have ended
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_row_of_the_page_is_what_scipy_finds_in_the_rows(name):
+def test_each_row_of_the_page_is_what_scipy_finds(name):
     table = PAGE[PAGE.index(f"`widemix study run {name} --report") :].split("\n\n")[1].splitlines()[2:]
     for line, (_, values, p, word) in zip(table, recomputed(name), strict=True):
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)][1:]
@@ -169,7 +169,7 @@ def test_each_row_of_the_page_is_what_scipy_finds_in_the_rows(name):
             assert cells[5:7] == ["" if p is None else f"{p:.2g}", str(len(values))], (name, line)
 
 
-def test_the_counts_of_the_studies_statements_are_those_of_the_page():
+def test_the_counts_of_statements_are_those_of_the_page():
     """Of statements that papers' figures have in their studies: each once, at the study listed first."""
     papers = yaml.safe_load((ROOT / "recipes/papers.yaml").read_text())
     listed = [name for paper in papers for entry in paper["entries"] for name in entry.get("studies", [])]

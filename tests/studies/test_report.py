@@ -78,7 +78,7 @@ def test_a_report_is_the_golden_one(name, tmp_path, widemix, figures, request):
     assert found == {file.name: file.read_text() for file in GOLDEN.glob(f"{name}*") if file.suffix != ".yaml"}
 
 
-def test_a_report_of_a_part_or_with_other_keys_says_so(tmp_path, widemix):
+def test_a_report_of_a_part_or_other_keys_says_so(tmp_path, widemix):
     """And a part decides nothing."""
     claim = "claims:\n- {text: RP is better, left: {line: RP}, right: {line: Normal}, expect: less}\n"
     for overrides in ([], [("train.epochs", "3")]):

@@ -52,7 +52,7 @@ def test_runs_and_those_that_diverged_are_counted_trials_too(written):
         assert words == f"{len(states)} runs, trials included; {states.count('diverged')} diverged", name
 
 
-def test_every_study_is_in_the_catalogue_and_its_reports_are_of_the_page():
+def test_every_study_is_in_the_catalogue():
     entries = [entry for paper in read_papers() for entry in paper.entries]
     named = {name for entry in entries for name in (*entry.studies, *entry.full)}
     chains = {path.stem for path in STUDIES.glob("mixer_small-*.yaml")}  # of no paper; recipes/README.md has them
@@ -60,7 +60,7 @@ def test_every_study_is_in_the_catalogue_and_its_reports_are_of_the_page():
     assert {path.stem for path in TRAINED} <= named
 
 
-def test_full_studies_take_the_hours_of_all_their_runs_or_unknown_ones(tmp_path):
+def test_full_studies_take_the_hours_of_all_their_runs(tmp_path):
     """Of two seeds of two recipes by the roofline of each run; nan where one says nothing of its samples."""
     recipes = {name: load_recipe(ROOT / f"recipes/digits/{name}.yaml") for name in ("s_mixer", "rp_s_mixer")}
     (tmp_path / "own.yaml").write_text(dump_recipe(recipes["s_mixer"]))
@@ -116,7 +116,7 @@ def test_what_is_open_has_its_hours_where_they_are_known(tmp_path, keys, row, sa
     assert [line for line in page.splitlines() if line.startswith("Open: ")] == ([said] if said else [])
 
 
-def test_a_study_by_the_protocol_has_no_verdict_before_it_has_ended(tmp_path):
+def test_a_study_has_no_verdict_before_it_has_ended(tmp_path):
     """Nor core hours, which are of wall clock where cores were not counted. Its search must have ended too."""
     page, table = page_of(tmp_path, "figure2d-small"), tmp_path / "figure2d-small.jsonl"
     rows = [json.loads(line) for line in table.read_text().splitlines()]
@@ -214,7 +214,7 @@ def test_a_file_that_is_not_there_decides_nothing(tmp_path):
         read_papers(tmp_path / "papers.yaml")
 
 
-def test_each_study_that_has_runs_and_no_search_is_told_apart(written):
+def test_each_study_with_runs_and_no_search_says_so(written):
     studies = [yaml.safe_load((STUDIES / f"{path.stem}.yaml").read_text()) for path in TRAINED]
     outside = [study for study in studies if "search" not in study and study["figure"]["x"] != "optim.lr"]
     assert written[0].count("**Not under the protocol**") == len(outside)
@@ -229,7 +229,7 @@ def test_each_study_that_has_runs_and_no_search_is_told_apart(written):
         ("optim.lr", [0, 1, 1], None, False),
     ],
 )
-def test_a_study_is_by_the_protocol_where_it_searches_rates_or_compares_them(x, seeds, search, held):
+def test_the_protocol_asks_to_search_rates_or_compare_them(x, seeds, search, held):
     runs = [{"label": "one", "recipes": {"": "one.yaml"}}]
     study = {"title": "t", "source": "s", "runs": runs, "figure": {"x": x}, "seeds": seeds, "search": search}
     assert Study.model_validate(study).by_protocol is held

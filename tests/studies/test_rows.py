@@ -201,7 +201,7 @@ def test_processes_that_share_a_table_add_each_row_once(study_runs, tmp_path):
     assert set(one.rows) == set(other.rows)
 
 
-def test_a_row_that_is_added_while_the_lock_is_waited_for_is_seen(study_runs, tmp_path, system: System):
+def test_a_row_added_while_the_lock_is_waited_for_counts(study_runs, tmp_path, system: System):
     row = row_of(study_runs[0], 50.0)
     one, other = Table(tmp_path / "one.jsonl"), Table(tmp_path / "other.jsonl")
     other.append(replace(row, recipe="of another process"))
@@ -237,7 +237,7 @@ def test_tables_are_merged_by_their_lines(study_runs, path):
         {"machine": None}, {"run": 5}, "<<<<<<< HEAD", "{}", "[]", "\0\0", '{"run": 1}',
     ],
 )  # fmt: skip
-def test_a_line_in_the_middle_that_is_no_row_is_named(study_runs, tmp_path, change):
+def test_a_line_in_the_middle_is_named(study_runs, tmp_path, change):
     row = asdict(row_of(study_runs[0], 50.0))
     bad = change if isinstance(change, str) else json.dumps(row | change)
     (tmp_path / "study.jsonl").write_text(f"{json.dumps(row)}\n{bad}\n")
@@ -245,7 +245,7 @@ def test_a_line_in_the_middle_that_is_no_row_is_named(study_runs, tmp_path, chan
         Table(tmp_path / "study.jsonl")
 
 
-def test_the_train_loss_of_each_committed_row_is_of_its_commits_rule():
+def test_committed_train_losses_follow_the_rule_of_their_commit():
     """By git's history, of commits that it has: over lines before the one that weighs them by their steps."""
     tables = [Table(path) for path in (ROOT / "recipes/studies/results").glob("*.jsonl") if path.stem != "baselines"]
     over = {row.commit: row.train_loss_over for table in tables for row in table.rows.values()}

@@ -170,7 +170,7 @@ def test_a_stopped_runner_stops_its_runs_with_a_checkpoint(tmp_path, end):
     assert study.is_left()
 
 
-def test_a_terminal_has_a_bar_of_the_runs_below_their_lines(tmp_path):
+def test_a_terminal_has_a_bar_below_the_lines_of_runs(tmp_path):
     study = Study(tmp_path, seeds=1)
     said = Terminal("-c", RUN, study.path, study.folder, study.path.with_name("trainer.py"), "1").read_to_end()
     assert re.findall(r"runs: \d of 2", said)[-1] == "runs: 2 of 2"
@@ -178,7 +178,7 @@ def test_a_terminal_has_a_bar_of_the_runs_below_their_lines(tmp_path):
     assert len(re.findall(r"\[2K[\w-]+: started\r\n", said)) == 2  # each in place of the bar, drawn again below
 
 
-def test_a_runner_that_is_stopped_while_it_starts_a_run_starts_no_other(tmp_path, system: System):
+def test_a_runner_stopped_while_starting_starts_no_other(tmp_path, system: System):
     study, start = Study(tmp_path, seeds=2), subprocess.Popen
 
     def stopped_here(*words, **options):
@@ -199,7 +199,7 @@ sys.exit(1)
 """
 
 
-def test_a_run_has_a_world_of_its_own_where_srun_started_runners(tmp_path, monkeypatch):
+def test_a_run_of_runners_under_srun_has_its_own_world(tmp_path, monkeypatch):
     study = Study(tmp_path, seeds=1)
     world = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2", "PMI_SIZE": "4"}
     for name, value in world.items():
@@ -356,7 +356,7 @@ def test_a_run_that_another_has_ended_meanwhile_is_not_started(tmp_path, system:
         ("import os; print('a', flush=True); os.kill(os.getpid(), 9)", "killed by SIGKILL"),
     ],
 )
-def test_of_a_run_that_fails_the_last_line_is_told_once(tmp_path, capsys, code, told):
+def test_the_last_line_of_a_failed_run_is_told_once(tmp_path, capsys, code, told):
     study = Study(tmp_path, seeds=1)
     with pytest.raises(RunError, match=rf"1 of 1 runs failed, first {study.study_runs[0].name}: {told} \(see "):
         study.run(code, 1)

@@ -120,7 +120,7 @@ def test_runs_of_before_the_search_are_no_results(plan):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("stop_at", [0, 1, 4, 9, 11])
-def test_a_stopped_or_killed_search_ends_as_one_that_was_not(plan, tmp_path, stop_at):
+def test_a_stopped_or_killed_search_ends_as_any_other(plan, tmp_path, stop_at):
     plan.search(Trainer(plan))
     trainer = Trainer(plan_of(tmp_path / "second", RATES), stop_at=stop_at)
     assert trainer.plan.search(trainer) == Exit.REQUEUE
@@ -136,7 +136,7 @@ def test_a_stopped_or_killed_search_ends_as_one_that_was_not(plan, tmp_path, sto
     assert (last.search(more), more.tried) == (Exit.DONE, [])
 
 
-def test_more_trials_repeat_none_and_are_those_of_a_longer_search(tmp_path):
+def test_more_trials_repeat_none_of_a_shorter_search(tmp_path):
     """The values are a Halton sequence, as scipy computes it."""
     rate, momentum = Range(low=1e-4, high=1.0), Range(low=0, high=0.9, log=False)
     searched = plan_of(tmp_path, RATES).searched

@@ -118,7 +118,7 @@ def test_entries_share_a_run_unless_what_is_shown_differs(tmp_path, recipe, y, k
     assert len(unique(runs_of(tmp_path, text.replace("axes: {", f"axes: {{{key}: [{values}], ")))) == 4
 
 
-def test_a_run_folder_has_the_hash_of_all_that_the_result_depends_on(tmp_path):
+def test_a_name_has_the_hash_of_what_results_depend_on(tmp_path):
     run = runs_of(tmp_path, TWO)[0]
     rate = str(run.recipe.optim.lr)
     assert run.name == f"digits-s_mixer_channels-8_{experiment_hash(run.recipe)}"
@@ -135,7 +135,7 @@ def test_a_run_folder_has_the_hash_of_all_that_the_result_depends_on(tmp_path):
         assert (runs_of(tmp_path, TWO, [(key, value)])[0].name == run.name) is is_same, key
 
 
-def test_a_name_has_the_point_what_was_chosen_and_the_seed(tmp_path, monkeypatch):
+def test_a_name_has_point_chosen_values_and_seed(tmp_path, monkeypatch):
     """In this order ever since: a run by another name would be trained again."""
     keys = {"varied": (("model.channels", "8"),), "chosen": (("optim.lr", "0.1"),), "seeded": ("train.seed",)}
     study_run = StudyRun(ROOT / "recipes/digits/s_mixer.yaml", seed=3, **keys)
@@ -241,7 +241,7 @@ def test_omega_gives_the_papers_pairs_and_widths():
         ("width", 0.1, None),
     ],
 )
-def test_omega_is_solved_from_the_dense_network_down_to_width_1(key, target, value):
+def test_omega_is_solved_from_dense_down_to_width_1(key, target, value):
     keys = {"kind": "sw_mlp", "width": "64", "density": "0.25", "depth": "2", "patch_size": "2", "expansion": "2"}
     recipe = load_recipe(
         "digits/mixer", [(f"model.{name}", text) for name, text in keys.items()] + [("model.project_tokens", "true")]
@@ -474,7 +474,7 @@ def test_a_figure_with_results_needs_runs(tmp_path, y, measured):
     assert plan.study.measured is measured
 
 
-def test_a_recipe_lies_beside_the_study_or_is_a_shipped_one(tmp_path):
+def test_a_recipe_lies_beside_the_study_or_is_shipped(tmp_path):
     (tmp_path / "own.yaml").write_text("extends: digits/mixer\ntrain: {epochs: 3}\n")
     named = TWO.replace("digits/s_mixer", "digits/s_mixer, Own: own.yaml")
     study_runs = runs_of(tmp_path, named)
