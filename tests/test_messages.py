@@ -10,7 +10,6 @@ import json
 import os
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -91,10 +90,10 @@ def damage(digits: Path, tmp: Path) -> None:
 
 
 @pytest.mark.parametrize("command", MESSAGES)
-def test_a_mistake_has_its_line(command, places, monkeypatch, capsys):
+def test_a_mistake_has_its_line(command, places, monkeypatch, system, capsys):
     monkeypatch.chdir(CLONE)
     monkeypatch.syspath_prepend(places["tmp"])
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    system({"sys.dont_write_bytecode": True})
     folders = [places[name] for name in ("tmp", "run", "export", "images", "digits")]
     before = files_of(folders)
     code = run_command(make_parser(), None, shlex.split(command.format(**places)))

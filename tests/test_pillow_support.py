@@ -1,6 +1,5 @@
 """Where Pillow itself resizes, and it is older than 13, a line says that the pixels are its own."""
 
-import PIL
 import pytest
 from PIL import Image
 
@@ -17,14 +16,14 @@ OLD, NEW = "12.1.1", "13.0.0"
 @pytest.mark.parametrize(
     ("version", "found"), [("11.0.0", "11.0.0"), (OLD, OLD), (NEW, None), ("13.1.0.dev0", None), ("14.0.0", None)]
 )
-def test_versions(version, found, monkeypatch):
-    monkeypatch.setattr(PIL, "__version__", version)
+def test_versions(version, found, system):
+    system({"PIL.__version__": version})
     assert older_pillow() == found
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
-def test_images_that_prep_shrinks_by_pillow_have_a_rule(version, tmp_path, monkeypatch):
-    monkeypatch.setattr(PIL, "__version__", version)
+def test_images_that_prep_shrinks_by_pillow_have_a_rule(version, tmp_path, system):
+    system({"PIL.__version__": version})
     Image.new("RGB", (60, 40)).save(tmp_path / "a.png")
     Image.new("RGB", (60, 40)).save(tmp_path / "a.jpg")
     rules = [
@@ -38,11 +37,11 @@ def test_images_that_prep_shrinks_by_pillow_have_a_rule(version, tmp_path, monke
     ("version", "pixels"),
     [(OLD, f"the pixels of Pillow {OLD}, which are not those of Pillow 13"), (NEW, "the same pixels")],
 )
-def test_so_does_the_note_that_there_is_no_compiled_code(version, pixels, monkeypatch, capsys):
+def test_so_does_the_note_that_there_is_no_compiled_code(version, pixels, monkeypatch, system, capsys):
     def fail():
         raise BuildError("no compiler")
 
-    monkeypatch.setattr(PIL, "__version__", version)
+    system({"PIL.__version__": version})
     monkeypatch.setattr(library, "open_library", fail)
     assert library.load.__wrapped__() is None
     assert capsys.readouterr().err == (

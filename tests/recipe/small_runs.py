@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import widemix.trainer
-from tests.conftest import ROOT
+from tests.conftest import ROOT, System
 from widemix.data.batches import Batch
 from widemix.errors import RunError
 from widemix.recipe import load_recipe
@@ -178,8 +178,7 @@ def _isolate(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"):
         monkeypatch.setenv(name, "")  # so that what the run sets is removed
         monkeypatch.delenv(name)
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    System(monkeypatch)({f"torch.backends.cudnn.{name}": True for name in ("benchmark", "allow_tf32")})
 
 
 def _watch_loops(monkeypatch: pytest.MonkeyPatch, run: SmallRun) -> None:
@@ -194,7 +193,7 @@ def _watch_loops(monkeypatch: pytest.MonkeyPatch, run: SmallRun) -> None:
 
         return counted
 
-    monkeypatch.setattr(torch, "compile", compiled)
+    System(monkeypatch)({"torch.compile": compiled})
 
     class Watched(Loop):
         def __init__(self, *parts: Any) -> None:
