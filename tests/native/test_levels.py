@@ -56,7 +56,7 @@ def known(last: str, *without: str) -> str:
     """What Linux lists of a processor that runs a level, without some."""
     names = list(levels.LEVELS["x86_64"])
     features = set().union(*(levels.LEVELS["x86_64"][name].features for name in names[: names.index(last) + 1]))
-    return " ".join(features - {*without})
+    return " ".join(sorted(features - {*without}))  # each process collects the same names
 
 
 NONE_OF_X86 = "is none of v2, v3, v4, vbmi, native, none"
