@@ -161,27 +161,30 @@ class SparseLinear(nn.Module):
 
     def dense_weight(self) -> Tensor:
         """M * W as a matrix [O, I], differentiable in the values."""
-        if torch.compiler.is_exporting():  # ONNX has no repeat_interleave
-            order, rows = self.get_buffer("order").long(), self.get_buffer("rows").long()
-            row = torch.zeros_like(order).scatter(0, order, rows)
-        else:
-            per_row = self.row_starts[1:] - self.row_starts[:-1]
-            row = torch.arange(self.outputs, device=self.values.device)
-            row = row.repeat_interleave(per_row, output_size=len(self.values))
+        per_row = self.row_starts[1:] - self.row_starts[:-1]
+        row = torch.arange(self.outputs, device=self.values.device)
+        row = row.repeat_interleave(per_row, output_size=len(self.values))
+        return self._dense(row)
+
+    def _dense(self, row: Tensor) -> Tensor:
+        """The matrix of values in these rows, [N] -> [O, I]."""
         index = row * self.inputs + self.columns
         empty = self.values.new_zeros(self.outputs * self.inputs)
         return empty.index_put_((index,), self.values).view(self.outputs, self.inputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, I] -> [B, O]."""
-        # TorchScript does not support autograd.Function, and a program runs where our sparse product is not.
-        dense = torch.jit.is_scripting() or torch.compiler.is_exporting()
-        return self._densely(x) if dense else self._by_rule(x)
+        # TorchScript does not support autograd.Function.
+        return self._densely(x) if torch.jit.is_scripting() else self._by_rule(x)
 
     def _densely(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.dense_weight(), self.bias)
 
     def _by_rule(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():  # a program runs where our sparse product is not; ONNX repeats no entries
+            order, rows = self.get_buffer("order").long(), self.get_buffer("rows").long()
+            dense = self._dense(torch.zeros_like(order).scatter(0, order, rows))
+            return nn.functional.linear(x, dense, self.bias)
         device = self.rule_device or x.device
         rounds = device.type == "cpu" and torch.is_autocast_enabled("cpu")  # which no other device's rule depends on
         dtype = torch.get_autocast_dtype("cpu") if rounds else x.dtype
