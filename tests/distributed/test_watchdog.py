@@ -118,10 +118,11 @@ def test_rank_0_reports_a_silent_rank_to_others(tmp_path, system, beats):
     for number in range(100):
         if number < beats:
             store.set("alive 3", f"{number}")
-        for _ in range(2):  # until both have looked at this time
-            for rank in range(2):
+        for cleared in ([], [0], [0]):  # rank 1 has sent this time, then rank 0 has looked once more
+            for rank in cleared:
                 store.set(f"alive {rank}", "")
-            while not (all(store.get(f"alive {rank}") for rank in range(2)) or store.check(["failure"])):
+            sent = str(now).encode()
+            while not (all(store.get(f"alive {rank}") == sent for rank in range(2)) or store.check(["failure"])):
                 time.sleep(0.001)
         if store.check(["failure"]):
             break
