@@ -208,7 +208,8 @@ class Loop:
         if saving and not self.health.failing:
             self._save(self._result if evaluating and not stopping else None)
             self._requests &= ~Request.SAVE
-        self._report_save_failure(context.saver.failure())
+        if not (stopping or ending or self._ends_early):  # the last save's failure ends the run: finish_all_ranks
+            self._report_save_failure(context.saver.failure())
         self._interval.paused += time.perf_counter() - paused
         return stopping
 
