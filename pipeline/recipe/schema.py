@@ -301,11 +301,17 @@ def _log_is_possible(recipe: Recipe) -> None:
         )
 
 
+def batch_unit(recipe: Recipe, world: int) -> int:
+    """Return what the global batch must be a multiple of: a mixup group on every rank and micro-batch."""
+    group = recipe.augment.mix_group if recipe.augment.mixes_images else 1
+    return world * recipe.train.grad_accum_steps * group
+
+
 def check_world(recipe: Recipe, world: int) -> None:
     """The global batch must fall into whole mixup groups on every rank and micro-batch, or `InputError`."""
     batch, grad_accum_steps = recipe.train.global_batch, recipe.train.grad_accum_steps
-    group = recipe.augment.mix_group if recipe.augment.mixes_images else 1
-    unit = world * grad_accum_steps * group
+    unit = batch_unit(recipe, world)
+    group = unit // (world * grad_accum_steps)
     if batch % unit:
         below, above = batch // unit * unit, -(-batch // unit) * unit
         fits = f"{below} or {above}" if below else f"{above}"

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from widemix.recipe import Recipe
 from widemix.recipe.schedule import ScheduleSection, exact
+from widemix.recipe.schema import batch_unit
 from widemix.recipe.train import TrainSection
 
 
@@ -64,8 +65,7 @@ def suggest_batch(recipe: Recipe, samples: int, ranks: int) -> str | None:
     The rate goes with the batch for SGD (Goyal et al. 2017), and with its square root for Adam's kin, which divide by
     the gradient's size (Malladi et al. 2022).
     """
-    batch, unit = recipe.train.global_batch, ranks * recipe.train.grad_accum_steps
-    unit *= recipe.augment.mix_group if recipe.augment.mixes_images else 1
+    batch, unit = recipe.train.global_batch, batch_unit(recipe, ranks)
     smaller = max(unit, samples // ENOUGH_STEPS // unit * unit)
     if samples // batch >= FEW_STEPS or 2 * smaller > batch:
         return None
