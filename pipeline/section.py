@@ -27,7 +27,11 @@ def _part_of_white(value: float) -> float:
 
 def _names_are_text(values: Any) -> Any:
     """Names of classes that YAML reads as numbers, as the text that they are."""
-    return {str(n) if type(n) is int else n: v for n, v in values.items()} if isinstance(values, dict) else values
+    return (
+        {str(n) if type(n) is int else n: plain(v) for n, v in values.items()}
+        if isinstance(values, Mapping)
+        else values
+    )
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]

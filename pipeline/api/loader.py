@@ -21,9 +21,10 @@ from widemix.data.views import Views
 from widemix.errors import InputError
 from widemix.formats.manifest import read_manifest
 from widemix.recipe.augment import AugmentSection
+from widemix.recipe.class_balance import class_weights
 from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 from widemix.recipe.train import TrainSection
-from widemix.section import Section
+from widemix.section import ByClass, Section
 
 EVALUATED = ("val", "valid", "validation", "dev", "eval", "test", "holdout")  # unless a caller says otherwise
 
@@ -55,6 +56,8 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
     is_training: augment and shuffle. Default: for the split train, and not for val, valid, validation, dev, eval,
         test and holdout; of others it has to be said.
     shuffle, drop_last: default: as `is_training`.
+    sampling: how often classes are sampled, in epochs of the same length; balanced: each as often; sqrt: by the
+        square root of their size; {name: weight}: samples of these classes so many times as often as those of others.
     rank, world: default: those of torch.distributed, or of the launcher's variables.
     device: default: the GPU of this rank if there is one.
     num_workers: decoding threads; 0 divides the CPUs among the ranks of the node.
@@ -81,6 +84,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         is_training: bool | None = None,
         shuffle: bool | None = None,
         drop_last: bool | None = None,
+        sampling: Literal["balanced", "sqrt"] | ByClass | None = None,
         seed: Whole = 0,
         rank: Rank | None = None,
         world: Size | None = None,
@@ -140,6 +144,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             crop_pct=crop_pct,
             interpolation=interpolation,
             on_corrupt=on_corrupt,
+            sampling=sampling,
             targets="regression" if targeted else "class",  # numbers as they are
             mean=mean,
             std=std,
@@ -170,6 +175,8 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         )
         if targeted and smoothing > 0:
             raise InputError(f"smoothing {smoothing}: is for classes, and {path} was prepared with targets")
+        if sampling:
+            self._check_sampling(data, shuffle, targeted)
         self._soft = augment.mixes_images or smoothing > 0 or targeted
         self._check_batch(split, drop_last, augment, several=views != 1)
         sections = [view_sections(k, view, data, augment) for k, view in enumerate(self.views)] if views != 1 else []
@@ -255,6 +262,16 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         if drop_last and known and known.samples < self.global_batch:
             batch = f"batch_size {size} x {self.topology.world} ranks"
             raise InputError(f"{batch} exceeds the {known.samples} samples of split {split!r}; set drop_last=False")
+
+    def _check_sampling(self, data: DataSection, shuffle: bool, targeted: bool) -> None:
+        """`InputError` where classes cannot be sampled as `data.sampling` says."""
+        if not (self.is_training and shuffle):
+            why = "set shuffle=True" if self.is_training else "an evaluation has each sample once"
+            raise InputError(f"sampling {data.sampling}: is for shuffled training; {why}")
+        if targeted:
+            raise InputError(f"sampling {data.sampling}: is by class, and {data.path} was prepared with targets")
+        if known := self.manifest.splits.get(data.train_split):
+            class_weights("sampling", data.sampling or "balanced", known.per_class, self.manifest.classes)
 
     def _open(
         self,

@@ -30,6 +30,7 @@ Made from the signatures, by `python -m widemix.api.reference docs/reference`.""
 _ALIASES = {
     **dict.fromkeys(("Size", "Whole", "Epoch"), "int"),
     "Numbers": "Sequence[float]",
+    "ByClass": "Mapping[str, float]",
     "FilePath": "str | Path",
     "Device": "str | int | torch.device",
     "AnyRecipe": "Recipe | str | Path",

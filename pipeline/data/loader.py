@@ -210,7 +210,8 @@ def _build_order(
         shuffle = train.global_batch, train.seed, window_bytes, repeats, PAGE_BYTES
         return PagedOrder(file.offset, file.size, *shuffle, weighted)
     if weighted:
-        return SampledOrder(weighted, train.global_batch, train.seed, repeats, steps * train.global_batch)
+        length = min(len(file), steps * train.global_batch)
+        return SampledOrder(weighted, train.global_batch, train.seed, repeats, length)
     return {"random": RandomOrder, "file": FileOrder}[kind](len(file), train.global_batch, train.seed, repeats)
 
 

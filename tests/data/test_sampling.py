@@ -6,10 +6,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import WeightedRandomSampler
 
+import widemix
 from tests.data.plain_batches import permuted, stream_of
 from tests.sections import train_section
 from tests.unequal import prepare_unequal
@@ -46,6 +48,10 @@ def loader(folder, sampling, rank=0, world=1, batch=12, order="random", repeats=
     )
     augment = AugmentSection(scale=(0.5, 1.0), aug_repeats=repeats)
     return TrainLoader(data, augment, train_section(batch, seed=7), Topology(rank, world, 0, 1, torch.device("cpu")))
+
+
+def library(folder, batch=12, **keys) -> widemix.Loader:
+    return widemix.Loader(folder, "train", batch, 8, scale=(0.5, 1), seed=7, device="cpu", num_workers=1, **keys)
 
 
 def epoch(loader, number, first=0):
@@ -142,6 +148,25 @@ def test_ranks_and_restarts_have_the_images_of_one_rank(folder, order, repeats):
             assert np.array_equal(np.concatenate([part[1] for part in parts]), samples)
 
 
+@pytest.mark.parametrize(
+    ("rule", "given"), [("sqrt", "sqrt"), ("{emu: 5, ant: 0.5}", {"emu": np.float32(5), "ant": 0.5})]
+)
+def test_the_librarys_loader_has_the_recipes_batches(folder, rule, given):
+    own, recipe = library(folder, sampling=given), loader(folder, rule)
+    own.set_epoch(2)
+    for (images, samples), (found, labels) in zip(epoch(recipe, 2), own, strict=True):
+        assert torch.equal(found, images)
+        assert labels.tolist() == recipe.source.file.label[samples].tolist()
+
+
+def test_without_drop_last_equal_weights_have_each_sample_once(folder):
+    """The last step of an epoch has what is left, and the next epoch goes on after it."""
+    for number, loaded in enumerate(2 * [library(folder, 7, sampling={"ant": 1}, drop_last=False)]):
+        loaded.set_epoch(number)
+        labels = torch.cat([labels for _, labels in loaded])
+        assert torch.bincount(labels).tolist() == [*COUNTS.values()]
+
+
 def test_the_paged_order_requests_what_it_will_read():
     counts = [300, 30, 3]
     label, n = np.repeat([0, 1, 2], counts), 333
@@ -198,18 +223,17 @@ def test_the_paged_order_is_the_one_it_always_was():
 @pytest.mark.parametrize(
     ("sampling", "words"),
     [
-        ("{bea: 2}", "data.sampling: the prepared folder has no class 'bea'; did you mean 'bee'?"),
-        ("{xyz: 2}", "data.sampling: the prepared folder has no class 'xyz'; the first are ant, bee, cow"),
-        (
-            "{ant: 0, bee: 0, cow: 0, dog: 0, emu: 0}",
-            "data.sampling: gives no class that has samples a weight above 0",
-        ),
+        ("{bea: 2}", "sampling: the prepared folder has no class 'bea'; did you mean 'bee'?"),
+        ("{xyz: 2}", "sampling: the prepared folder has no class 'xyz'; the first are ant, bee, cow"),
+        ("{ant: 0, bee: 0, cow: 0, dog: 0, emu: 0}", "sampling: gives no class that has samples a weight above 0"),
     ],
 )
 def test_wrong_weights_are_one_line(folder, sampling, words):
-    with pytest.raises(InputError) as caught:
-        loader(folder, sampling)
-    assert str(caught.value) == words
+    given = yaml.safe_load(sampling)
+    for key, make in {"data.": lambda: loader(folder, sampling), "": lambda: library(folder, sampling=given)}.items():
+        with pytest.raises(InputError) as caught:
+            make()
+        assert str(caught.value) == key + words
 
 
 def test_epochs_and_seeds_differ(folder):

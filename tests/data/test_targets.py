@@ -222,8 +222,12 @@ def test_the_loader_gives_each_image_its_targets(folders, numbers):
     folder = folders["regression"]
     seen = torch.cat([targets for _, targets in widemix.Loader(folder, "train", 8, 8)]).numpy()
     assert sorted(map(tuple, seen)) == sorted(map(tuple, numbers[:COUNT]))
-    with pytest.raises(InputError, match=r"smoothing 0\.1: is for classes"):
-        widemix.Loader(folder, "train", 8, 8, smoothing=0.1)
+    for keys, words in (
+        ({"smoothing": 0.1}, "smoothing 0.1: is for"),
+        ({"sampling": "sqrt"}, "sampling sqrt: is by"),
+    ):
+        with pytest.raises(InputError, match=words):
+            widemix.Loader(folder, "train", 8, 8, **keys)
     mixed = [*widemix.Loader(folder, "train", 8, 8, mixup=1.0, mix_group=8)]
     assert not np.isin(mixed[0][1].numpy(), numbers).any()
     images = torch.arange(8.0)[:, None, None, None].expand(8, 3, 2, 2).clone()

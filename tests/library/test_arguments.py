@@ -61,7 +61,9 @@ NONE, TEXT, FLAG, OPTIONAL, PATH = map(frozenset, ([], ["text"], ["bool"], ["non
 LOADER = {
     **dict.fromkeys(inspect.signature(widemix.Loader).parameters, NONE),
     **dict.fromkeys(("is_training", "shuffle", "drop_last"), FLAG | OPTIONAL),
-    **dict.fromkeys(("rank", "world", "device", "num_classes", "auto_augment", "cutmix_minmax"), OPTIONAL),
+    **dict.fromkeys(
+        ("sampling", "rank", "world", "device", "num_classes", "auto_augment", "cutmix_minmax"), OPTIONAL
+    ),
     **dict.fromkeys(("path", "split"), TEXT),
     **dict.fromkeys(("mixup", "cutmix"), frozenset(["fraction"])),
     "color_jitter": OPTIONAL | {"fraction", "empty"},

@@ -19,6 +19,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "is_training": (False, {}),
     "shuffle": (False, {}),
     "drop_last": (False, {}),
+    "sampling": ("balanced", {}),
     "seed": (8, {}),
     "rank": (1, {"world": 2}),
     "world": (2, {"rank": 0}),
