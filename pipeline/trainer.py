@@ -38,6 +38,7 @@ from widemix.metrics import BY_CLASS, main_metric
 from widemix.models.registry import build_model, build_on_meta, empty_inputs
 from widemix.recipe import Recipe, check_world, match_folder
 from widemix.run.checkpoint import RetentionPolicy
+from widemix.run.choice import best_of
 from widemix.run.log import RunLog
 from widemix.run.patience import Gains
 from widemix.run.run_dir import (
@@ -301,7 +302,9 @@ def _finish(rank: _Rank, folder: Path, result: dict[str, Any] | None, failing: b
     if rank.topology.is_main:
         done = write_result(folder, rank.recipe, result)
         early = f", {Gains(**done['ended_early']).sentence()}" if "ended_early" in done else ""
-        result_line = f"{folder}: done, {main_metric(done)} after {done['seconds']:.1f} s{early}"
+        best = best_of(folder)
+        kept = f"; best checkpoint: {best.sentence()}" if best else ""
+        result_line = f"{folder}: done, {main_metric(done)} after {done['seconds']:.1f} s{early}{kept}"
         rank.print(f"{result_line}; see {command('report', folder)}")
     return Exit.DONE
 

@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 
-from widemix.cli.options import NETWORK, add_ema, add_evaluation, add_outputs, check_networks, write_outputs
+from widemix.cli.options import NETWORK, add_checkpoint, add_evaluation, add_outputs, choose_networks, write_outputs
 from widemix.errors import Exit
 from widemix.terminal import print
 
@@ -31,11 +31,11 @@ def add_pixels(analyses) -> None:
 
 
 def _pixels(arguments: argparse.Namespace) -> Exit:
-    check_networks(*arguments.networks)
+    names = choose_networks(arguments, *arguments.networks)
     from widemix.analysis.pixels import ORDERS, pixel_scores, plot_inputs, plot_scores
     from widemix.evaluation.networks import load_network
 
-    networks = [load_network(name, arguments.ema) for name in arguments.networks]
+    networks = [load_network(name, arguments.ema) for name in names]
     where = {"data": arguments.data, "split": arguments.split, "patch": arguments.patch}
     scores = [pixel_scores(network, batch=arguments.batch, **where) for network in networks]
     for each in scores:
@@ -61,19 +61,19 @@ def add_filters(analyses) -> None:
     add = parser.add_argument
     add("network", metavar="NETWORK", help="network to look into")
     add("--blocks", type=int, nargs="+", metavar="N", help="blocks with token mixings, from 0 (default: the first 3)")
-    add_ema(parser)
+    add_checkpoint(parser)
     add_outputs(parser, "plot a PNG of each layer there", "write order, frequencies and cosines of the pairs")
     parser.set_defaults(command=_filters)
 
 
 def _filters(arguments: argparse.Namespace) -> Exit:
-    check_networks(arguments.network)
+    [name] = choose_networks(arguments, arguments.network)
     import numpy as np
 
     from widemix.analysis.filters import layer_filters, plot_filters
     from widemix.evaluation.networks import load_network
 
-    network = load_network(arguments.network, arguments.ema)
+    network = load_network(name, arguments.ema)
     filters = layer_filters(network.module, arguments.blocks)
     for each in filters:
         low, high = np.percentile(each.frequency, [5, 95])
@@ -81,6 +81,6 @@ def _filters(arguments: argparse.Namespace) -> Exit:
         frequencies = f"frequencies {low:.3f} to {high:.3f} cycles a position"
         pairs = f"median cosine of pairs {each.median_opposition:.3f}"
         print(f"{each.layer}: {len(each.values)} filters of {size}, {frequencies}, {pairs}")
-    figures = {f"{each.layer}.png": partial(plot_filters, arguments.network, each) for each in filters}
-    numbers = {"network": arguments.network, "layers": [each.as_json() for each in filters]}
+    figures = {f"{each.layer}.png": partial(plot_filters, name, each) for each in filters}
+    numbers = {"network": name, "layers": [each.as_json() for each in filters]}
     return write_outputs(arguments, numbers, figures)

@@ -5,7 +5,7 @@ import math
 import sys
 from pathlib import Path
 
-from widemix.cli.options import NETWORK, add_ema, add_outputs, check_networks, write_outputs
+from widemix.cli.options import NETWORK, add_checkpoint, add_ema, add_outputs, choose_networks, write_outputs
 from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError
 from widemix.terminal import print
@@ -35,12 +35,16 @@ def add_cka(analyses) -> None:
     add("--batch", type=int, default=256, metavar="N", help="samples of a mini-batch (default: 256)")
     add("--samples", type=int, metavar="N", help="compare on so many samples, chosen by --seed (default: all)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the order of the samples (default: 0)")
-    add_ema(parser)
+    add_checkpoint(parser)
     parser.set_defaults(command=_cka)
 
 
 def _cka(arguments: argparse.Namespace) -> Exit:
-    check_networks(*arguments.networks, *(arguments.others or ()))
+    names, others = arguments.networks, arguments.others
+    if others is None:
+        names, others = names[:1], names[1:]
+    chosen = choose_networks(arguments, *names, *others)
+    names, others = chosen[: len(names)], chosen[len(names) :]
     from widemix.analysis.cka import LEAST, diagonal_mean
     from widemix.analysis.similarity import (
         Samples,
@@ -54,9 +58,6 @@ def _cka(arguments: argparse.Namespace) -> Exit:
 
     check_least(arguments, 0, "seed")
     check_least(arguments, LEAST, "batch", "samples")
-    names, others = arguments.networks, arguments.others
-    if others is None:
-        names, others = names[:1], names[1:]
     if not others:
         raise InputError("give two networks or more: A and the B, or several A and the B after --with")
     samples = Samples(arguments.data, arguments.split, arguments.batch, arguments.samples, arguments.seed)
@@ -105,7 +106,7 @@ def add_spectrum(analyses) -> None:
 
 
 def _spectrum(arguments: argparse.Namespace) -> Exit:
-    check_networks(*arguments.networks)
+    choose_networks(arguments, *arguments.networks)
     if arguments.products and arguments.layers:
         raise InputError("--products: has no layers to choose from; leave out --layers")
     from widemix.analysis.spectrum_changes import as_lines, changes, plot_changes
@@ -147,11 +148,12 @@ def add_weights(analyses) -> None:
         "plot weights.png and receptive_fields.png there",
         "write the shape and density of each weight, and the fields",
     )
+    add_checkpoint(parser)
     parser.set_defaults(command=_weights)
 
 
 def _weights(arguments: argparse.Namespace) -> Exit:
-    check_networks(*arguments.networks)
+    names = choose_networks(arguments, *arguments.networks)
     from widemix.analysis.effective_weights import (
         TooLargeError,
         block_weights,
@@ -164,8 +166,8 @@ def _weights(arguments: argparse.Namespace) -> Exit:
 
     check_least(arguments, 1, "units")
     matrices, numbers = {}, []
-    for name in arguments.networks:
-        network = load_network(name)
+    for name in names:
+        network = load_network(name, arguments.ema)
         module, side = network.module, network.data.image_size
         shape = input_features(module, side)
         features = math.prod(shape)

@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from widemix.cli.options import add_ema, check_networks
+from widemix.cli.options import add_checkpoint, choose_networks
 from widemix.command_line.arguments import add_recipe_arguments
 from widemix.command_line.commands import check_least, load_from_arguments
 from widemix.distributed.launchers import export_torchrun_env
@@ -102,20 +102,20 @@ def add_inference(benches) -> None:
     add("--rounds", type=int, default=20, metavar="N", help="forward passes of each size (default: 20)")
     precision = "precision of the forward pass (default: fp32)"
     add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help=precision)
-    add_ema(bench)
+    add_checkpoint(bench)
     add("--json", type=Path, metavar="FILE", help="also write the numbers to this file")
     bench.set_defaults(command=_inference)
 
 
 def _inference(arguments: argparse.Namespace) -> Exit:
     check_least(arguments, 1, "rounds", "batches")
-    check_networks(arguments.network)
+    [name] = choose_networks(arguments, arguments.network)
     from widemix.bench.inference import BATCHES, VERSIONS, measure_inference
     from widemix.bench.report import report
     from widemix.distributed.topology import read_topology
     from widemix.evaluation.networks import load_network
 
-    network, device = load_network(arguments.network, arguments.ema), read_topology().device
+    network, device = load_network(name, arguments.ema), read_topology().device
     batches = list(dict.fromkeys(arguments.batches or BATCHES))
     rows = measure_inference(network, batches, arguments.rounds, arguments.precision, device)
     report(rows, VERSIONS, arguments.json)

@@ -109,7 +109,8 @@ def _rows(found: "list[RunSummary]", of_csv: bool = False) -> list[tuple[str, ..
     differing = {folder: differing_keys([run.recipe for run in runs]) for folder, runs in compared.items()}
     metrics = list(dict.fromkeys(run.metric for run in found))
     headings = map(metric_heading, metrics)
-    rows: list[tuple[str, ...]] = [("state", "step", *headings, "samples/s", "hours", "run", "differs in")]
+    best = ["best checkpoint"] if any(run.best for run in found) else []
+    rows: list[tuple[str, ...]] = [("state", "step", *headings, "samples/s", "hours", *best, "run", "differs in")]
     for run in found:
         place = run.path.parent
         number = compared[place].index(run)
@@ -118,6 +119,7 @@ def _rows(found: "list[RunSummary]", of_csv: bool = False) -> list[tuple[str, ..
         shown += [absent if value is None else format(value, form) for value, form in numbers]
         own = [(name, values[number]) for name, values in differing[place] if values[number] is not ...]
         own.sort(key=_rank)
+        shown += [run.best.sentence() if run.best else absent] if best else []
         words = [f"{name}={yaml_text(value)}" for name, value in own[:most]]
         more = len(own) - len(words)
         words += [f"{more}{_MORE}{'s' if more > 1 else ''}"] if more else []

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from widemix.errors import Exit, InputError
 from widemix.files import write_output
 from widemix.models.names import FORMS, HUB, TIMM
 from widemix.recipe.files import find_recipe
+from widemix.run.choice import LAST, choose
 from widemix.terminal import print
 
 NETWORK = (
@@ -18,27 +20,43 @@ NETWORK = (
 )
 
 
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add --checkpoint and --ema: which weights of a run are taken."""
+    which = "of a run folder: its last checkpoint, the best by train.keep_best, or that of a step (default: last)"
+    parser.add_argument("--checkpoint", default=LAST, metavar="last|best|STEP", help=which)
+    add_ema(parser)
+
+
 def add_ema(parser: argparse.ArgumentParser) -> None:
     """Add --ema."""
     parser.add_argument("--ema", action="store_true", help="use the averaged weights of train.ema_decay")
 
 
 def add_evaluation(parser: argparse.ArgumentParser) -> None:
-    """Add --data, --split, --batch and --ema, whose defaults are the recipe's."""
+    """Add --data, --split, --batch, --checkpoint and --ema, whose defaults are the recipe's."""
     add = parser.add_argument
     add("--data", type=Path, metavar="DIR", help="prepared folder (default: the recipe's data.path)")
     add("--split", metavar="NAME", help="split to evaluate on (default: the recipe's data.eval_split)")
     add("--batch", type=int, metavar="N", help="batch size (default: the recipe's eval.batch_size, or 128)")
-    add_ema(parser)
+    add_checkpoint(parser)
 
 
-def check_networks(*names: str) -> None:
-    """Raise `InputError` for a NETWORK that is not there: at once, before torch and timm are imported."""
+def choose_networks(arguments: argparse.Namespace, *names: str) -> list[str]:
+    """Return each NETWORK, of run folders the checkpoint of --checkpoint where that is not the last.
+
+    `InputError` for one that is not there: at once, before torch and timm are imported.
+    """
     for name in names:
         path = Path(name)
         elsewhere = name.startswith((TIMM, HUB)) or path.suffix in (".yaml", ".yml")
         if not (elsewhere or path.exists() or find_recipe(name).is_file()):
             raise InputError(f"{path}: no such run or checkpoint folder; give {FORMS}")
+    which, is_main = getattr(arguments, "checkpoint", None), os.environ.get("RANK", "0") == "0"
+    runs = [name for name in dict.fromkeys(names) if (Path(name) / "checkpoints").is_dir()]
+    if which not in (None, LAST) and not runs:
+        raise InputError(f"--checkpoint {which}: is for a run folder, which {' and '.join(names)} is not")
+    chosen = {name: choose(Path(name), which, is_main) for name in runs} if which else {}
+    return [str(chosen[name]) if name in chosen and which != LAST else name for name in names]
 
 
 def add_outputs(parser: argparse.ArgumentParser, to: str, json: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widemix.cgroups import usable_cpus
-from widemix.cli.options import NETWORK, add_ema, check_networks
+from widemix.cli.options import NETWORK, add_checkpoint, choose_networks
 from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError
 from widemix.files import csv_text, write_output
@@ -37,13 +37,13 @@ def add_predict(commands) -> None:
     add("--to", dest="to_file", type=Path, metavar="FILE", help="file to write, .csv or .jsonl (default: print CSV)")
     add("--top", type=int, default=1, metavar="K", help="classes of each image, likeliest first (default: 1)")
     add("--batch", type=int, default=64, metavar="N", help="images of a batch (default: 64)")
-    add_ema(parser)
+    add_checkpoint(parser)
     parser.set_defaults(command=_predict)
 
 
 def _predict(arguments: argparse.Namespace) -> Exit:
     check_least(arguments, 1, "top", "batch")
-    check_networks(arguments.network)
+    [network] = choose_networks(arguments, arguments.network)
     suffix = ".csv" if arguments.to_file is None else arguments.to_file.suffix
     if suffix not in (".csv", ".jsonl"):
         raise InputError(f"--to {arguments.to_file}: must end in .csv or .jsonl")
@@ -54,7 +54,7 @@ def _predict(arguments: argparse.Namespace) -> Exit:
         from widemix.evaluation.networks import load_network
         from widemix.evaluation.predict import Predictor
 
-    predictor = Predictor(load_network(arguments.network, arguments.ema))
+    predictor = Predictor(load_network(network, arguments.ema))
     numbers = predictor.section.targets == "regression"
     if numbers and arguments.top != 1:
         raise InputError(f"--top {arguments.top}: is for classes; {arguments.network} predicts numbers")

@@ -6,12 +6,12 @@ import os
 import sys
 from pathlib import Path
 
-from widemix.cli.options import add_ema, add_evaluation, add_outputs, check_networks, write_outputs
+from widemix.cli.options import add_checkpoint, add_evaluation, add_outputs, choose_networks, write_outputs
 from widemix.command_line.commands import check_least
 from widemix.distributed.launchers import export_torchrun_env
 from widemix.errors import Exit, InputError
 from widemix.processes import unwinding
-from widemix.run import checkpoint
+from widemix.run.choice import choose
 from widemix.tally import announce_import
 from widemix.terminal import print
 
@@ -50,7 +50,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         if getattr(arguments, option) and not arguments.details:
             raise InputError(f"--{option}: needs --details")
     check_least(arguments, 1, "ranks", "batch")
-    check_networks(arguments.network)
+    [network] = choose_networks(arguments, arguments.network)
     if not export_torchrun_env(ranks=arguments.ranks) and (arguments.ranks or 1) > 1:
         from widemix.launch.local import launch
 
@@ -59,7 +59,7 @@ def _eval(arguments: argparse.Namespace) -> int:
         from widemix.evaluation.assessment import assess
 
     result = assess(
-        arguments.network,
+        network,
         arguments.data,
         arguments.split,
         arguments.batch,
@@ -102,7 +102,7 @@ def add_export(commands) -> None:
     )
     parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to create")
-    add_ema(parser)
+    add_checkpoint(parser)
     parser.add_argument(
         "--license",
         default="apache-2.0",
@@ -114,14 +114,12 @@ def add_export(commands) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> Exit:
-    checkpoint.find(arguments.path)  # its error at once, before torch is imported
+    origin = choose(arguments.path, arguments.checkpoint)  # its error at once, before torch is imported
     with announce_import():
         from widemix.evaluation.trained import export_checkpoint
 
     with unwinding():
-        labels, line = export_checkpoint(
-            arguments.path, arguments.to, arguments.ema, arguments.onnx, arguments.license
-        )
+        labels, line = export_checkpoint(origin, arguments.to, arguments.ema, arguments.onnx, arguments.license)
     print(f"{arguments.to}: {len(labels)} classes; {line}")
     return Exit.DONE
 

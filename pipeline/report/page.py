@@ -72,7 +72,8 @@ def page(runs: Sequence[ReportedRun]) -> str:
 def _summary(runs: Sequence[ReportedRun]) -> Html:
     metrics = list(dict.fromkeys(run.summary.metric for run in runs))
     shown = map(metric_heading, metrics)
-    head = ("run", "state", *shown, "steps", "epochs", "samples/s", "hours", "ranks", "device", "commit")
+    best = ["best checkpoint"] if any(run.summary.best for run in runs) else []
+    head = ("run", "state", *shown, "steps", "epochs", "samples/s", "hours", *best, "ranks", "device", "commit")
     rows = []
     for number, run in enumerate(runs):
         summary, environment = run.summary, run.environment
@@ -88,6 +89,7 @@ def _summary(runs: Sequence[ReportedRun]) -> Html:
                 f"{formatted(epoch, '.1f').removesuffix('.0')} of {run.recipe.train.epochs}",
                 formatted(summary.images_per_s, ",.0f"),
                 formatted(summary.hours, ".2f"),
+                *(summary.best.sentence() if summary.best else "–" for _ in best),
                 environment.get("ranks", "–"),
                 environment.get("device", "–"),
                 str(environment.get("commit") or "–")[:10],

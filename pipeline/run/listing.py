@@ -13,6 +13,7 @@ from widemix.errors import InputError
 from widemix.metrics import BY_CLASS, MEASURED, metric_cell
 from widemix.recipe import Recipe, differences, flat_recipe, load_stored_recipe
 from widemix.run import checkpoint, evaluations
+from widemix.run.choice import Best, best_of
 from widemix.run.records import DONE, EVALUATION, LINE, read_json, read_lines
 
 
@@ -22,6 +23,7 @@ class RunSummary:
 
     state: done; done early, with the epoch; stopped, with the step of its checkpoint; diverged; or the time since the
     last line of metrics.jsonl.
+    best: the best checkpoint that is kept, with train.keep_best; None if there is none.
     metric: the name of the most telling one for what is predicted, such as top1; value: that of the last evaluation,
     in training or by `widemix eval`. images_per_s: the median of its lines. hours: of a run that is not done, those
     at its newest checkpoint.
@@ -35,6 +37,7 @@ class RunSummary:
     value: float | None
     images_per_s: float | None
     hours: float | None
+    best: Best | None = None
 
     def cell(self, metric: str) -> str:
         """The value as text, in a column of such metrics; empty where there is none."""
@@ -74,6 +77,7 @@ def summarise(run: Path) -> RunSummary:
         value=done.get(metric) if done else values[-1] if values else None,
         images_per_s=statistics.median(speeds) if speeds else None,
         hours=None if seconds is None else seconds / 3600,
+        best=best_of(run) if recipe.train.keep_best else None,
     )
 
 

@@ -65,9 +65,16 @@ class _EndedEarly(_Record):
     last_epoch: Count
 
 
+class _Best(_Record):
+    step: Count
+    metric: str
+    value: Annotated[float, Field(allow_inf_nan=False)]
+
+
 class _Done(_Record):
     step: Count
     seconds: Amount
+    best: NotRequired[_Best]
     ended_early: NotRequired[_EndedEarly]
 
 

@@ -32,6 +32,7 @@ from widemix.recipe import (
 from widemix.recipe.train import TrainSection
 from widemix.run import checkpoint
 from widemix.run.checkpoint import Checkpoint
+from widemix.run.choice import best_of
 from widemix.run.environment import read_environment
 from widemix.run.metrics import SUPERSEDED
 from widemix.run.patience import Gains
@@ -205,8 +206,10 @@ def keep_origin(start: ResumeState) -> None:
 
 
 def write_result(run_dir: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Any]:
-    """Write done.json, which marks the run as complete; return its content."""
+    """Write done.json, which marks the run as complete, and names its best checkpoint; return its content."""
     done = {**result, "recipe": recipe_hash(recipe)}
+    if best := best_of(run_dir):
+        done["best"] = {"step": best.step, "metric": best.metric, "value": best.value}
     atomic_write(run_dir / "done.json", json.dumps(done, indent=1) + "\n")
     return done
 

@@ -21,7 +21,7 @@ from PIL import Image
 from tests.clone import ROOT
 from widemix.analysis.similarity import Samples
 from widemix.bench.gpu import PARTS, Where
-from widemix.cli.options import check_networks
+from widemix.cli.options import choose_networks
 from widemix.cli.parser import make_parser
 from widemix.cli.reference import commands_page
 from widemix.command_line.commands import run_command
@@ -102,6 +102,7 @@ SEARCHED = {"optim.weight_decay": Range(low=0, high=3, log=False)}
 ONLY = " --only *depth-1_*"
 RUNNER = {"program": ANY, "ended": ANY}
 PAGE = {"papers": ANY, "studies": ANY}
+STEP_3 = "runs/a/checkpoints/00000003"
 FROM = {"origin": Path("run")}
 
 
@@ -155,6 +156,14 @@ CALLS = [
      images=2),
     row("export run --to b --ema --onnx --license mit", "evaluation.trained.export_checkpoint",
      path=P("run"), to=P("b"), ema=True, onnx=True, licence="mit"),
+    row("eval runs/a --checkpoint 3", "evaluation.assessment.assess", name=STEP_3, data=None,
+     split=None, batch=None, ema=False, details=False, real=None),
+    row("export runs/a --to b --checkpoint 3", "evaluation.trained.export_checkpoint", path=P(STEP_3), to=P("b"),
+     ema=False, onnx=False, licence="apache-2.0"),
+    *(row(f"{words} --checkpoint 3", "evaluation.networks.load_network", name=STEP_3, ema=False) for words in (
+        "predict runs/a image.png", "analyse cka runs/a b.yaml", "analyse pixels runs/a", "analyse filters runs/a",
+        "bench inference runs/a")),
+    row("analyse weights runs/a --checkpoint 3 --ema", "evaluation.networks.load_network", name=STEP_3, ema=True),
     row("push a b/c --private", "models.hub.push", folder=P("a"), repository="b/c", private=True),
     row("push a b/c", "models.hub.push", folder=P("a"), repository="b/c", private=False),
     row("doctor --cluster --data d --network 100 --exclude e --timeout 7", "doctor.cluster.run_cluster_doctor",
@@ -284,7 +293,7 @@ def folder(digits, tmp_path, monkeypatch, system) -> Path:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     system({"torch.cuda.device_count": lambda: 0})
-    for name in ("album", "docs", "home", "run", "recipes/studies/results"):
+    for name in ("album", "docs", "home", "run", STEP_3, "runs/a/checkpoints/00000004", "recipes/studies/results"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("data", "datasets/digits"):
         Path(name).parent.mkdir(exist_ok=True)
@@ -296,9 +305,10 @@ def folder(digits, tmp_path, monkeypatch, system) -> Path:
         "figure: {x: model.depth}\n"
     )
     Path("names").write_text("one\ntwo\n")
-    Path("run/COMPLETE").touch()
     state = {"step": 1, "data_step": 1, "seconds": 1, "scalars": {}, "metrics": {}, "recipe": {}}
-    Path("run/state.json").write_text(json.dumps(state))
+    for checkpoint in ("run", STEP_3, "runs/a/checkpoints/00000004"):
+        Path(checkpoint, "COMPLETE").touch()
+        Path(checkpoint, "state.json").write_text(json.dumps(state))
     Path("image.png").touch()
     for number in range(3):
         Image.new("RGB", (9, 9)).save(f"album/{number}.png")
@@ -385,10 +395,10 @@ def test_old_copies_are_removed_first(capsys):
 
 @pytest.mark.parametrize("name", ["timm:x", "hf:a/b", "no.yaml", "no.yml", "digits/mixer", "run", "/tmp"])
 def test_a_network_is_looked_for_only_as_a_path(name):
-    check_networks(name)
+    assert choose_networks(Namespace(), name) == [name]
     for wrong in ("no", "no.json", "digits/no"):
         with pytest.raises(InputError, match=f"^{wrong}: no such run or checkpoint folder"):
-            check_networks(name, wrong, name)
+            choose_networks(Namespace(), name, wrong, name)
 
 
 def test_a_benchmark_names_what_it_needs_and_is_not_there(system, capsys):

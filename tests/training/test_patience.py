@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from tests.conftest import Fork, train_lines
 from tests.unequal import prepare_unequal
@@ -117,16 +118,44 @@ def test_a_run_of_another_start_is_refused_that_would_end_at_once(start, tmp_pat
     assert "raise train.patience_epochs, or take its weights alone by train.init_from" in said
 
 
-def test_runs_and_report_say_when_and_why(start, tmp_path):
-    start("run")
-    gains = read(tmp_path / "run/done.json")["ended_early"]
-    for words in (["runs", tmp_path / "run"], ["report", tmp_path / "run", "--to", tmp_path / "page.html"]):
-        code, said = Fork(*words, log=tmp_path / "log").wait()
+def test_all_say_when_and_why_and_which_checkpoint_is_best(start, tmp_path):
+    run = tmp_path / "run"
+    said, done, losses = start("run"), read(run / "done.json"), evaluated(run, "loss")
+    gains, least = done["ended_early"], min(losses)
+    best = f"step {2 * losses.index(least) + 2}, loss {least:.4f}"
+    assert done["best"] == {"step": 2 * losses.index(least) + 2, "metric": "loss", "value": least}
+    assert f"; best checkpoint: {best}; see" in said
+
+    def told(*words: object) -> str:
+        code, said = Fork(*map(str, words), log=tmp_path / "log").wait()
         assert code == 0, said
-    assert f"done early, epoch {gains['last_epoch']}" in (tmp_path / "log").read_text()
-    page = (tmp_path / "page.html").read_text()
-    assert f"done early, epoch {gains['last_epoch']}" in page
-    assert f"the run ended early, after epoch {gains['last_epoch']}: best loss {gains['best']:.4f}" in page
+        return said
+
+    page = tmp_path / "page.html"
+    for text in (told("runs", run), told("report", run, "--to", page) + page.read_text()):
+        assert f"done early, epoch {gains['last_epoch']}" in text
+        assert best in text
+    assert (
+        f"the run ended early, after epoch {gains['last_epoch']}: best loss {gains['best']:.4f}" in page.read_text()
+    )
+
+    took_best, took_last = (
+        f"{run}: the best checkpoint, {best}\n",
+        f"step {done['step']}; --checkpoint best takes {best}\n",
+    )
+    for which, value, line in (
+        ("best", least, took_best),
+        (done["best"]["step"], least, ""),
+        ("last", losses[-1], took_last),
+    ):
+        said = told("eval", run, "--checkpoint", which, "--json", tmp_path / "found.json")
+        assert line in said
+        assert read(tmp_path / "found.json")["loss"] == pytest.approx(value, rel=1e-6)
+    exported = tmp_path / "exported"
+    assert took_best in told("export", run, "--checkpoint", "best", "--to", exported)
+    stored = run / f"checkpoints/{done['best']['step']:08d}/model.safetensors"
+    weights, kept = load_file(exported / "model.safetensors"), load_file(stored)
+    assert all(weights[name].equal(value) for name, value in kept.items())
 
 
 def plain_end(values: list[float | None], patience: int, least: float, higher: bool) -> int | None:
