@@ -8,6 +8,7 @@ import functools
 import io
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image, JpegImagePlugin
 
 from widemix.data_prep.coefficients import pack
 from widemix.data_prep.jpeg import SAMPLINGS, Frame, plain_frame
-from widemix.data_prep.opening import CorruptImage, load_image, open_image
+from widemix.data_prep.opening import BITS, PHOTOMETRIC, CorruptImage, load_image, more_than_rgb, open_image
 from widemix.data_prep.restart import check_jpeg, interval_for, segment_table, with_markers
 from widemix.data_prep.samples import FileSlice, Origin, Sample
 from widemix.data_prep.settings import PAGE, PrepSettings
@@ -26,9 +27,9 @@ from widemix.formats.checksums import crc32c, image_blocks, sample_checksum
 from widemix.formats.tables import ALIGNED
 from widemix.pillow_support import older_pillow
 
+ONLY_RGB = "and prepared images are 8-bit RGB; convert it"
 MAX_SIDE, MAX_JPEG_SIDE = 65_535, 65_500  # pixels: of FFCV's records, and of libjpeg
 ORIENTATION = 0x0112  # the EXIF tag
-BITS, PHOTOMETRIC = 258, 262  # tags of TIFF
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -190,19 +191,24 @@ def _encode_jpeg(sample: Sample, data: bytes, frame: Frame, settings: PrepSettin
 def _decode(name: str, data: bytes, frame: Frame | None, settings: PrepSettings) -> tuple[Image.Image, list[str]]:
     """The image upright, in RGB and at the size at which it is stored, and the rules that apply to it."""
     image = open_image(data)
+    if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):  # which Pillow scales
+        kind = "floating-point" if image.mode == "F" else "32-bit integer"
+        raise CorruptImage(f"has {kind} levels of an unknown range; scale them to 8 bits")
+    more = more_than_rgb(data)
+    if more and not settings.to_8_bit_rgb:
+        raise CorruptImage(f"has {more}, {ONLY_RGB} or prepare with --to-8-bit-rgb (highest bits, first channels)")
     stored = shrunk_size(image.size, settings)
     frames = load_image(image, stored, settings.max_pixels)
     rules = [f"first of {frames} frames"] if frames > 1 else []
     rules += _wrong_suffix(name, image.format)
     if image.format in ("JPEG", "MPO") and (warning := check_jpeg(data)):  # which Pillow does not pass on
         rules.append(warning)
-    if image.mode == "I" and image.format not in ("PNG", "PPM"):  # which Pillow scales to 16 bits
-        raise CorruptImage("has 32-bit integer levels of an unknown range; scale them to 8 or 16 bits")
     turn = TURNS.get(_orientation(image))
     upright = image if turn is None else image.transpose(turn)
     rules += [] if turn is None else ["turned upright"]
     deep = image.mode.startswith("I")
     rgb, rule = _deep_grey(upright, getattr(image, "tag_v2", {})) if deep else _rgb(upright)
+    rules += [f"{more} to 8-bit RGB"] if more and not deep else []
     rules += [rule] if rule else []
     if isinstance(image, JpegImagePlugin.JpegImageFile) and image.mode == "RGB" and not _known_sampling(image):
         rules.append("odd chroma sampling")
@@ -316,5 +322,8 @@ def _error_message(data: bytes, error: Exception) -> str:
     if not data:
         return "is empty"
     if isinstance(error, Image.UnidentifiedImageError):
+        with suppress(Exception):  # a damaged header says nothing
+            if more := more_than_rgb(data):
+                return f"has {more} in a way that Pillow cannot read, {ONLY_RGB}"
         return "is no image that Pillow can read"
     return f"cannot be decoded ({str(error).splitlines()[0] if str(error) else type(error).__name__})"

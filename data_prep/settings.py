@@ -26,6 +26,7 @@ class PrepSettings:
     encoding: Literal["jpeg", "coefficients"] = "jpeg"
     restart_markers: bool = True  # in JPEGs, with a table of the segments between them; none among coefficients
     max_pixels: Whole = 178_956_970  # that are decoded of an image; one with more is corrupt; the default is Pillow's
+    to_8_bit_rgb: bool = False  # of images with deeper levels or more channels, which otherwise count as corrupt
     on_corrupt: Literal["error", "skip"] = "skip"  # an undecodable image stops the preparation, or is left out
     splits: str = ""  # of the source to prepare, separated by commas; empty: all
     targets: str = ""  # csv: columns with numbers to predict, separated by commas; * for all but path and split

@@ -10,11 +10,15 @@ import json
 import os
 import shlex
 import shutil
+import tarfile
 from pathlib import Path
 
+import numpy as np
+import pyarrow
 import pytest
 import yaml
 from PIL import Image
+from pyarrow import parquet
 
 from tests.clone import CLONE, ROOT
 from tests.conftest import Fork
@@ -61,9 +65,28 @@ def places(tmp_path_factory, digits) -> dict[str, str]:
     [weights] = Path(names["run"]).glob("checkpoints/*/model.safetensors")
     (tmp / "half.safetensors").write_bytes(weights.read_bytes()[:5000])
     damage(digits, tmp)
+    more_than_rgb(tmp)
     (base / "images/train/a").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(base / "images/train/a/1.png")
     return names
+
+
+def more_than_rgb(tmp: Path) -> None:
+    """An image of 16 bits per level in a folder, a table, a tar and a parquet file, and one of five channels."""
+    image, channels = tmp / "deep/train/a/1.png", tmp / "channels/train/a/1.tif"
+    for path in (image, channels):
+        path.parent.mkdir(parents=True)
+    Image.fromarray(np.full((8, 8), 300, np.uint16)).save(image)
+    Image.new("CMYK", (8, 8)).save(channels, tiffinfo={262: 2, 338: (0,)})  # RGB, and one of no stated meaning
+    (tmp / "deep.csv").write_text("path,label\ndeep/train/a/1.png,a\n")
+    (tmp / "deep_shards").mkdir()
+    with tarfile.open(tmp / "deep_shards/train.tar", "w") as tar:
+        tar.add(image, "1.png")
+        (tmp / "deep_label").write_text("0")
+        tar.add(tmp / "deep_label", "1.cls")
+    (tmp / "deep_parquet").mkdir()
+    rows = {"image": [{"bytes": image.read_bytes(), "path": "1.png"}], "label": [0]}
+    parquet.write_table(pyarrow.table(rows), tmp / "deep_parquet/train.parquet")
 
 
 def damage(digits: Path, tmp: Path) -> None:

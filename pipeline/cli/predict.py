@@ -108,8 +108,7 @@ def _predictions(
     from widemix.data_prep.image import decode_file
     from widemix.data_prep.settings import PrepSettings
 
-    shrunk = predictor.network.prepared
-    settings = PrepSettings(raw=True, max_size=shrunk.max_size, side=shrunk.side)
+    settings = PrepSettings(raw=True, **predictor.network.prepared.model_dump(exclude={"classes"}))
 
     def decode(name: str) -> Any:
         try:

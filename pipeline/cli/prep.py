@@ -97,6 +97,9 @@ def _add_image_options(parser: Parser) -> None:
     pixels = "an image with more pixels counts as corrupt; a JPEG that is to be shrunk is scaled down while it is "
     pixels += "decoded, and counts as what remains (default: 178956970, Pillow's limit)"
     add("--max-pixels", type=int, default=178_956_970, metavar="N", help=pixels)
+    deep = "keep the highest 8 bits of deeper levels (16-bit PNG, TIFF, ...) and the first channels of a TIFF "
+    deep += "with more than colours and alpha; by default such an image counts as corrupt, with a line that names it"
+    add("--to-8-bit-rgb", action="store_true", help=deep)
     corrupt = "at an image that cannot be decoded: stop with an error, or skip it and list it in the manifest "
     corrupt += "(default: skip)"
     add("--on-corrupt", choices=("error", "skip"), default="skip", help=corrupt)
@@ -163,6 +166,7 @@ def _prep(arguments: argparse.Namespace) -> Exit:
         "encoding",
         "restart_markers",
         "max_pixels",
+        "to_8_bit_rgb",
         "on_corrupt",
         "splits",
         "targets",

@@ -141,7 +141,7 @@ def _of_timm(name: str, timm_name: str, folder: Path | None) -> Network:
     labels = pretrained_cfg.get("label_names") or _imagenet_names(loaded)
     if not (isinstance(labels, list | tuple) and all(isinstance(label, str) for label in labels)):
         raise InputError(f"{name}: its label_names are no list of texts; export it again")
-    prepared = Prepared(classes=tuple(labels), max_size=usage.max_size, side=usage.side)
+    prepared = Prepared(classes=tuple(labels), **usage.model_dump(exclude={"targets", "loss"}))
     return Network(name, module.eval(), None, data, None, prepared, usage.loss)
 
 

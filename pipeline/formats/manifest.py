@@ -64,18 +64,20 @@ class Manifest(BaseModel):
 class Prepared(BaseModel):
     """What predictions need to know of the folder that a network was trained on, which a run keeps.
 
-    classes: names in label order. max_size, side: what its images were shrunk to, as in `PrepSettings`.
+    classes: names in label order. max_size, side, to_8_bit_rgb: what was made of its images, as in `PrepSettings`.
     """
 
     model_config = ConfigDict(frozen=True)
     classes: tuple[str, ...] = ()
     max_size: int = 0
     side: Literal["longest", "shortest"] = "longest"
+    to_8_bit_rgb: bool = False
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Prepared":
         """That of a folder, by its manifest."""
-        stored = {name: manifest.settings[name] for name in ("max_size", "side") if name in manifest.settings}
+        settings = manifest.settings
+        stored = {name: settings[name] for name in ("max_size", "side", "to_8_bit_rgb") if name in settings}
         return cls(classes=manifest.classes, **stored)
 
 

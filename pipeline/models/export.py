@@ -30,7 +30,8 @@ from widemix.terminal import print
 class Usage(BaseModel):
     """What config.json says under `widemix`, since timm has no place for it: how images go in, and what comes out.
 
-    targets: of `data.targets`. loss: of `train.loss`. max_size, side: what images are shrunk to first.
+    targets: of `data.targets`. loss: of `train.loss`. max_size, side, to_8_bit_rgb: what is made of images
+    first, as in `PrepSettings`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -38,6 +39,7 @@ class Usage(BaseModel):
     loss: str = ""
     max_size: Annotated[int, Field(ge=0, le=65_535)] = 0
     side: Literal["longest", "shortest"] = "longest"
+    to_8_bit_rgb: bool = False
 
 
 def read_usage(config: Path) -> Usage:
@@ -80,7 +82,7 @@ def export_model(
         raise InputError(f"--onnx: only networks of images are written as ONNX, not {section.kind}")
     if folder.exists():
         raise InputError(f"{folder}: exists already; export to a folder that does not")
-    usage = Usage(targets=data.targets, loss=loss, max_size=prepared.max_size, side=prepared.side)
+    usage = Usage(targets=data.targets, loss=loss, **prepared.model_dump(exclude={"classes"}))
     config = _config(section, data, labels) | {"widemix": usage.model_dump()}
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))

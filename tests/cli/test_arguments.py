@@ -77,13 +77,13 @@ def plain(value: Any) -> Any:
 
 
 P = Path
-PREP = "prep csv --from a --to b --quality 80 --raw --no-restart-markers --max-pixels 99 --on-corrupt error "
-PREP += "--splits train --targets a,b --part 1/2 --no-shuffle --seed 3 --length 9 --vocab v.txt --vocab-size 199 "
-PREP += "--fraction 50% --holdout 0.25 --processes 2 --plugins json"
+PREP = "prep csv --from a --to b --quality 80 --raw --no-restart-markers --max-pixels 99 --to-8-bit-rgb "
+PREP += "--on-corrupt error --splits train --targets a,b --part 1/2 --no-shuffle --seed 3 --length 9 --vocab v.txt "
+PREP += "--vocab-size 199 --fraction 50% --holdout 0.25 --processes 2 --plugins json"
 SETTINGS = {
-    "quality": 80, "raw": True, "restart_markers": False, "max_pixels": 99, "on_corrupt": "error", "splits": "train",
-    "targets": "a,b", "part": "1/2", "per_class": 0, "shuffle": False, "seed": 3, "length": 9, "vocab": "v.txt",
-    "vocab_size": 199, "fraction": 0.5, "holdout": 0.25,
+    "quality": 80, "raw": True, "restart_markers": False, "max_pixels": 99, "to_8_bit_rgb": True,
+    "on_corrupt": "error", "splits": "train", "targets": "a,b", "part": "1/2", "per_class": 0, "shuffle": False,
+    "seed": 3, "length": 9, "vocab": "v.txt", "vocab_size": 199, "fraction": 0.5, "holdout": 0.25,
 }  # fmt: skip
 LONGEST, SHORTEST = (
     PrepSettings(max_size=n, side=side, **SETTINGS) for n, side in ((99, "longest"), (88, "shortest"))

@@ -2,6 +2,7 @@
 
 import io
 import struct
+import zlib
 from functools import partial
 
 import numpy as np
@@ -74,27 +75,59 @@ def test_quality_is_that_of_the_settings(tmp_path, image):
     assert encode_file(tmp_path / "a.png", PLAIN(quality=77)).data == buffer.getvalue()
 
 
+REFUSED = (
+    "and prepared images are 8-bit RGB; convert it or prepare with --to-8-bit-rgb (highest bits, first channels)"
+)
 LEVELS = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 54
 BITS = np.packbits(((LEVELS // 18).reshape(-1, 1) >> np.arange(11, -1, -1) & 1).astype(np.uint8)).tobytes()
 
 
-def tiff(data, bits, photometric, turn=1, order="<"):
-    """A grey TIFF of 40 x 30 pixels, uncompressed in one strip: baseline TIFF 6.0."""
-    tags = {256: 40, 257: 30, 258: bits, 259: 1, 262: photometric, 273: 8, 274: turn, 277: 1, 278: 30}
+def tiff(data, bits, photometric, turn=1, order="<", channels=1, extra=0):
+    """A TIFF of 40 x 30 pixels, uncompressed in one strip (TIFF 6.0). extra: channels of no stated meaning."""
+    tags = {256: 40, 257: 30, 258: bits, 259: 1, 262: photometric, 273: 8, 274: turn, 277: channels, 278: 30}
     tags[279] = len(data)
     entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items())
+    entries += struct.pack(f"{order}HHII", 338, 3, extra, 0) if extra else b""
+    tags |= {338: 0} if extra else {}
     head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + len(data))
     return head + data + struct.pack(f"{order}H", len(tags)) + entries + bytes(4)
 
 
-def png(pixels, **options):
+def saved(pixels, format, **options):
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG", **options)
+    Image.fromarray(pixels).save(buffer, format, **options)
     return buffer.getvalue()
 
 
 def pgm(most, *levels):
     return b"P5\n4 1\n%d\n" % most + struct.pack(">4H", *levels)
+
+
+def deep_png(levels):
+    """A PNG of uint16 [height, width, 3], by its specification."""
+    height, width, _ = levels.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in levels)
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0),
+        b"IDAT": zlib.compress(rows),
+        b"IEND": b"",
+    }
+    packed = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in chunks.items()
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+
+
+def avif(bits):
+    """An AVIF file that says it has so many bits."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "AVIF")
+    data = bytearray(buffer.getvalue())
+    data[data.index(b"av1C") + 6] |= {10: 0x40, 12: 0x60}[bits]
+    pixi = data.index(b"pixi") + 9
+    data[pixi : pixi + 3] = bytes([bits] * 3)
+    return bytes(data)
 
 
 HIGH, GREY = "16-bit grey to RGB, high bytes", LEVELS // 256
@@ -103,7 +136,7 @@ HIGH, GREY = "16-bit grey to RGB, high bytes", LEVELS // 256
 @pytest.mark.parametrize(
     ("name", "data", "grey", "rule"),
     [
-        ("a.png", png(LEVELS), GREY, HIGH),
+        ("a.png", saved(LEVELS, "PNG"), GREY, HIGH),
         ("a.tif", tiff(LEVELS.astype("<u2").tobytes(), 16, 1), GREY, HIGH),
         ("a.tif", tiff(LEVELS.astype(">u2").tobytes(), 16, 1, order=">"), GREY, HIGH),
         # whose 0 is white, also upside down
@@ -116,17 +149,70 @@ HIGH, GREY = "16-bit grey to RGB, high bytes", LEVELS // 256
         ),
         ("a.tif", tiff(BITS, 12, 1), LEVELS // 18 // 16, "12-bit grey to RGB, high bits"),
         # of which one is transparent
-        ("a.png", png(LEVELS, transparency=54), np.where(LEVELS == 54, 255, GREY), f"{HIGH}, alpha over white"),
+        (
+            "a.png",
+            saved(LEVELS, "PNG", transparency=54),
+            np.where(LEVELS == 54, 255, GREY),
+            f"{HIGH}, alpha over white",
+        ),
         # as Pillow scales those below 65,535
         ("a.pgm", pgm(65_535, 255, 4096, 32_800, 65_535), [[0, 16, 128, 255]], HIGH),
         ("a.pgm", pgm(4095, 1, 16, 2048, 4095), [[0, 1, 128, 255]], HIGH),
     ],
 )
-def test_many_levels_of_grey_keep_their_highest_bits(tmp_path, name, data, grey, rule):
+def test_deep_grey_keeps_its_highest_bits_if_wanted(tmp_path, name, data, grey, rule):
     (tmp_path / name).write_bytes(data)
-    encoded = encode_file(tmp_path / name)
+    bits = 12 if b"4095" in data or "12" in rule else 16
+    assert encode_file(tmp_path / name).rule == f"left out: has {bits} bits per level, {REFUSED}"
+    encoded = encode_file(tmp_path / name, PrepSettings(raw=True, to_8_bit_rgb=True))
     assert np.array_equal(pixels(encoded), np.repeat(np.asarray(grey)[..., None], 3, axis=2))
     assert encoded.rule == rule
+
+
+COLOUR = np.arange(6000, dtype=np.uint16).reshape(30, 40, 5) * 10
+BYTES = COLOUR.astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "more", "kept"),
+    [
+        ("a.png", deep_png(COLOUR[..., :3]), "16 bits per level", COLOUR[..., :3] >> 8),
+        ("a.tif", tiff(COLOUR[..., :3].tobytes(), 16, 2, channels=3), "16 bits per level", COLOUR[..., :3] >> 8),
+        (
+            "a.tif",
+            tiff(COLOUR[..., :4].tobytes(), 16, 2, channels=4, extra=1),
+            "4 channels and 16 bits per level",
+            COLOUR[..., :3] >> 8,
+        ),
+        ("a.tif", tiff(BYTES.tobytes(), 8, 2, channels=5, extra=2), "5 channels", BYTES[..., :3]),
+        ("a.tif", tiff(BYTES[..., :2].tobytes(), 8, 1, channels=2, extra=1), "2 channels", BYTES[..., [0, 0, 0]]),
+        ("a.ppm", b"P6 # a\n 2 1 1023\n" + struct.pack(">6H", *[1023, 0] * 3), "10 bits per level", [[255, 0] * 3]),
+        ("a.avif", avif(10), "10 bits per level", None),
+        ("a.avif", avif(12), "12 bits per level", None),
+        ("a.jp2", saved(LEVELS, "JPEG2000"), "16 bits per level", None),
+        ("a.j2k", saved(LEVELS, "JPEG2000", no_jp2=True), "16 bits per level", None),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_more_than_8_bit_rgb_is_named_and_left_out(tmp_path, name, data, more, kept):
+    (tmp_path / name).write_bytes(data)
+    assert encode_file(tmp_path / name).rule == f"left out: has {more}, {REFUSED}"
+    if kept is not None:
+        encoded = encode_file(tmp_path / name, PrepSettings(raw=True, to_8_bit_rgb=True))
+        assert np.array_equal(pixels(encoded).ravel(), np.ravel(kept))
+        assert encoded.rule.startswith(f"{more} to 8-bit RGB")
+
+
+def test_channels_that_pillow_cannot_read_are_named(tmp_path):
+    (tmp_path / "a.tif").write_bytes(tiff(BYTES.tobytes(), 8, 1, channels=5))
+    words = "left out: has 5 channels in a way that Pillow cannot read, and prepared images are 8-bit RGB; convert it"
+    for wanted in (False, True):
+        assert encode_file(tmp_path / "a.tif", PrepSettings(to_8_bit_rgb=wanted)).rule == words
+
+
+def test_four_channels_of_no_stated_kind_have_alpha(tmp_path):
+    (tmp_path / "a.tif").write_bytes(tiff(BYTES[..., :4].tobytes(), 8, 2, channels=4))
+    assert encode_file(tmp_path / "a.tif").rule == "alpha over white"
 
 
 @pytest.mark.parametrize(
@@ -165,10 +251,10 @@ def test_images_are_converted_as_by_pillow(tmp_path, name, mode, rule, options, 
 def test_other_levels_are_left_out(tmp_path, image):
     """Of floating point, and integers of 32 bits, whose range is not known: they became black once."""
     image(0, mode="F").save(tmp_path / "a.tif")
-    assert encode_file(tmp_path / "a.tif").rule == "left out: has Pillow's mode F, which is not supported"
+    words = "left out: has {} levels of an unknown range; scale them to 8 bits"
+    assert encode_file(tmp_path / "a.tif").rule == words.format("floating-point")
     Image.fromarray(np.array([[0, 100, 200, 255]], np.int32)).save(tmp_path / "b.tif")
-    words = "left out: has 32-bit integer levels of an unknown range; scale them to 8 or 16 bits"
-    assert encode_file(tmp_path / "b.tif").rule == words
+    assert encode_file(tmp_path / "b.tif").rule == words.format("32-bit integer")
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
@@ -399,7 +485,7 @@ def test_settings_at_their_limits_are_taken(least_or_most):
 def test_the_settings_that_a_manifest_does_not_state():
     """Data that were prepared before a setting came are compared with these."""
     images = {"max_size": 512, "side": "longest", "quality": 90, "raw": False, "encoding": "jpeg"}
-    images |= {"restart_markers": True, "max_pixels": 178_956_970, "on_corrupt": "skip"}
+    images |= {"restart_markers": True, "max_pixels": 178_956_970, "to_8_bit_rgb": False, "on_corrupt": "skip"}
     chosen = {"splits": "", "targets": "", "part": "", "fraction": 1.0, "per_class": 0, "holdout": 0.0}
     text = {"length": 128, "vocab": "", "vocab_size": 30_522}
     assert PrepSettings().as_json() == images | chosen | text | {"shuffle": False, "seed": 0}

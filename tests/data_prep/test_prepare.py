@@ -82,8 +82,8 @@ def test_the_contents_of_a_prepared_folder(tmp_path, folder, image, prep, capsys
 
 
 def test_left_out_files_are_told_among_many_unusual_ones(tmp_path, folder, prep, capsys):
-    for number, mode in enumerate(("L", "CMYK", "RGBA", "P", "I;16", "RGBA", "P", "L", "CMYK")):
-        suffix = "tif" if mode in ("CMYK", "I;16") else "png"
+    for number, mode in enumerate(("L", "CMYK", "RGBA", "P", "LAB", "RGBA", "P", "L", "CMYK")):
+        suffix = "tif" if mode in ("CMYK", "LAB") else "png"
         Image.new(mode, (20, 20)).save(folder / f"train/ant/{number}_{mode[:1]}.{suffix}")
     (folder / "val/bee/empty.jpg").touch()
     manifest = prep(max_bad=0.2)

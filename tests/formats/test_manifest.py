@@ -41,7 +41,7 @@ def manifest(**keys) -> Manifest:
         "origin": "/table.csv",
         "classes": ("wren", "ant", "bee"),
         "splits": {name: split(name, blocks=(name,)) for name in ("train", "val", "test")},
-        "settings": {"max_size": 300, "side": "shortest", "quality": 90},
+        "settings": {"max_size": 300, "side": "shortest", "to_8_bit_rgb": True, "quality": 90},
         "versions": {},
         "files": {f"{name}.crc32c": f"of {name}" for name in ("train", "val", "test")},
     }
@@ -91,7 +91,9 @@ def test_each_split_needs_its_checksums():
 
 
 def test_predictions_know_how_the_images_were_shrunk():
-    assert Prepared.of(manifest()) == Prepared(classes=("wren", "ant", "bee"), max_size=300, side="shortest")
+    assert Prepared.of(manifest()) == Prepared(
+        classes=("wren", "ant", "bee"), max_size=300, side="shortest", to_8_bit_rgb=True
+    )
     assert Prepared.of(manifest(settings={})) == Prepared(classes=("wren", "ant", "bee"), max_size=0, side="longest")
 
 

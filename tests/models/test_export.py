@@ -255,12 +255,12 @@ def test_stochastic_depth_leaves_a_network_its_name():
 
 
 def test_what_an_export_says_of_its_use_is_read_back(tmp_path):
-    prepared = Prepared(classes=("x",), max_size=77, side="shortest")
+    prepared = Prepared(classes=("x",), max_size=77, side="shortest", to_8_bit_rgb=True)
     data = OUTER["data"].model_copy(update={"targets": "multilabel"})
     labels = {"labels": OUTER["labels"], "loss": "sigmoid", "prepared": prepared, "card": lambda program: "# A card"}
     export_model(trained(ANY), ANY, tmp_path / "exported", data=data, **labels)
     usage = read_usage(tmp_path / "exported/config.json")
-    assert usage == Usage(targets="multilabel", loss="sigmoid", max_size=77, side="shortest")
+    assert usage == Usage(targets="multilabel", loss="sigmoid", max_size=77, side="shortest", to_8_bit_rgb=True)
     assert (tmp_path / "exported/README.md").read_text() == "# A card"
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "plain.json").write_text('{"architecture": "resnet18"}')
