@@ -42,7 +42,7 @@ SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false",
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-# What sees GPUs: `make test-gpu`. The other tests start more ranks than most machines have GPUs.
+# What sees GPUs: `make stress WHAT=gpu`. The other tests start more ranks than most machines have GPUs.
 ON_GPUS = [
     ROOT / "tests" / name
     for name in ("gpu", "models/test_batch_last_triton.py", "data/test_finish.py", "data/test_device_transfer.py")

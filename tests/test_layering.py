@@ -1,4 +1,4 @@
-"""Arrows go one way: a file imports only from the lines above its own, and C files call in one direction."""
+"""Arrows go one way: a file imports only from lines of CONTRIBUTING.md above its own; C files call one way."""
 
 import ast
 import functools
@@ -9,45 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LAYERS = [
-    ["widemix.terminal", "widemix.errors", "widemix.markdown"],
-    [
-        "widemix.files",
-        "widemix.cgroups",
-        "widemix.processes",
-        "widemix.section",
-        "widemix.tally",
-        "widemix.timm_import",
-        "widemix.torch_support",
-        "widemix.pillow_support",
-    ],
-    ["widemix.lease"],
-    ["widemix.lock"],
-    ["widemix.arguments"],
-    ["widemix.metrics"],
-    ["widemix.native"],
-    ["widemix.formats"],
-    ["widemix.models"],
-    ["widemix.data_prep"],
-    ["widemix.optim"],
-    ["widemix.recipe"],
-    ["widemix.distributed"],
-    ["widemix.command_line"],
-    ["widemix.data"],
-    ["widemix.engine"],
-    ["widemix.run"],
-    ["widemix.plots"],
-    ["widemix.training"],
-    ["widemix.evaluation"],
-    ["widemix.estimate", "widemix.doctor"],
-    ["widemix.trainer"],
-    ["widemix.api"],
-    ["widemix.plugins", "widemix.ffcv"],
-    ["widemix.bench", "widemix.analysis", "widemix.studies", "widemix.report"],
-    ["widemix.launch"],
-    ["widemix.cli"],
-    ["widemix.__main__"],
-]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text().partition("\n    pipeline/")[2].partition("\n    data_prep/")[0]
+LINES = [re.match(r"((?:\w+(?:/|\.py)\s+)*)", line.strip() + " ")[1].split() for line in PAGE.splitlines()[1:]]
+LAYERS = [[f"widemix.{name.removesuffix('/').removesuffix('.py')}" for name in line] for line in LINES]
+LAYERS += [["widemix.__main__"]]
 FOLDERS = {"pipeline": "widemix", "data_prep": "widemix.data_prep", "launch": "widemix.launch"}
 # What the writer of prepared data may use.
 FOR_DATA_PREP = {

@@ -148,5 +148,5 @@ def test_only_tests_of_gpus_see_them(arguments, hidden):
 
 
 def test_what_sees_gpus_is_what_make_test_gpu_runs():
-    rule = (ROOT / "Makefile").read_text().partition("test-gpu: setup")[2].partition("$(ARGS)")[0]
+    rule = (ROOT / "Makefile").read_text().partition("stress-gpu: setup")[2].partition("$(ARGS)")[0]
     assert [str(path.relative_to(ROOT)) for path in ON_GPUS] == [word for word in rule.split() if "tests/" in word]

@@ -1,4 +1,4 @@
-"""Check what is in dist/ before it is published: `make release-check`. Needs no network.
+"""Check what is in dist/ before it is published: `make release`. Needs no network.
 
 The source distribution is built, to the files of the wheel without compiled code. The wheel for this machine is
 tested in an environment that has it and its requirements, no compiler, and a home that cannot be written to.

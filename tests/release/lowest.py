@@ -1,8 +1,8 @@
-"""The lowest versions that pyproject.toml allows: `make lowest` runs tests with all of them at once.
+"""The lowest versions that pyproject.toml allows: `make stress WHAT=lowest` runs tests with all of them at once.
 
-`make lowest ARGS=--below` then takes the release before each bound, one at a time beside the lowest of all others,
-and runs the tests of what imports it: a row for each says what failed. Where the bound was there two years ago it is
-not tried: there is no need to go lower (SPEC 0).
+`make stress WHAT=lowest ARGS=--below` then takes the release before each bound, one at a time beside the lowest of
+all others, and runs the tests of what imports it: a row for each says what failed. Where the bound was there two
+years ago it is not tried: there is no need to go lower (SPEC 0).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The first cases of `make fuzz`."""
+"""The first cases of `make stress WHAT=fuzz`."""
 
 import subprocess
 
