@@ -15,14 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from widemix.cgroups import usable_cpus
-from widemix.data_prep.encode import encode_all
 from widemix.data_prep.image import Encoded
-from widemix.data_prep.labels import check_label
-from widemix.data_prep.left_out import LISTED
+from widemix.data_prep.image_processes import encode_all
 from widemix.data_prep.prep_dir import UNFINISHED, check_target, prep_dir, rename_finished, translate_errors
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.write_dataset import print_untrained
+from widemix.data_prep.sources.labels import check_label
+from widemix.data_prep.write_dataset import LISTED, print_untrained
 from widemix.errors import InputError, RunError
 from widemix.files import atomic_write
 from widemix.formats.beton import COEFFICIENTS, JPEG, RAW, Beton, open_beton

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from widemix.data_prep.changes import name_some
 from widemix.data_prep.encoding import Encoding
 from widemix.data_prep.image import Encoded
 from widemix.data_prep.samples import Dataset, Origin
 from widemix.data_prep.subset import Subset
 from widemix.data_prep.verify import open_prepared
+from widemix.data_prep.write_dataset import name_some
 from widemix.errors import InputError
 from widemix.formats.beton import RAW, TARGET, Beton, open_beton
 from widemix.formats.checksums import compute_checksums, crc32c, open_checksums

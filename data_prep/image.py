@@ -14,13 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, JpegImagePlugin
 
-from widemix.data_prep.coefficients import pack
-from widemix.data_prep.jpeg import SAMPLINGS, Frame, plain_frame
+from widemix.data_prep.jpeg import (
+    SAMPLINGS,
+    Frame,
+    check_jpeg,
+    interval_for,
+    pack,
+    plain_frame,
+    segment_table,
+    shrink_jpeg,
+    shrunk_size,
+    with_markers,
+)
 from widemix.data_prep.opening import BITS, PHOTOMETRIC, CorruptImage, load_image, more_than_rgb, open_image
-from widemix.data_prep.restart import check_jpeg, interval_for, segment_table, with_markers
 from widemix.data_prep.samples import FileSlice, Origin, Sample
 from widemix.data_prep.settings import PAGE, PrepSettings
-from widemix.data_prep.shrink import shrink_jpeg, shrunk_size
 from widemix.errors import InputError
 from widemix.formats.beton import COEFFICIENTS, JPEG, RAW
 from widemix.formats.checksums import crc32c, image_blocks, sample_checksum

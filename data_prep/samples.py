@@ -106,7 +106,7 @@ class Dataset:
     """The contents of a source: class names in label order, or names of targets, and the samples of each split."""
 
     classes: tuple[str, ...]
-    splits: Mapping[str, Sequence[Any]]  # of `Sample`, or of `widemix.data_prep.pairs.Pair`
+    splits: Mapping[str, Sequence[Any]]  # of `Sample`, or of `widemix.data_prep.sources.pairs.Pair`
     exceptions: tuple[dict[str, str], ...] = ()  # unexpected files: {"file": name, "rule": what is unusual}
     text: bool = False  # whether the samples are sentence pairs
     check_files: Callable[[], tuple[dict[str, str], ...]] = tuple  # more exceptions, which take long to find

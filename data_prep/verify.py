@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from widemix.data_prep import adopt, from_python
+from widemix.data_prep import adopt
 from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.sources import from_python
 from widemix.errors import InputError
 from widemix.formats.beton import Beton, open_beton
 from widemix.formats.blocks import BLOCK, hash_bytes, map_blocks

@@ -1,21 +1,23 @@
 """Listed samples -> the files of a prepared folder, in one that `prep_dir` holds."""
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from widemix.data_prep.changes import check_unchanged, name_some
+import numpy as np
+
+from widemix.data_prep.beton_writer import BetonWriter, Written
 from widemix.data_prep.encoding import Encoding
-from widemix.data_prep.left_out import check_classes, check_fraction
 from widemix.data_prep.prep_dir import UNFINISHED, data_path, journal_path, rename_finished
-from widemix.data_prep.samples import Dataset
+from widemix.data_prep.samples import IN_MEMORY, Dataset, Status
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.write import BetonWriter
-from widemix.errors import InputError
+from widemix.errors import InputError, RunError
 from widemix.files import atomic_write
 from widemix.formats import checksums, sources
 from widemix.formats.blocks import hash_bytes
+from widemix.formats.checksums import crc32c
 from widemix.formats.manifest import Manifest, Split, count_labels
 from widemix.tally import print_status, track
 
@@ -126,3 +128,75 @@ def _open_writer(name: str, job: Job) -> BetonWriter:
         journal.unlink()
         return open_writer()
     return writer
+
+
+LISTED = 20  # images that are left out, in the list before an error
+ADVICE = "repair or remove them and add --force, or allow more of them with --max-bad"
+
+
+def check_fraction(split: str, written: Written, samples: int, max_bad: float, *, finished: bool) -> None:
+    """Raise `RunError`, after a list of them, if more than the fraction `max_bad` of the samples are left out.
+
+    Before the split is `finished`, only if they fill the list, so that it names as many as are to be repaired.
+    """
+    bad = written.taken - written.count
+    if bad > max_bad * samples and (finished or bad >= LISTED):
+        _print_left_out(written)
+        so_far = "" if written.taken == samples else f" of the first {written.taken}"
+        fraction = f"more than {100 * max_bad:.3g} % of {samples}"
+        raise RunError(f"{split}: {bad} images{so_far} cannot be decoded, {fraction}; {ADVICE}")
+
+
+def check_classes(
+    split: str, written: Written, samples: Sequence[Any], classes: Sequence[str], max_bad: float
+) -> None:
+    """Raise `RunError`, after a list, if all images of a class are left out, unless all may be."""
+    out = np.setdiff1d(np.arange(written.taken), written.stored[: written.count])
+    if not len(out) or max_bad >= 1:
+        return
+    kept = {samples[number].label for number in written.stored[: written.count].tolist()}
+    lost = sorted({samples[number].label for number in out.tolist()} - kept)
+    if lost:
+        _print_left_out(written)
+        names = ", ".join(classes[label] for label in lost)
+        raise RunError(f"{split}: not one image of {names} can be decoded; {ADVICE} 100%")
+
+
+def _print_left_out(written: Written) -> None:
+    lines = [
+        f"{entry['file']}: {entry['rule']}" for entry in written.exceptions if entry["rule"].startswith("left out")
+    ]
+    for line in lines[:LISTED]:
+        print_status(line)
+    if len(lines) > LISTED:
+        print_status(f"... and {len(lines) - LISTED} more")
+
+
+NAMED = 3  # samples in a message
+
+
+def check_unchanged(samples: Sequence[Any], origins: np.ndarray, to: Path) -> None:
+    """Raise `InputError` with the samples whose source has changed since `origins`, ORIGIN [taken], were written.
+
+    A file of another size has changed. One of another time is read again, and has changed if its checksum has. So are
+    samples that are read with their listing.
+    """
+    taken = (samples[number] for number in range(len(origins)))
+    changed = [sample.name for sample, origin in zip(taken, origins, strict=True) if _has_changed(sample, origin)]
+    if changed:
+        raise InputError(
+            f"{name_some(changed)}: changed since the interrupted preparation in {to}; restore what was there, "
+            "or add --force to start again"
+        )
+
+
+def name_some(names: Sequence[str]) -> str:
+    """The first names, and how many there are in all if there are more."""
+    return ", ".join(names[:NAMED]) + (f", ... ({len(names):,} in all)" if len(names) > NAMED else "")
+
+
+def _has_changed(sample: Any, origin: np.void) -> bool:
+    then, now = Status(*origin.tolist()[1:]), sample.status()
+    if now == then and now != IN_MEMORY:
+        return False
+    return now.size != then.size or crc32c(sample.content()) != origin["checksum"]

@@ -11,9 +11,9 @@ from fsspec.registry import _registry
 
 from tests.conftest import ROOT
 from widemix.bench.loader import is_installed
-from widemix.data_prep import parquet
+from widemix.data_prep.encoding import _wordpiece
 from widemix.data_prep.remote import open_remote
-from widemix.data_prep.wordpiece import _wordpiece
+from widemix.data_prep.sources import parquet
 from widemix.distributed.topology import Topology
 from widemix.engine import check_engine
 from widemix.engine.fp8 import check_fp8

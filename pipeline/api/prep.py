@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from pydantic import Field, SkipValidation
 
 from widemix.arguments import FilePath, check_arguments, is_iterable
-from widemix.data_prep.from_python import Pairs, collect
 from widemix.data_prep.prepare import prepare as prepare_folder
 from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.sources.from_python import Pairs, collect
 from widemix.errors import InputError, shown
 from widemix.formats.manifest import Manifest
 from widemix.section import Fraction

@@ -17,7 +17,7 @@ from widemix.files import csv_text, write_output
 from widemix.terminal import print
 
 if TYPE_CHECKING:
-    from widemix.data_prep.listing import Images
+    from widemix.data_prep.sources.listing import Images
 
 
 def add_predict(commands) -> None:
@@ -86,7 +86,7 @@ def _predict(arguments: argparse.Namespace) -> Exit:
 
 def _images(folder: Path) -> "tuple[list[str], Images]":
     """The images to predict, relative to `folder`, which may be one itself (""), and what else it holds."""
-    from widemix.data_prep.listing import SUFFIXES, Images
+    from widemix.data_prep.sources.listing import SUFFIXES, Images
 
     images = Images()
     if folder.is_file():

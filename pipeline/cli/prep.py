@@ -12,7 +12,7 @@ from widemix.recipe.class_balance import UNEQUAL, describe_counts, imbalance
 from widemix.terminal import print
 
 if TYPE_CHECKING:
-    from widemix.data_prep.dry_run import Estimate
+    from widemix.data_prep.prepare import Estimate
     from widemix.formats.manifest import Manifest, Split
 
 
@@ -131,7 +131,7 @@ def _add_text_options(parser: Parser) -> None:
 
 
 def _restore(arguments: argparse.Namespace) -> Exit:
-    from widemix.data_prep.restore import restore
+    from widemix.data_prep.original_jpeg import restore
 
     defaults = arguments.defaults | {"restore": arguments.restore, "to": arguments.to}
     if arguments.to is None or any(getattr(arguments, name) != value for name, value in defaults.items()):
@@ -147,12 +147,11 @@ def _prep(arguments: argparse.Namespace) -> Exit:
         return _restore(arguments)
     if arguments.source is None:
         raise InputError("the following arguments are required: SOURCE; see `widemix prep --help`")
-    from widemix.data_prep.csv_list import relative_paths
-    from widemix.data_prep.dry_run import dry_run
-    from widemix.data_prep.prepare import prepare
+    from widemix.data_prep.prepare import dry_run, prepare
     from widemix.data_prep.remote import download, download_beside
     from widemix.data_prep.settings import PrepSettings, parse_fraction
     from widemix.data_prep.sources import wanted_files
+    from widemix.data_prep.sources.csv_list import relative_paths
     from widemix.recipe.plugins import import_modules
 
     import_modules(arguments.plugins, "--plugins")
@@ -225,7 +224,7 @@ def print_summary(manifest: "Manifest", to: Path) -> None:
 
 def _price(manifest: "Manifest", to: Path) -> str:
     """What coefficients cost in bytes."""
-    from widemix.data_prep.coefficients import count_bytes
+    from widemix.data_prep.original_jpeg import count_bytes
 
     counts = [count_bytes(to / split.file) for split in manifest.splits.values() if "image" in split.fields]
     coefficients, jpegs, size, before = (sum(column) for column in zip(*counts, strict=True)) if counts else [0] * 4

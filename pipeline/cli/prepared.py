@@ -28,7 +28,7 @@ def add_adopt(commands) -> None:
 
 def _adopt(arguments: argparse.Namespace) -> Exit:
     from widemix.data_prep.adopt import adopt
-    from widemix.data_prep.shards import read_names, split_of
+    from widemix.data_prep.sources.shards import read_names, split_of
 
     betons: dict[str, Path] = {}
     for word in arguments.files:

@@ -122,7 +122,7 @@ def test_a_summary_has_a_line_for_each_split(tmp_path, capsys):
 
 def test_the_price_of_coefficients_is_that_of_all_splits(tmp_path, monkeypatch, capsys):
     counts = {"train.beton": (30, 2, 1300, 1000), "val.beton": (10, 1, 500, 400)}
-    monkeypatch.setattr("widemix.data_prep.coefficients.count_bytes", lambda path: counts[path.name])
+    monkeypatch.setattr("widemix.data_prep.original_jpeg.count_bytes", lambda path: counts[path.name])
     splits = {
         name: Split(file=f"{name}.beton", bytes=1, samples=1, per_class=(1,), blocks=("",), fields={field: ""})
         for name, field in (("train", "image"), ("val", "image"), ("text", "tokens"))

@@ -22,12 +22,10 @@ from tests.data.plain_batches import INTERPOLATION, stream_of, uniform
 from widemix import native
 from widemix.data.decode import Decoder, centre_boxes, cubic, random_boxes
 from widemix.data.with_pillow import read_with_pillow
-from widemix.data_prep.coefficients import pack, unpack
+from widemix.data_prep.beton_writer import BetonWriter
 from widemix.data_prep.image import Encoded
-from widemix.data_prep.jpeg import plain_frame
-from widemix.data_prep.layout import IMAGES, SEGMENTED_IMAGES, image_layout
-from widemix.data_prep.restart import DamagedJpeg, with_markers
-from widemix.data_prep.write import BetonWriter
+from widemix.data_prep.jpeg import DamagedJpeg, pack, plain_frame, unpack, with_markers
+from widemix.data_prep.records import IMAGES, SEGMENTED_IMAGES, image_layout
 from widemix.errors import InputError
 from widemix.formats.beton import COEFFICIENT_FIELDS, COEFFICIENTS, JPEG, RAW, open_beton
 

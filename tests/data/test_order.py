@@ -12,7 +12,7 @@ from widemix.data.order import RandomOrder, evaluation_samples, rank_slices, shu
 from widemix.data.paged import PagedOrder
 from widemix.data.random import ORDER, key
 from widemix.data_prep.samples import ImageFiles
-from widemix.data_prep.shuffle import shuffled_order
+from widemix.data_prep.subset import shuffled_order
 
 KINDS = ["random", "paged"]
 SEEDS, EPOCHS, REPEATS = st.integers(0, 2**63 - 1), st.integers(0, 1000), st.sampled_from([1, 1, 2, 3, 5])

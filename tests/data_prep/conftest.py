@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from widemix.data_prep.layout import IMAGES, SEGMENTED_IMAGES
-from widemix.data_prep.restart import library
-from widemix.data_prep.write import BetonWriter
+from widemix.data_prep.beton_writer import BetonWriter
+from widemix.data_prep.jpeg import library
+from widemix.data_prep.records import IMAGES, SEGMENTED_IMAGES
 from widemix.native.library import open_library
 
 
@@ -72,7 +72,7 @@ def write_beton():
 
 
 class Limits:
-    """Numbers of ours made small, so that tests need no gigabytes: `limits({"widemix.data_prep.write.PAGE": 9_000})`.
+    """Numbers of ours made small: `limits({"widemix.data_prep.beton_writer.PAGE": 9_000})` needs no gigabytes.
 
     No functions: see `tests.conftest.System`.
     """
@@ -95,7 +95,7 @@ def limits(monkeypatch):
 def small_pages():
     """Pages of 64 KiB: with FFCV's 8 MiB a file of a few small images is read and hashed as one of 8 MiB."""
     with pytest.MonkeyPatch.context() as patch:
-        Limits(patch)({"widemix.data_prep.write.PAGE": 1 << 16})
+        Limits(patch)({"widemix.data_prep.beton_writer.PAGE": 1 << 16})
         yield
 
 
@@ -103,7 +103,7 @@ def small_pages():
 def small_shards(small_pages):
     """And a journal entry after every 2 kB of data."""
     with pytest.MonkeyPatch.context() as patch:
-        Limits(patch)({"widemix.data_prep.write.SHARD": 2_000})
+        Limits(patch)({"widemix.data_prep.beton_writer.SHARD": 2_000})
         yield
 
 

@@ -12,7 +12,7 @@ from tests.data_prep.writing import put
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.data_prep.adopt import adopt
-from widemix.data_prep.encode import encode_all
+from widemix.data_prep.image_processes import encode_all
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.samples import ImageFiles
 from widemix.data_prep.settings import PrepSettings

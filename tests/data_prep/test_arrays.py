@@ -13,12 +13,11 @@ from sklearn.datasets import load_digits
 from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META
 
-from widemix.data_prep import cifar, digits, imagenet_tars, mnist, stl10, svhn
-from widemix.data_prep.official import check_md5, warn_of
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.sources import read_source
-from widemix.data_prep.svhn import read_arrays
+from widemix.data_prep.sources import arrays, cifar, imagenet, read_source
+from widemix.data_prep.sources.arrays import read_arrays
+from widemix.data_prep.sources.official import check_md5, warn_of
 from widemix.errors import InputError
 from widemix.formats.beton import RAW, open_beton
 
@@ -61,7 +60,7 @@ def test_mnist_in_every_form(tmp_path, mnist_data, place, suffix, change):
     if change:
         path = tmp_path / "m" / place / (change + suffix)
         path.write_bytes((gzip.decompress if suffix else gzip.compress)(path.read_bytes()))
-    dataset = mnist.read(tmp_path / "m")
+    dataset = arrays.read_mnist(tmp_path / "m")
     for split, (grey, labels) in zip(("train", "test"), mnist_data, strict=True):
         found, found_labels = listed(dataset.splits[split])
         assert all(np.array_equal(found[..., c], grey) for c in range(3))
@@ -72,7 +71,7 @@ def test_mnist_in_every_form(tmp_path, mnist_data, place, suffix, change):
 def test_the_folder_itself_comes_before_the_official_one(tmp_path, mnist_data):
     write_mnist(tmp_path / "m", *mnist_data)
     write_mnist(tmp_path / "m/MNIST/raw", *mnist_data[::-1])
-    assert listed(mnist.read(tmp_path / "m").splits["train"])[1] == mnist_data[0][1].tolist()
+    assert listed(arrays.read_mnist(tmp_path / "m").splits["train"])[1] == mnist_data[0][1].tolist()
 
 
 def test_the_first_of_several_unofficial_files_is_named(capsys):
@@ -93,7 +92,7 @@ def test_a_file_with_the_official_sum_is_no_exception(tmp_path):
 
 
 def test_digits_are_scikit_learns_each_fifth_for_the_test():
-    scans, splits = load_digits(), digits.read(None).splits
+    scans, splits = load_digits(), arrays.read_digits(None).splits
     grey = (scans.images * 255 / 16).round().astype(np.uint8)
     order = [number for digit in range(10) for number in np.flatnonzero(scans.target == digit).tolist()]
     for split, numbers in (("test", set(order[::5])), ("train", set(order) - set(order[::5]))):
@@ -135,7 +134,7 @@ def test_svhn_is_what_scipy_writes(tmp_path, compress, label_type):
         matrix = {"X": images.transpose(1, 2, 3, 0), "y": labels.astype(label_type)[:, None]}
         savemat(tmp_path / f"{split}_32x32.mat", matrix, do_compression=compress)
         data[split] = images, labels
-    dataset = svhn.read(tmp_path)
+    dataset = arrays.read_svhn(tmp_path)
     assert list(dataset.splits) == ["train", "test"]
     assert [found["file"] for found in dataset.exceptions] == ["train_32x32.mat", "test_32x32.mat"]
     for exception, md5 in zip(
@@ -154,29 +153,29 @@ def test_svhn_and_stl10_in_their_own_folders(tmp_path, stl_data):
         (tmp_path / name).mkdir()
     pixels = random_images(3, 32, 32)
     savemat(tmp_path / "svhn/extra_32x32.mat", {"X": pixels.transpose(1, 2, 3, 0), "y": [[1], [10], [9]]})
-    (found,) = svhn.read(tmp_path).splits.items()
+    (found,) = arrays.read_svhn(tmp_path).splits.items()
     assert found[0] == "extra"
     assert np.array_equal(listed(found[1])[0], pixels)
     assert listed(found[1])[1] == [1, 0, 9]
     savemat(tmp_path / "extra_32x32.mat", {"X": pixels.transpose(1, 2, 3, 0)[..., :1], "y": [[5]]})
-    assert listed(svhn.read(tmp_path).splits["extra"])[1] == [5]
-    before = {split: listed(found)[1] for split, found in stl10.read(tmp_path).splits.items()}
+    assert listed(arrays.read_svhn(tmp_path).splits["extra"])[1] == [5]
+    before = {split: listed(found)[1] for split, found in arrays.read_stl10(tmp_path).splits.items()}
     for path in tmp_path.glob("t*_?.bin"):
         path.rename(tmp_path / "stl10_binary" / path.name)
-    assert {split: listed(found)[1] for split, found in stl10.read(tmp_path).splits.items()} == before
+    assert {split: listed(found)[1] for split, found in arrays.read_stl10(tmp_path).splits.items()} == before
     with pytest.raises(InputError, match=r"holds none of train_32x32\.mat, test_32x32\.mat, extra_32x32\.mat"):
-        svhn.read(tmp_path / "stl10_binary")
+        arrays.read_svhn(tmp_path / "stl10_binary")
 
 
 def test_matlab_arrays_are_what_scipy_writes(tmp_path):
     types = ["i1", "u1", "i2", "u2", "i4", "u4", "f4", "f8", "i8", "u8"]
-    arrays = {f"a{kind}": RNG.randint(0, 100, (2, 3, 5)).astype(kind) for kind in types}
-    arrays |= {"tiny": np.array([[3]], np.uint8), "four": np.array([[1, 2, 3, 4]], np.uint8)}
+    matrices = {f"a{kind}": RNG.randint(0, 100, (2, 3, 5)).astype(kind) for kind in types}
+    matrices |= {"tiny": np.array([[3]], np.uint8), "four": np.array([[1, 2, 3, 4]], np.uint8)}
     for compress in (True, False):
-        savemat(tmp_path / "a.mat", arrays, do_compression=compress)
+        savemat(tmp_path / "a.mat", matrices, do_compression=compress)
         found = read_arrays(tmp_path / "a.mat")
-        assert set(found) == set(arrays)
-        for name, array in arrays.items():
+        assert set(found) == set(matrices)
+        for name, array in matrices.items():
             assert np.array_equal(found[name], array)
             assert found[name].dtype == array.dtype
 
@@ -195,7 +194,7 @@ def stl_data(tmp_path):
 
 
 def test_stl10(tmp_path, stl_data):
-    dataset = stl10.read(tmp_path)
+    dataset = arrays.read_stl10(tmp_path)
     assert list(dataset.splits) == ["train", "test"]
     names = ["train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin"]
     assert [found["file"] for found in dataset.exceptions] == names
@@ -209,7 +208,7 @@ def test_stl10(tmp_path, stl_data):
 def test_stl10_folds_and_unlabelled(tmp_path, stl_data):
     (tmp_path / "unlabeled_X.bin").write_bytes((tmp_path / "test_X.bin").read_bytes())
     (tmp_path / "fold_indices.txt").write_text("5 0 \n1 2 3\n")
-    dataset = stl10.read(tmp_path)
+    dataset = arrays.read_stl10(tmp_path)
     splits = dataset.splits
     assert list(splits) == ["train", "test", "fold0", "fold1", "unlabeled"]
     assert dataset.exceptions[-1]["file"] == "unlabeled_X.bin"
@@ -347,14 +346,14 @@ def test_official_names_and_sums_are_those_that_torchvision_has():
         assert (ours.folder, ours.archive) == (theirs.base_folder, theirs.filename)
         meta = (theirs.meta["filename"], theirs.meta["md5"])
         assert [*ours.files.items()] == [*map(tuple, theirs.train_list + theirs.test_list), meta]
-    assert [*mnist.GZ.items()] == datasets.MNIST.resources
-    assert {split: [*found] for split, found in svhn.FILES.items()} == {
+    assert [*arrays.GZ.items()] == datasets.MNIST.resources
+    assert {split: [*found] for split, found in arrays.SVHN.items()} == {
         split: found[1:] for split, found in datasets.SVHN.split_list.items()
     }
-    assert datasets.STL10.base_folder == stl10.FOLDER
-    assert dict(datasets.STL10.train_list + datasets.STL10.test_list) == stl10.MD5
-    assert dict(ARCHIVE_META.values()) == imagenet_tars.MD5
-    names = {"train": imagenet_tars.TRAIN, "val": imagenet_tars.VAL, "devkit": imagenet_tars.DEVKIT}
+    assert datasets.STL10.base_folder == arrays.STL10_FOLDER
+    assert dict(datasets.STL10.train_list + datasets.STL10.test_list) == arrays.STL10
+    assert dict(ARCHIVE_META.values()) == imagenet.MD5
+    names = {"train": imagenet.TRAIN, "val": imagenet.VAL, "devkit": imagenet.DEVKIT}
     assert names == {split: name for split, (name, _) in ARCHIVE_META.items()}
 
 

@@ -18,12 +18,12 @@ from tests.shims import disk_of
 from widemix import Loader
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
-from widemix.data_prep.coefficients import count_bytes, pack, unpack
-from widemix.data_prep.encode import encode_all
 from widemix.data_prep.image import encode
+from widemix.data_prep.image_processes import encode_all
+from widemix.data_prep.jpeg import pack, unpack
+from widemix.data_prep.original_jpeg import count_bytes, restore
 from widemix.data_prep.prep_dir import lock_folder
 from widemix.data_prep.prepare import prepare
-from widemix.data_prep.restore import restore
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
@@ -585,7 +585,7 @@ def test_settings_and_sizes(images, tmp_path, limits):
     sizes = [len(unpack(beton.bytes[beton.offset[n] :][: beton.size[n]].tobytes())) for n in packed]
     assert (count, stored, before) == (len(sizes), beton.size[packed].sum(), sum(sizes))
     assert jpegs == len(KINDS) - count > 0
-    limits({"widemix.data_prep.coefficients.SAMPLED": len(sizes) - 1})
+    limits({"widemix.data_prep.original_jpeg.SAMPLED": len(sizes) - 1})
     chosen = slice(None, None, 2)
     estimated = sum(sizes[chosen]) * stored / beton.size[packed][chosen].sum()
     assert count_bytes(out / "val.beton") == (count, jpegs, stored, round(estimated))

@@ -9,12 +9,11 @@ import pytest
 
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
-from widemix.data_prep.dry_run import dry_run
+from widemix.data_prep.beton_writer import expected_bytes
 from widemix.data_prep.image import Encoded
-from widemix.data_prep.layout import IMAGES, SEGMENTED_IMAGES
-from widemix.data_prep.prepare import prepare
+from widemix.data_prep.prepare import dry_run, prepare
+from widemix.data_prep.records import IMAGES, SEGMENTED_IMAGES
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.write import expected_bytes
 from widemix.errors import InputError
 from widemix.formats.beton import JPEG
 
@@ -118,7 +117,7 @@ def test_the_command_prints_the_estimates_and_the_room(tmp_path, folder, system,
 
 
 def test_pages_are_counted(tmp_path, folder, limits):
-    limits({"widemix.data_prep.write.PAGE": 16_384})  # four raw images a page
+    limits({"widemix.data_prep.beton_writer.PAGE": 16_384})  # four raw images a page
     estimates, _ = dry_run("image-folder", folder, tmp_path / "out", PrepSettings(raw=True))
     manifest = prepare("image-folder", folder, tmp_path / "out", PrepSettings(raw=True), processes=1)
     assert [estimate.split for estimate in estimates] == list(manifest.splits)

@@ -9,10 +9,9 @@ from tests import layouts
 from tests.data_prep.conftest import contents
 from tests.data_prep.test_sources import ROWS, assert_says
 from tests.data_prep.writing import put
-from widemix.data_prep.changes import name_some
-from widemix.data_prep.dry_run import dry_run
-from widemix.data_prep.prepare import prepare
+from widemix.data_prep.prepare import dry_run, prepare
 from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.write_dataset import name_some
 from widemix.errors import InputError
 from widemix.formats.manifest import manifest_json
 

@@ -7,27 +7,26 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from widemix.data_prep.far_pairs import PAIRS, WORDS, read
-from widemix.data_prep.pairs import Pair
+from widemix.data_prep.sources.pairs import FAR_PAIRS, FAR_WORDS, Pair, far_pairs
 
 CIRCLE = "abcdefghabc"
 
 
 @pytest.fixture(scope="module")
 def splits() -> dict[str, list[Pair]]:
-    return {name: list(pairs) for name, pairs in read(None).splits.items()}
+    return {name: list(pairs) for name, pairs in far_pairs(None).splits.items()}
 
 
 def one_hot(sentence: str) -> np.ndarray:
     """[words of the sentence, words there are]."""
-    return np.array([[word == other for other in WORDS] for word in sentence.split()], float)
+    return np.array([[word == other for other in FAR_WORDS] for word in sentence.split()], float)
 
 
 def test_the_class_is_whether_most_words_follow(splits):
     for pair in splits["test"]:
         words = zip(pair.first.split(), pair.second.split(), strict=True)
         count = sum(two in CIRCLE[CIRCLE.index(one) : CIRCLE.index(one) + 4] for one, two in words)
-        assert pair.label == (count > PAIRS - count)
+        assert pair.label == (count > FAR_PAIRS - count)
 
 
 def test_they_are_always_the_same(splits):
@@ -52,5 +51,7 @@ def test_a_word_says_nothing_and_the_table_of_both_all(splits):
 
 
 def test_the_table_has_rank_four():
-    table = np.array([two in CIRCLE[CIRCLE.index(one) : CIRCLE.index(one) + 4] for one, two in product(WORDS, WORDS)])
+    table = np.array(
+        [two in CIRCLE[CIRCLE.index(one) : CIRCLE.index(one) + 4] for one, two in product(FAR_WORDS, FAR_WORDS)]
+    )
     assert np.linalg.matrix_rank(np.where(table, 1.0, -1.0).reshape(8, 8)) == 4

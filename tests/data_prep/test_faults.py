@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from widemix.data_prep import encode, write
+from widemix.data_prep import beton_writer, image_processes
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.samples import ImageFiles, PixelArrays
 from widemix.data_prep.settings import PrepSettings
@@ -31,22 +31,22 @@ PREPARE = """
     import sys
     from pathlib import Path
     import psutil
-    from widemix.data_prep import encode, journal, write
+    from widemix.data_prep import beton_writer, image_processes, unfinished
     from widemix.data_prep.prepare import prepare
     from widemix.data_prep.settings import PrepSettings
 
-    append = journal.Journal.append
+    append = unfinished.Journal.append
 
     def append_and_wait(self, entry):
         append(self, entry)
         if len(psutil.Process().children()) == 2:
-            journal.Journal.append = append
+            unfinished.Journal.append = append
             os.kill(os.getpid(), signal.SIGSTOP)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it from the start
-    write.SHARD = int(sys.argv[3])
-    encode.MIN_SECONDS_PER_PROCESS, encode.TIMED = 1e-9, 1
-    journal.Journal.append = append_and_wait
+    beton_writer.SHARD = int(sys.argv[3])
+    image_processes.MIN_SECONDS_PER_PROCESS, image_processes.TIMED = 1e-9, 1
+    unfinished.Journal.append = append_and_wait
     try:
         settings = PrepSettings(max_size=int(sys.argv[4]))
         prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), settings, processes=3)
@@ -69,7 +69,7 @@ def many(tmp_path, file, count):
     return tmp_path / "images"
 
 
-def launch(tmp_path, folder, shard=write.SHARD, max_size=64):
+def launch(tmp_path, folder, shard=beton_writer.SHARD, max_size=64):
     """A preparation of three processes, which stops (SIGSTOP) after a line of its journal, once there are three."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(PREPARE))
@@ -151,12 +151,14 @@ def test_tasks_larger_than_a_pipe_are_sent(limits):
     """While their process answers: images of STL-10's size, 432 KiB a task, and a pipe of Linux has room for 208."""
     pixels = np.random.default_rng(0).integers(0, 256, (200, 96, 96, 3), np.uint8)
     samples = PixelArrays("large", pixels, np.arange(200))
-    encoded: list[encode.Encoded] = []
-    limits({"widemix.data_prep.encode.MIN_SECONDS_PER_PROCESS": 1e-9})
-    reading = threading.Thread(target=lambda: encoded.extend(encode.encode_all(samples, 0, RAW, 2)), daemon=True)
+    encoded: list[image_processes.Encoded] = []
+    limits({"widemix.data_prep.image_processes.MIN_SECONDS_PER_PROCESS": 1e-9})
+    reading = threading.Thread(
+        target=lambda: encoded.extend(image_processes.encode_all(samples, 0, RAW, 2)), daemon=True
+    )
     reading.start()
     reading.join(timeout=600)
-    assert encoded == list(encode.encode_all(samples, 0, RAW, 1))
+    assert encoded == list(image_processes.encode_all(samples, 0, RAW, 1))
 
 
 @pytest.fixture
@@ -173,9 +175,9 @@ def test_an_image_that_stops_it_comes_after_those_before_it(forty):
     samples, settings = forty
     found = []
     with pytest.raises(InputError, match=r"20\.jpg: is no image"):
-        found.extend(encode.in_order(samples, 3, settings, []))
-    assert found == [encode.encode(samples[number], settings) for number in range(3, 20)]
-    assert [record.label for record in encode.in_order(samples, 21, settings, [])] == list(range(21, 40))
+        found.extend(image_processes.in_order(samples, 3, settings, []))
+    assert found == [image_processes.encode(samples[number], settings) for number in range(3, 20)]
+    assert [record.label for record in image_processes.in_order(samples, 21, settings, [])] == list(range(21, 40))
 
 
 class Watched(PixelArrays):
@@ -197,7 +199,8 @@ def test_slow_processes_do_not_let_images_pile_up():
     samples, ends = tiny(1000, Watched), [multiprocessing.Pipe() for _ in range(2)]
     records = []
     consumer = threading.Thread(
-        target=lambda: records.extend(encode.in_order(samples, 7, RAW, [ours for ours, _ in ends])), daemon=True
+        target=lambda: records.extend(image_processes.in_order(samples, 7, RAW, [ours for ours, _ in ends])),
+        daemon=True,
     )
     consumer.start()
     deadline = time.monotonic() + 300
@@ -215,7 +218,7 @@ def test_slow_processes_do_not_let_images_pile_up():
         while given or consumer.is_alive():
             if given or theirs.poll(0.1):
                 number, images = given.pop(0) if given else theirs.recv()
-                theirs.send((number, ([encode.encode(sample, RAW) for sample in images], None)))
+                theirs.send((number, ([image_processes.encode(sample, RAW) for sample in images], None)))
 
     workers = [
         threading.Thread(target=answer, args=(theirs, given)) for (_, theirs), given in zip(ends, tasks, strict=True)
@@ -233,7 +236,7 @@ def test_what_a_process_answers(forty):
     """Its tasks one by one, by number; the bytes of files that are kept are read by the process that writes them."""
     samples, settings = forty
     ours, theirs = multiprocessing.Pipe()
-    worker = threading.Thread(target=encode.work, args=(os.dup(theirs.fileno()),), daemon=True)
+    worker = threading.Thread(target=image_processes.work, args=(os.dup(theirs.fileno()),), daemon=True)
     worker.start()
     theirs.close()
     ours.send(settings)
@@ -245,7 +248,7 @@ def test_what_a_process_answers(forty):
     assert not worker.is_alive()
     assert [number for number, _ in answers] == [0, 18]
     (whole, none), (part, error) = (answer for _, answer in answers)
-    assert whole == [encode.encode(samples[number], settings)._replace(data=b"") for number in (0, 1)]
+    assert whole == [image_processes.encode(samples[number], settings)._replace(data=b"") for number in (0, 1)]
     assert none is None
     assert [record.name for record in part] == ["18.jpg", "19.jpg"]
     assert str(error).startswith("20.jpg: is no image")
@@ -257,7 +260,7 @@ class InThread:
     returncode = None
 
     def __init__(self, words, pass_fds, **_):
-        threading.Thread(target=encode.work, args=(os.dup(*pass_fds),), daemon=True).start()
+        threading.Thread(target=image_processes.work, args=(os.dup(*pass_fds),), daemon=True).start()
 
     def terminate(self):
         pass
@@ -273,7 +276,7 @@ def test_as_many_processes_as_the_work_justifies(system, count, processes, other
     started, clock = [], itertools.chain([0.0], itertools.count(10.0, 0.05))
     system({"time.perf_counter": lambda: next(clock)})
     system({"subprocess.Popen": lambda *words, **more: started.append(words) or InThread(*words, **more)})
-    records = list(encode.encode_all(tiny(count), 0, RAW, processes))
+    records = list(image_processes.encode_all(tiny(count), 0, RAW, processes))
     assert [record.label for record in records] == list(range(count))
     assert len(started) == others
 
@@ -281,11 +284,11 @@ def test_as_many_processes_as_the_work_justifies(system, count, processes, other
 @pytest.fixture
 def started(system, limits):
     """`started(start)`: encode with a process that `start`, given what `subprocess.Popen` is, makes."""
-    limits({"widemix.data_prep.encode.MIN_SECONDS_PER_PROCESS": 1e-9})
+    limits({"widemix.data_prep.image_processes.MIN_SECONDS_PER_PROCESS": 1e-9})
 
     def run(start):
         system({"subprocess.Popen": start})
-        return list(encode.encode_all(tiny(2000), 0, RAW, 2))
+        return list(image_processes.encode_all(tiny(2000), 0, RAW, 2))
 
     return run
 

@@ -11,15 +11,15 @@ import torch
 from PIL import Image
 
 from widemix.data.decode import Decoder
-from widemix.data_prep import text
+from widemix.data_prep import records
 from widemix.data_prep.adopt import adopt
-from widemix.data_prep.encode import encode_all
-from widemix.data_prep.from_python import collect
+from widemix.data_prep.beton_writer import BetonWriter
+from widemix.data_prep.image_processes import encode_all
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.samples import ImageFiles
 from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.sources.from_python import collect
 from widemix.data_prep.verify import verify
-from widemix.data_prep.write import BetonWriter
 from widemix.formats import beton, tables
 from widemix.formats.checksums import open_checksums
 from widemix.formats.text import open_text
@@ -66,7 +66,7 @@ def test_types_are_ffcvs():
             types.get_metadata_type([*fields, BytesField(), NDArrayField(np.dtype("<f4"), (7,))]),
         ),
         (tables.ALLOCATION, types.ALLOC_TABLE_TYPE),
-        (text.SAMPLE, types.get_metadata_type([NDArrayField(np.dtype("<i4"), (7,)), *[IntField()] * 3])),
+        (records.SAMPLE, types.get_metadata_type([NDArrayField(np.dtype("<i4"), (7,)), *[IntField()] * 3])),
     ):
         assert ours.itemsize == theirs.itemsize
         assert [ours.fields[name] for name in ours.names] == [theirs.fields[name] for name in theirs.names]
@@ -77,7 +77,7 @@ def test_types_are_ffcvs():
         else:
             assert types.TYPE_ID_HANDLER[kind].__name__ == name
     theirs = NDArrayField(np.dtype("<i4"), (7,)).to_binary()[0].tobytes()
-    (_, _, arguments), *_ = text.text_layout(7).fields
+    (_, _, arguments), *_ = records.text_layout(7).fields
     assert theirs == arguments.ljust(len(theirs), b"\0")
 
 
@@ -275,9 +275,9 @@ def test_ffcvs_own_files_are_adopted(tmp_path, mode):
 def test_loader_gives_token_arrays(tmp_path):
     tokens = np.random.RandomState(0).randint(0, 30_000, (10, 7), np.int32)
     path = tmp_path / "a.beton"
-    with BetonWriter(path, tmp_path / "journal", 10, text.text_layout(7)) as writer:
+    with BetonWriter(path, tmp_path / "journal", 10, records.text_layout(7)) as writer:
         for i, row in enumerate(tokens):
-            writer.add(text.EncodedPair(str(i), row.tobytes(), "", i % 7, i % 7 // 2, i % 2))
+            writer.add(records.EncodedPair(str(i), row.tobytes(), "", i % 7, i % 7 // 2, i % 2))
         writer.finish()
     numbers = {name: [IntDecoder(), ToTensor()] for name in ("length", "second", "label")}
     loader = Loader(

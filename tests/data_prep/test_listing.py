@@ -11,12 +11,12 @@ from PIL import Image
 
 from tests.data_prep.test_sources import DEVKIT, OF_VAL, ROWS, TRAIN, VAL, WNIDS, devkit
 from tests.data_prep.writing import Link, found, put, tar
-from widemix.data_prep import image_folder, imagenet, tar_listing, webdataset
-from widemix.data_prep.imagenet_val import SOLUTION
-from widemix.data_prep.listing import HEAD, Images, begins_as_image
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.shards import find_shards, split_of
+from widemix.data_prep.sources import image_folder, imagenet, tar_listing, webdataset
+from widemix.data_prep.sources.imagenet import SOLUTION
+from widemix.data_prep.sources.listing import HEAD, Images, begins_as_image
+from widemix.data_prep.sources.shards import find_shards, split_of
 
 pytestmark = pytest.mark.usefixtures("small_pages")
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from tests.data_prep.writing import glue, jsonl, plain, put
-from widemix.data_prep import pairs, wordpiece
-from widemix.data_prep.dry_run import dry_run
+from widemix.data_prep import encoding
 from widemix.data_prep.encoding import encoding_for
-from widemix.data_prep.prepare import prepare
+from widemix.data_prep.prepare import dry_run, prepare
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.sources import read_source
+from widemix.data_prep.sources import pairs, read_source
 from widemix.data_prep.verify import verify
 from widemix.errors import InputError
 from widemix.formats.blocks import hash_bytes
@@ -192,8 +191,8 @@ def test_a_vocabulary_is_learnt_from_train(tmp_path, folder):
         dataset = pairs.mnli(folder)
         if "splits" in settings:
             dataset = replace(dataset, splits={"dev_matched": dataset.splits["dev_matched"]})
-        encoding = encoding_for(dataset, folder, PrepSettings(length=16, **settings), None)
-        return json.loads(encoding.files["tokenizer.json"])["model"]["vocab"]
+        found = encoding_for(dataset, folder, PrepSettings(length=16, **settings), None)
+        return json.loads(found.files["tokenizer.json"])["model"]["vocab"]
 
     small, large, other = learnt(vocab_size=100), learnt(vocab_size=120), learnt(vocab_size=120, splits="dev_matched")
     assert (len(small), len(large)) == (100, 120)
@@ -206,9 +205,9 @@ def test_a_vocabulary_is_learnt_from_train(tmp_path, folder):
 
 @tokenizers
 def test_the_most_frequent_characters_are_learnt(limits):
-    limits({"widemix.data_prep.wordpiece.ALPHABET": 3})
+    limits({"widemix.data_prep.encoding.ALPHABET": 3})
     train = [pairs.Pair("x", 0, "zz yyyyy x wwww", "v xxx")]
-    vocabulary = wordpiece.learn_tokenizer(train, 100, 16).get_vocab()
+    vocabulary = encoding.learn_tokenizer(train, 100, 16).get_vocab()
     assert [letter for letter in "vwxyz" if letter in vocabulary] == ["w", "x", "y"]
     assert vocabulary["y"] < vocabulary["w"] < vocabulary["x"]  # wwww and xxxx: in the order of the alphabet
 
@@ -218,14 +217,14 @@ def test_padding_is_the_vocabularys_and_batches_do_not_matter(folder, limits):
     """Nor where an earlier process has stopped."""
     words = [*WORDS[1:], "[PAD]"]
     (folder / "vocab.txt").write_text("\n".join(words))
-    tokenizer, listed_pairs = wordpiece.load_tokenizer(folder / "vocab.txt", 20), pairs.mnli(folder).splits["train"]
-    whole = list(wordpiece.encode_pairs(listed_pairs, 0, tokenizer, 20))
+    tokenizer, listed_pairs = encoding.load_tokenizer(folder / "vocab.txt", 20), pairs.mnli(folder).splits["train"]
+    whole = list(encoding.encode_pairs(listed_pairs, 0, tokenizer, 20))
     tokens = np.frombuffer(whole[0].data, np.int32)
     assert [words[token] for token in tokens[-8:]] == ["[SEP]", *["[PAD]"] * 7]
     assert [record.origin.checksum for record in whole] == [crc32c(pair.content()) for pair in listed_pairs]
-    limits({"widemix.data_prep.wordpiece.BATCH": 2})
+    limits({"widemix.data_prep.encoding.BATCH": 2})
     for start in range(4):
-        assert list(wordpiece.encode_pairs(listed_pairs, start, tokenizer, 20)) == whole[start:]
+        assert list(encoding.encode_pairs(listed_pairs, start, tokenizer, 20)) == whole[start:]
 
 
 @tokenizers

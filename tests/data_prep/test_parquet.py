@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from widemix.data_prep import parquet
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.sources import parquet
 from widemix.errors import InputError
 from widemix.formats.beton import open_beton
 from widemix.formats.sources import read_sources
@@ -98,7 +98,7 @@ def test_bytes_are_kept(hub, tmp_path):
 
 def test_several_processes_give_the_same(tmp_path, image, limits):
     """Workers read the files themselves."""
-    limits({"widemix.data_prep.encode.MIN_SECONDS_PER_PROCESS": 1e-6})
+    limits({"widemix.data_prep.image_processes.MIN_SECONDS_PER_PROCESS": 1e-6})
     images = []
     for seed in range(80):
         buffer = io.BytesIO()
@@ -191,12 +191,12 @@ def test_names_of_two_files_are_the_same(tmp_path):
 
 def test_rows_and_images_have_sizes_that_memory_holds(tmp_path, limits):
     write(tmp_path / "train.parquet", [b"x", bytes(3000)], [0, 1], names=[])
-    limits({"widemix.data_prep.parquet.MOST": 1000})
+    limits({"widemix.data_prep.sources.parquet.MOST": 1000})
     small, large = parquet.read(tmp_path).splits["train"]
     assert small.image.read() == b"x"
     with pytest.raises(InputError, match=r"row 1 of row group 0 has an image of more than 1,000 bytes; remove it"):
         large.image.read()
-    limits({"widemix.data_prep.parquet.MOST_ROWS": 1})
+    limits({"widemix.data_prep.sources.parquet.MOST_ROWS": 1})
     refused(tmp_path, "train.parquet: has 2 rows; a file has at most 1")
 
 

@@ -20,12 +20,11 @@ from tests.data_prep.writing import put
 from widemix.cgroups import usable_cpus
 from widemix.cli.prep import print_summary
 from widemix.data_prep.adopt import adopt
-from widemix.data_prep.dry_run import dry_run
 from widemix.data_prep.encoding import encoding_for
 from widemix.data_prep.join import join
+from widemix.data_prep.original_jpeg import restore
 from widemix.data_prep.prep_dir import lock_folder, prep_dir
-from widemix.data_prep.prepare import plan_of, prepare, select
-from widemix.data_prep.restore import restore
+from widemix.data_prep.prepare import dry_run, plan_of, prepare, select
 from widemix.data_prep.samples import Dataset, FileSlice, ImageFiles, PixelArrays
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import SOURCES, check_origin, register_source, wanted_files
@@ -496,7 +495,12 @@ def test_how_many_processes_encode_what(tmp_path):
 
 def test_as_many_processes_encode_as_the_caller_says(tmp_path, prep, folder, image, limits, system):
     """Of which this one is one; the bytes are the same."""
-    limits({"widemix.data_prep.encode.MIN_SECONDS_PER_PROCESS": 1e-9, "widemix.data_prep.encode.TIMED": 1})
+    limits(
+        {
+            "widemix.data_prep.image_processes.MIN_SECONDS_PER_PROCESS": 1e-9,
+            "widemix.data_prep.image_processes.TIMED": 1,
+        }
+    )
     for i in range(60):  # more chunks than one process is given at a time
         image(i).save(folder / f"train/bee/more{i}.jpg")
     started, start = [], subprocess.Popen

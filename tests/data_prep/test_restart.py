@@ -13,12 +13,11 @@ from PIL import Image
 
 from tests.data.crafted_jpegs import CHROMA, LUMA, crafted
 from tests.data.test_decode import filled, renumbered, scene, without_scans, without_table
-from widemix.data_prep import restart
-from widemix.data_prep.encode import encode_all
+from widemix.data_prep import jpeg
 from widemix.data_prep.image import encode
-from widemix.data_prep.jpeg import plain_frame
+from widemix.data_prep.image_processes import encode_all
+from widemix.data_prep.jpeg import DamagedJpeg, interval_for, plain_frame, with_markers
 from widemix.data_prep.prepare import prepare
-from widemix.data_prep.restart import DamagedJpeg, interval_for, with_markers
 from widemix.data_prep.samples import FileSlice, ImageFiles, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
@@ -104,7 +103,7 @@ def test_intervals_divide_the_row_and_span_48_pixels(across):
 
 def test_a_jpeg_whose_intervals_have_no_markers_has_no_table(image):
     """As Pillow writes it where it does not know of them."""
-    assert restart.segment_table(saved(image(1, 100, 60))) == NO_SEGMENTS
+    assert jpeg.segment_table(saved(image(1, 100, 60))) == NO_SEGMENTS
 
 
 @pytest.mark.parametrize(("subsampling", "margin"), [(0, 0), (2, 1)])
@@ -155,7 +154,7 @@ def test_bytes_are_those_of_pillow_with_optimised_tables(options):
 @pytest.mark.parametrize("count", [16, 17, 18, 24])
 def test_no_code_has_more_than_16_bits(count):
     """Though frequencies as Fibonacci's numbers ask for `count`; none is of ones alone (T.81, annex K.2)."""
-    compiled = restart.library() or pytest.skip("there is no compiled code")
+    compiled = jpeg.library() or pytest.skip("there is no compiled code")
     frequency = np.zeros(256, np.uint32)
     frequency[:2] = 1, 2
     for symbol in range(2, count):
@@ -274,7 +273,7 @@ def test_one_that_grows_by_more_than_a_quarter_is_kept(image, limits):
         (100, (data, NO_SEGMENTS, "kept as it is: grows by a quarter")),
         (65_536, (grown, table, "")),
     ):
-        limits({"widemix.data_prep.restart.MAX_GROWTH": room - len(data) * 5 // 4})
+        limits({"widemix.data_prep.jpeg.MAX_GROWTH": room - len(data) * 5 // 4})
         assert transcoded(data) == expected
 
 

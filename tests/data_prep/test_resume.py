@@ -18,16 +18,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.data_prep.conftest import contents
 from tests.data_prep.interruptions import DONE, FAILED, PREPARED, RAW, bmps, change, make_job, run_in_child
 from tests.shims import disk_of
-from widemix.data_prep import write
-from widemix.data_prep.changes import check_unchanged
-from widemix.data_prep.disk import DiskFile
+from widemix.data_prep import beton_writer
+from widemix.data_prep.beton_writer import ORIGIN
 from widemix.data_prep.image import Encoded, encode
-from widemix.data_prep.journal import Journal
 from widemix.data_prep.prep_dir import lock_folder
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.samples import ImageFiles, ImageSlices
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.written import ORIGIN
+from widemix.data_prep.unfinished import DiskFile, Journal
+from widemix.data_prep.write_dataset import check_unchanged
 from widemix.errors import InputError, RunError
 from widemix.formats.beton import JPEG
 from widemix.formats.checksums import crc32c
@@ -407,7 +406,7 @@ def test_data_that_were_lost_are_written_again_each_time(tmp_path):
 
     def taken(stop):
         """How many of four images a writer takes over, before it writes those up to `stop`."""
-        with write.BetonWriter(path, tmp_path / "journal", 4) as writer:
+        with beton_writer.BetonWriter(path, tmp_path / "journal", 4) as writer:
             found = writer.written.taken
             for number in range(found, stop):
                 writer.add(Encoded(str(number), number, JPEG, 2, 3, bytes([number] * 2_001), ""))

@@ -8,11 +8,9 @@ from PIL import Image, ImageFilter
 
 from tests.data.test_decode import scene, without_scan, without_scans
 from widemix.data_prep.image import decode_file, encode
-from widemix.data_prep.jpeg import plain_frame
-from widemix.data_prep.restart import DamagedJpeg, segment_table
+from widemix.data_prep.jpeg import DamagedJpeg, plain_frame, segment_table, shrink_jpeg
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.shrink import shrink_jpeg
 
 pytestmark = pytest.mark.usefixtures("small_pages")
 

@@ -18,10 +18,9 @@ from scipy.io import savemat
 
 from tests import layouts
 from tests.data_prep.writing import Fifo, Link, Symlink, found, jsonl, plain, put, tar
-from widemix.data_prep import csv_list
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.sources import read_source
+from widemix.data_prep.sources import csv_list, read_source
 from widemix.errors import InputError
 
 ROWS = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text(encoding="utf-8"))

@@ -9,10 +9,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.data_prep.test_adopt import main
-from widemix.data_prep import image_folder
 from widemix.data_prep.prepare import prepare, select
 from widemix.data_prep.samples import Dataset, ImageFiles
 from widemix.data_prep.settings import PrepSettings, parse_fraction
+from widemix.data_prep.sources import image_folder
 from widemix.data_prep.subset import stratified_order
 from widemix.data_prep.verify import repair_command
 from widemix.errors import InputError

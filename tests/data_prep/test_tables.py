@@ -15,12 +15,11 @@ from PIL import Image
 import widemix
 from tests.data_prep.test_sources import ROWS
 from tests.data_prep.writing import found, put
-from widemix.data_prep import csv_list
-from widemix.data_prep.from_python import collect
-from widemix.data_prep.labels import MAX_CLASSES, check_label, check_names, check_split, number_classes
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.shards import read_names
-from widemix.data_prep.sources import read_source
+from widemix.data_prep.sources import csv_list, read_source
+from widemix.data_prep.sources.from_python import collect
+from widemix.data_prep.sources.labels import MAX_CLASSES, check_label, check_names, check_split, number_classes
+from widemix.data_prep.sources.shards import read_names
 from widemix.errors import InputError
 from widemix.formats.beton import open_beton
 

@@ -35,7 +35,7 @@ def prepared(tmp_path, folder, limits):
     """A small prepared folder of many small blocks and pages."""
     for module in ("formats.blocks", "formats.manifest", "data_prep.verify"):
         limits({f"widemix.{module}.BLOCK": 4096})
-    limits({"widemix.data_prep.write.PAGE": 8192})
+    limits({"widemix.data_prep.beton_writer.PAGE": 8192})
     prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
     return tmp_path / "out"
 

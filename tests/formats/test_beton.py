@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from widemix.data_prep.beton_writer import PAGE, BetonWriter
 from widemix.data_prep.image import Encoded
-from widemix.data_prep.layout import image_layout
-from widemix.data_prep.write import PAGE, BetonWriter
+from widemix.data_prep.records import image_layout
 from widemix.errors import InputError
 from widemix.formats import tables
 from widemix.formats.beton import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.shims import disk_of
-from widemix.data_prep.disk import DiskFile
+from widemix.data_prep.unfinished import DiskFile
 from widemix.errors import InputError
 from widemix.formats import blocks
 from widemix.formats.blocks import BlockHashes, hash_blocks, hash_bytes

@@ -43,7 +43,7 @@ NODE = """
 def folder(tmp_path, monkeypatch):
     for place in ("formats.blocks.BLOCK", "formats.blocks.PIECE", "formats.manifest.BLOCK"):
         monkeypatch.setattr(f"widemix.{place}", 4096)
-    monkeypatch.setattr("widemix.data_prep.write.PAGE", 8192)
+    monkeypatch.setattr("widemix.data_prep.beton_writer.PAGE", 8192)
     prepare("digits", None, tmp_path / "digits", PrepSettings())
     return tmp_path / "digits"
 

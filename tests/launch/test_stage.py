@@ -62,7 +62,7 @@ def make_small(monkeypatch):
         monkeypatch.setattr(place, 4096)
     for name in ("BLOCK", "PIECE"):
         monkeypatch.setattr(f"widemix.launch.stage.{name}", 4096)
-    monkeypatch.setattr("widemix.data_prep.write.PAGE", 8192)
+    monkeypatch.setattr("widemix.data_prep.beton_writer.PAGE", 8192)
 
 
 @pytest.fixture(scope="module")

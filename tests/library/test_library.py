@@ -191,8 +191,8 @@ def test_a_preparation_does_not_run_the_users_script_again(tmp_path: Path, way: 
 import resource
 import psutil
 import widemix
-from widemix.data_prep import encode
-encode.MIN_SECONDS_PER_PROCESS = 1e-9
+from widemix.data_prep import image_processes
+image_processes.MIN_SECONDS_PER_PROCESS = 1e-9
 print("runs")
 before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
 widemix.prepare("image-folder", "out", "images", processes=3)

@@ -18,8 +18,7 @@ from widemix.data.augment.operations import apply
 from widemix.data.augment.registry import ROTATE
 from widemix.data.augment.scratch import scratch_for
 from widemix.data.decode import random_boxes
-from widemix.data_prep.coefficients import pack, unpack
-from widemix.data_prep.restart import FAILED, TOO_LARGE, library, run_codec
+from widemix.data_prep.jpeg import FAILED, TOO_LARGE, library, pack, run_codec, unpack
 from widemix.models.batch_last import by_c
 from widemix.models.reorder import reorder_columns
 

@@ -11,8 +11,7 @@ from PIL import Image, ImageEnhance
 from tests.data.test_decode import KINDS, PACKED, by_pillow, scene
 from widemix import native
 from widemix.data.augment.affine import rotation
-from widemix.data_prep.coefficients import pack
-from widemix.data_prep.restart import WRITTEN, run_codec
+from widemix.data_prep.jpeg import WRITTEN, pack, run_codec
 from widemix.formats.beton import COEFFICIENTS, JPEG, RAW
 from widemix.formats.checksums import crc32c
 from widemix.native import build, levels

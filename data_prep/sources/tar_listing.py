@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from widemix.data_prep.listing import is_hidden_path
 from widemix.data_prep.samples import FileSlice
+from widemix.data_prep.sources.listing import is_hidden_path
 from widemix.errors import InputError
 from widemix.files import atomic_write, open_regular
 from widemix.native.build import cache_folder

@@ -12,11 +12,11 @@ from typing import Annotated, NamedTuple
 from pydantic import Field
 
 from widemix.arguments import Name, check_arguments
-from widemix.data_prep.image_folder import SPLIT_FOLDERS
-from widemix.data_prep.labels import check_names
 from widemix.data_prep.samples import Dataset
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.shards import split_of
+from widemix.data_prep.sources.image_folder import SPLIT_FOLDERS
+from widemix.data_prep.sources.labels import check_names
+from widemix.data_prep.sources.shards import split_of
 from widemix.errors import InputError
 
 Reader = Annotated[str, Field(pattern=r"^\w+(\.\w+)+$")]  # MODULE.FUNCTION
@@ -29,55 +29,64 @@ class Source(NamedTuple):
     description: str  # one line
     takes_origin: bool = True  # whether it is read from --from; otherwise `reader` is called with None
     takes_targets: bool = False  # whether `reader` takes the setting `targets` too
-    shards: bool = False  # whether paths of its files tell their splits, as in data_prep/shards.py
+    shards: bool = False  # whether paths of its files tell their splits, as in data_prep/sources/shards.py
 
 
 SOURCES = {
     "digits": Source(
-        "widemix.data_prep.digits.read",
+        "widemix.data_prep.sources.arrays.read_digits",
         "scikit-learn's 1,797 handwritten digits, 8 x 8 pixels; takes no --from",
         takes_origin=False,
     ),
     "image-folder": Source(
-        "widemix.data_prep.image_folder.read", "images in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ..."
+        "widemix.data_prep.sources.image_folder.read",
+        "images in class folders: DIR/{train,val,test}/CLASS/*.jpg, *.png, ...",
     ),
     "imagenet": Source(
-        "widemix.data_prep.imagenet.read",
+        "widemix.data_prep.sources.imagenet.read",
         "ImageNet: DIR/{train,val}/<wnid>/*.JPEG, DIR/<wnid>/*.JPEG, Kaggle's DIR/ILSVRC/Data/CLS-LOC, or the "
         "official tars and devkit; a flat val with its list",
     ),
     "webdataset": Source(
-        "widemix.data_prep.webdataset.read",
+        "widemix.data_prep.sources.webdataset.read",
         "WebDataset shards: DIR/**/*.tar with KEY.jpg and KEY.cls (or KEY.json)",
         shards=True,
     ),
     "parquet": Source(
-        "widemix.data_prep.parquet.read",
+        "widemix.data_prep.sources.parquet.read",
         "Hugging Face's image datasets: DIR/**/*.parquet with the columns image {bytes, path} and label",
         shards=True,
     ),
     "csv": Source(
-        "widemix.data_prep.csv_list.read",
+        "widemix.data_prep.sources.csv_list.read",
         "any images listed in a file LIST.csv or LIST.jsonl with the columns path, split, and label or labels, or "
         "numbers to predict (--targets)",
         takes_targets=True,
     ),
-    "cifar10": Source("widemix.data_prep.cifar.cifar10", "CIFAR-10, python or binary version, .tar.gz or unpacked"),
+    "cifar10": Source(
+        "widemix.data_prep.sources.cifar.cifar10", "CIFAR-10, python or binary version, .tar.gz or unpacked"
+    ),
     "cifar100": Source(
-        "widemix.data_prep.cifar.cifar100",
+        "widemix.data_prep.sources.cifar.cifar100",
         "CIFAR-100 with fine labels, python or binary version, .tar.gz or unpacked",
     ),
-    "mnist": Source("widemix.data_prep.mnist.read", "MNIST: the four idx files, .gz or unpacked"),
+    "mnist": Source("widemix.data_prep.sources.arrays.read_mnist", "MNIST: the four idx files, .gz or unpacked"),
     "svhn": Source(
-        "widemix.data_prep.svhn.read", "SVHN cropped digits: any of train_32x32.mat, test_32x32.mat, extra_32x32.mat"
+        "widemix.data_prep.sources.arrays.read_svhn",
+        "SVHN cropped digits: any of train_32x32.mat, test_32x32.mat, extra_32x32.mat",
     ),
     "stl10": Source(
-        "widemix.data_prep.stl10.read", "STL-10: the binary files, unpacked; train, test, folds and unlabeled"
+        "widemix.data_prep.sources.arrays.read_stl10",
+        "STL-10: the binary files, unpacked; train, test, folds and unlabeled",
     ),
-    "mnli": Source("widemix.data_prep.pairs.mnli", "MultiNLI sentence pairs: .jsonl, .txt or .tsv files, .gz or not"),
-    "snli": Source("widemix.data_prep.pairs.snli", "SNLI sentence pairs: .jsonl, .txt or .tsv files, .gz or not"),
+    "mnli": Source(
+        "widemix.data_prep.sources.pairs.mnli", "MultiNLI sentence pairs: .jsonl, .txt or .tsv files, .gz or not"
+    ),
+    "snli": Source(
+        "widemix.data_prep.sources.pairs.snli", "SNLI sentence pairs: .jsonl, .txt or .tsv files, .gz or not"
+    ),
     "far-pairs": Source(
-        "widemix.data_prep.far_pairs.read",
+        "widemix.data_prep.sources.pairs.far_pairs",
         "25,000 generated sentence pairs whose class depends on words that are far apart; takes no --from",
         takes_origin=False,
     ),

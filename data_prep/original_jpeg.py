@@ -8,15 +8,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from widemix.data_prep.coefficients import unpack
+from widemix.data_prep.jpeg import unpack
 from widemix.data_prep.prep_dir import UNFINISHED, check_outside, lock_folder, translate_errors
 from widemix.errors import InputError
-from widemix.formats.beton import COEFFICIENTS, RAW, Beton, open_beton
+from widemix.formats import coefficients
+from widemix.formats.beton import COEFFICIENTS, JPEG, RAW, Beton, open_beton
 from widemix.formats.checksums import MISMATCH, Checksums, compute_checksums, crc32c, open_checksums
 from widemix.formats.manifest import read_manifest, split_path
 from widemix.formats.sources import SUFFIX, damaged_sample, read_sources
 from widemix.tally import track
 
+SAMPLED = 10_000  # images of which the sizes are read
 JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif")
 Sources = dict[str, tuple[int, int]]  # number and source's CRC-32C of each sample, by name
 
@@ -129,3 +131,20 @@ def _write(path: Path, data: bytes) -> None:
     temporary = path.with_name(f"file{UNFINISHED}")
     temporary.write_bytes(data)
     temporary.replace(path)
+
+
+def count_bytes(path: Path) -> tuple[int, int, int, int]:
+    """Of a .beton: images that are coefficients and that are JPEGs; the bytes of the former, and of their JPEGs.
+
+    These are from some of them.
+    """
+    beton = open_beton(path)
+    packed = np.flatnonzero(beton.mode == COEFFICIENTS)
+    chosen = packed[:: -(-len(packed) // SAMPLED) or 1]
+    before = [
+        coefficients.jpeg_size(beton.bytes[start : start + coefficients.HEAD.size].tobytes())
+        for start in beton.offset[chosen]
+    ]
+    stored = int(beton.size[packed].sum())
+    share = stored / max(int(beton.size[chosen].sum()), 1)
+    return len(packed), int((beton.mode == JPEG).sum()), stored, round(sum(before) * share)

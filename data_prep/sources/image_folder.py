@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from widemix.data_prep.listing import SUFFIXES, Images, is_hidden
 from widemix.data_prep.samples import Dataset, ImageFiles
+from widemix.data_prep.sources.listing import SUFFIXES, Images, is_hidden
 from widemix.errors import InputError
 from widemix.tally import print_status
 

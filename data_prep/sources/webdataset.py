@@ -9,11 +9,11 @@ from posixpath import normpath
 
 import numpy as np
 
-from widemix.data_prep.labels import check_label, parse_json
-from widemix.data_prep.listing import HEAD, SUFFIXES, begins_as_image
 from widemix.data_prep.samples import Dataset, FileSlice, Sample
-from widemix.data_prep.shards import find_shards, read_names
-from widemix.data_prep.tar_listing import Members, list_tar
+from widemix.data_prep.sources.labels import check_label, parse_json
+from widemix.data_prep.sources.listing import HEAD, SUFFIXES, begins_as_image
+from widemix.data_prep.sources.shards import find_shards, read_names
+from widemix.data_prep.sources.tar_listing import Members, list_tar
 from widemix.errors import InputError
 
 MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # key and extension: from the first dot of the file name on

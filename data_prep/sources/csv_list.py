@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from widemix.data_prep.labels import NUMBER, ascii_digits, check_split, number_classes, parse_json
 from widemix.data_prep.samples import Dataset, ImageFiles
+from widemix.data_prep.sources.labels import NUMBER, ascii_digits, check_split, number_classes, parse_json
 from widemix.data_prep.subset import Subset
 from widemix.errors import InputError
 from widemix.files import open_regular

@@ -20,8 +20,8 @@ from typing import IO, Any
 import numpy as np
 
 from widemix.arguments import is_iterable
-from widemix.data_prep.labels import check_label, check_names, check_split, number_classes
 from widemix.data_prep.samples import Dataset, FileSlice, Sample
+from widemix.data_prep.sources.labels import check_label, check_names, check_split, number_classes
 from widemix.errors import InputError, shown
 from widemix.formats.beton import TARGET
 from widemix.formats.checksums import crc32c

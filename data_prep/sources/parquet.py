@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from widemix.data_prep.labels import MAX_CLASSES, check_label, check_names
 from widemix.data_prep.samples import Dataset, FileSlice, Sample, Status
-from widemix.data_prep.shards import find_shards
+from widemix.data_prep.sources.labels import MAX_CLASSES, check_label, check_names
+from widemix.data_prep.sources.shards import find_shards
 from widemix.errors import InputError
 from widemix.files import open_regular, parse_json
 

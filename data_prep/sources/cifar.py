@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from widemix.data_prep.official import Layout, check_labels, read_files
 from widemix.data_prep.samples import Dataset, PixelArrays
+from widemix.data_prep.sources.official import Layout, check_labels, read_files
 from widemix.errors import InputError
 
 PIXELS = 3 * 32 * 32

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from widemix.data_prep.image_folder import SPLIT_FOLDERS, SPLIT_OF
-from widemix.data_prep.labels import check_names
-from widemix.data_prep.listing import walk
 from widemix.data_prep.samples import FileSlice
+from widemix.data_prep.sources.image_folder import SPLIT_FOLDERS, SPLIT_OF
+from widemix.data_prep.sources.labels import check_names
+from widemix.data_prep.sources.listing import walk
 from widemix.errors import InputError
 from widemix.tally import print_status
 
