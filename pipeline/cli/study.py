@@ -274,7 +274,7 @@ def _report(arguments: argparse.Namespace) -> Exit:
             f"{plan.table.path}: has none of the study's {len(results)} runs, and {folder} neither; "
             "`widemix study run` first"
         )
-    from widemix.studies.page import write_report  # and matplotlib, which takes a second
+    from widemix.studies.study_page import write_report  # and matplotlib, which takes a second
 
     study, options = plan.study, [f"--{name}={text}" for name, text in arguments.overrides]
     if arguments.only != "*":

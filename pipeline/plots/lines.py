@@ -1,5 +1,7 @@
 """Lines over x with the spread of their points, what is missing of them, and one legend for all panels."""
 
+import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,15 +11,17 @@ from matplotlib.figure import Figure
 from widemix.plots.style import COLORS, literal
 
 _MARKERS = "osD^vP*X<>"
+# Places in COLORS of networks, by the words that the names of their lines begin with.
+_NETWORKS = {"Normal": 0, "Mixer": 0, "S-Mixer": 0, "RP": 1, "Single RP": 1, "SW-MLP": 2, "ResNet": 3}
 _GREY = "0.45"
 
 
 class Line:
-    """A line of a panel; its colour and marker are those of its number, its name is in the legend."""
+    """A line of a panel; its marker is that of its number, its name is in the legend."""
 
-    def __init__(self, axes: Axes, number: int, name: str):
-        self.axes, self.number, self.name = axes, number, legend_text(name)
-        self.color, self.marker = COLORS[number % len(COLORS)], _MARKERS[number % len(_MARKERS)]
+    def __init__(self, axes: Axes, number: int, name: str, color: str):
+        self.axes, self.number, self.name, self.color = axes, number, legend_text(name), color
+        self.marker = _MARKERS[number % len(_MARKERS)]
 
     def band(self, x: Sequence[float], y: Sequence[float], spread: Sequence[float]) -> None:
         """Plot a curve within y - spread and y + spread."""
@@ -26,7 +30,10 @@ class Line:
         self.axes.fill_between(x, low, high, color=self.color, alpha=0.2, linewidth=0)
 
     def points(self, x: Sequence[float], y: Sequence[float], spread: Sequence[float], joined: bool) -> None:
-        """Plot points with bars from y - spread to y + spread, joined through the mean of those of one x."""
+        """Plot points with bars from y - spread to y + spread, joined through the mean of those of one x.
+
+        Two are not joined: a line would say that it knows what is between them.
+        """
         bars = spread if any(spread) else None
         style: dict[str, Any] = {"color": self.color, "marker": self.marker, "markersize": 5}
         self.axes.errorbar(x, y, yerr=bars, capsize=3, linestyle="none", **style)
@@ -34,7 +41,7 @@ class Line:
         for place, value in zip(x, y, strict=True):
             at.setdefault(place, []).append(value)
         means = [sum(values) / len(values) for values in at.values()]
-        self.axes.plot(list(at), means, linestyle="-" if joined else "none", label=self.name, **style)
+        self.axes.plot(list(at), means, linestyle="-" if joined and len(at) > 2 else "none", label=self.name, **style)
 
     def values(self, x: Sequence[float], y: Sequence[float]) -> None:
         """Write the y of points above them, each line's in a row of its own."""
@@ -52,12 +59,30 @@ class Line:
             self.axes.plot(x, height, "x", color=self.color, transform=transform, alpha=0.6)
 
 
+def line_colors(names: Sequence[str]) -> list[str]:
+    """Return a colour for each line: that of its network, which is the same in all figures, else one of the rest."""
+    known = [
+        next((place for start, place in _NETWORKS.items() if re.match(rf"{start}(?![\w])", name)), None)
+        for name in names
+    ]
+    rest = itertools.cycle([place for place in range(len(COLORS)) if place not in known])
+    return [COLORS[next(rest) if place is None else place] for place in known]
+
+
 def plot_reference(axes: Axes, points: Sequence[Sequence[float]], name: str) -> None:
     """Plot points of others, each (x, y) or (x, y, spread), in grey."""
     x, y = ([point[axis] for point in points] for axis in range(2))
     spread = [point[2] if len(point) > 2 else 0.0 for point in points]
     bars = spread if any(spread) else None
-    axes.errorbar(x, y, yerr=bars, color=_GREY, linestyle="--", marker="_", label=legend_text(name))
+    axes.errorbar(
+        x,
+        y,
+        yerr=bars,
+        color=_GREY,
+        linestyle="--" if len(points) > 2 else "none",
+        marker="_",
+        label=legend_text(name),
+    )
 
 
 def plot_pareto_hull(axes: Axes, points: Sequence[tuple[float, float]]) -> None:

@@ -2,11 +2,19 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from widemix.plots.lines import Line, add_legend_below, legend_text, plot_pareto_hull, plot_reference
+from widemix.plots.lines import (
+    Line,
+    add_legend_below,
+    legend_text,
+    line_colors,
+    plot_pareto_hull,
+    plot_reference,
+)
 from widemix.plots.style import log_axis, new_figure, save, styled
 from widemix.studies.plotted import Published
 from widemix.studies.quantity import is_number, label_of
@@ -30,8 +38,12 @@ def plot(results: Sequence[Result], study: Study, paths: Sequence[Path]) -> None
     for (name, panel), ax in zip(cells, axes.flat, strict=False):
         first = name == study.figure.y[0]
         published = [one for one in study.published if first and one.points and one.panel in ("", panel)]
-        _plot_panel(ax, lines_of(results, panel, name, study.figure), published, study)
+        lines = lines_of(results, panel, name, study.figure)
         below = legend_text(study.figure.x_label).strip() or label_of(study.figure.x)
+        if study.measured and len(lines) > 1 and len(places := {p.x for line in lines.values() for p in line}) == 1:
+            below = f"{below} {places.pop()}"  # one x is no axis: the lines are
+            lines = {name: [replace(p, x=name) for p in points] for name, points in lines.items()}
+        _plot_panel(ax, lines, published, study)
         title = legend_text(panel) if first or ax in axes[0] else ""
         ax.set(title=title, xlabel=below, ylabel=measured_label(name, results))
     for ax in axes.flat[len(cells) :]:
@@ -44,8 +56,8 @@ def _plot_panel(ax: Axes, lines: dict[str, list[Point]], published: Sequence[Pub
     places = [p.x for points in lines.values() for p in points]
     names = [] if all(map(is_number, places)) else list(dict.fromkeys(map(str, places)))
     everywhere: list[tuple[float, float]] = []
-    for number, (name, points) in enumerate(lines.items()):
-        line = Line(ax, number, name)
+    for number, (color, (name, points)) in enumerate(zip(line_colors(list(lines)), lines.items(), strict=True)):
+        line = Line(ax, number, name, color)
         x = [_place(str(p.x), names, name, lines) if names else float(p.x) for p in points]
         done = [(at, p.mean, 0.0 if math.isnan(p.std) else p.std) for at, p in zip(x, points, strict=True) if p.count]
         at, means, spread = map(list, zip(*done, strict=True)) if done else ([], [], [])

@@ -16,7 +16,7 @@ from widemix.section import Section, key
 from widemix.studies.estimates import Estimate, samples_differ
 from widemix.studies.protocol import Statement
 from widemix.studies.study import read_study, study_runs_of
-from widemix.studies.study_run import unique
+from widemix.studies.study_run import StudyRun, unique
 
 CATALOGUE = SHIPPED / "papers.yaml"
 FULL_SIZE = "full_size.csv"
@@ -40,6 +40,7 @@ class Entry(Section):
     studies: list[str] = key([], "studies that were run, or that need no run")
     command: str = key("", "command of an analysis")
     images: list[str] = key([], "figures of the analysis, in the folder of the results")
+    caption: str = key("", "what a reader has to know of its figures")
     checks: list[Check] = key([], "what the numbers of the analysis decide")
     open: str = key("", "what is open besides the full studies")
 
@@ -97,11 +98,15 @@ def full_size_csv(papers: Sequence[Paper], studies: Path, gpu: str) -> str:
     rows: list[list[object]] = [["study", "runs", "hours", "gpu"]]
     for name in dict.fromkeys(name for paper in papers for entry in paper.entries for name in entry.full):
         path = studies / f"{name}.yaml"
-        study = read_study(path)
-        one = study.model_copy(update={"seeds": study.seeds[:1]})  # runs of other seeds take the same
-        own = unique(study_runs_of(path, one))
+        own, seeds = runs_of_one_seed(path), max(1, len(read_study(path).seeds))
         hours = [each.hours for each in requirements(own, gpu).values()]
-        total = sum(each for each in hours if each is not None) * max(1, len(study.seeds))
+        total = sum(each for each in hours if each is not None) * seeds
         known = all(each is not None for each in hours)
-        rows.append([name, len(own) * max(1, len(study.seeds)), f"{total:.3g}" if known else "nan", gpu])
+        rows.append([name, len(own) * seeds, f"{total:.3g}" if known else "nan", gpu])
     return csv_text(rows)
+
+
+def runs_of_one_seed(path: Path) -> list[StudyRun]:
+    """The runs of a study's first seed, each once; those of other seeds take the same."""
+    study = read_study(path)
+    return unique(study_runs_of(path, study.model_copy(update={"seeds": study.seeds[:1]})))

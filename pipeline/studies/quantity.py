@@ -39,10 +39,16 @@ def _permuted_block(recipe: Recipe, _: None) -> str:
 COMPUTED: dict[str, tuple[str, Callable[[Recipe, Any], float | str]]] = {
     "width": ("effective width m", lambda _, cost: cost.width),
     "hidden_width": ("effective width γm", lambda _, cost: cost.hidden_width),
-    "depth_to_width": ("p / log2 d, p layers: two in a Mixer block", _depth_to_width),
-    "c_over_s": ("C / S", lambda recipe, _: _model(recipe, "channels") / _model(recipe, "tokens")),
-    "s_over_c": ("S / C", lambda recipe, _: _model(recipe, "tokens") / _model(recipe, "channels")),
-    "sparsity": ("1 / p", lambda _, cost: 1 / cost.density),
+    "depth_to_width": ("depth over log2 width, p / log2 d: two layers p a Mixer block", _depth_to_width),
+    "c_over_s": (
+        "channels over tokens, C / S",
+        lambda recipe, _: _model(recipe, "channels") / _model(recipe, "tokens"),
+    ),
+    "s_over_c": (
+        "tokens over channels, S / C",
+        lambda recipe, _: _model(recipe, "tokens") / _model(recipe, "channels"),
+    ),
+    "sparsity": ("inverse density, 1 / p", lambda _, cost: 1 / cost.density),
     "density": ("density p", lambda _, cost: cost.density),
     "omega": ("connections a layer Ω", lambda _, cost: cost.omega),
     "parameters": ("parameters", lambda _, cost: cost.parameters),
@@ -50,7 +56,7 @@ COMPUTED: dict[str, tuple[str, Callable[[Recipe, Any], float | str]]] = {
     "forward_mflops": ("forward MFLOPs of an image", lambda _, cost: cost.forward_flops / 1e6),
     "patch_size": ("patch size P", lambda recipe, _: _model(recipe, "patch_size")),
     "permuted_block": ("random-permuted block", _permuted_block),
-    "patch_features": ("C0 = 3 P²", lambda recipe, _: 3 * _model(recipe, "patch_size") ** 2),
+    "patch_features": ("features of a patch, C0 = 3 P²", lambda recipe, _: 3 * _model(recipe, "patch_size") ** 2),
 }
 
 # Those that a recipe says without its cost, which takes seconds to count; the others are numbers above 0.
@@ -66,7 +72,11 @@ MEASURED = {
     "epoch_seconds": "seconds an epoch",
 }
 
-_KEYS = {"data.path": "data", "optim.lr": "learning rate"}  # label of the axis, where the key's name is none
+_KEYS = {
+    "data.path": "data",
+    "optim.lr": "learning rate",
+    "optim.l1": "penalty λ of beta-LASSO",
+}  # label of the axis, where the key's name is none
 
 _COSTS: "dict[tuple[type, str, int, int], ModelCost]" = {}
 

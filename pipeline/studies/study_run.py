@@ -102,3 +102,20 @@ class StudyRun:
 def unique(study_runs: Iterable[StudyRun]) -> list[StudyRun]:
     """Return the runs to train: one of each name, since lines of a figure may share a run."""
     return list({study_run.name: study_run for study_run in study_runs}.values())
+
+
+def scale(study_runs: Iterable[StudyRun]) -> str:
+    """What runs train, in words: data, epochs, blocks, and channels or width, from the least to the greatest."""
+    recipes = [study_run.recipe for study_run in study_runs]
+    parts = [", ".join(dict.fromkeys(Path(recipe.data.path).name for recipe in recipes))]
+    models = [recipe.model.model_dump() for recipe in recipes]
+    for values, text in (
+        ([recipe.train.epochs for recipe in recipes], "{} epochs"),
+        ([model.get("depth") for model in models], "{} blocks"),
+        ([model.get("channels") for model in models], "C = {}"),
+        ([model.get("width") for model in models], "width {}"),
+    ):
+        if known := sorted({value for value in values if isinstance(value, int)}):
+            ends = dict.fromkeys((known[0], known[-1]))
+            parts.append(text.format(" to ".join(f"{value:,}" for value in ends)))
+    return "; ".join(filter(None, parts))

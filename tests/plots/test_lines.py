@@ -6,7 +6,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy.spatial import ConvexHull
 
-from widemix.plots.lines import Line, add_legend_below, legend_text, plot_pareto_hull, plot_reference
+from widemix.plots.lines import Line, add_legend_below, legend_text, line_colors, plot_pareto_hull, plot_reference
 from widemix.plots.style import COLORS, as_png, log_axis
 
 
@@ -68,23 +68,38 @@ def bars_of(axes):
 def test_points_have_bars_and_are_joined_by_means():
     axes = Figure().subplots()
     for number, joined in ((1, True), (8, False)):
-        line = Line(axes, number, "a_$b$")
-        line.points([1, 1, 2], [3, 6, 5], [0.5, 1, 0], joined)
-        assert bars_of(axes) == [(1, 2.5, 3.5), (1, 5, 7), (2, 5, 5)]
+        line = Line(axes, number, "a_$b$", COLORS[1])
+        line.points([1, 1, 2, 3], [3, 6, 5, 5], [0.5, 1, 0, 0], joined)
+        assert bars_of(axes) == [(1, 2.5, 3.5), (1, 5, 7), (2, 5, 5), (3, 5, 5)]
         points, means = axes.containers[-1].lines[0], axes.lines[-1]
-        assert [*zip(*points.get_data(), strict=True)] == [(1, 3), (1, 6), (2, 5)]
-        assert [*zip(*means.get_data(), strict=True)] == [(1, 4.5), (2, 5)]
+        assert [*zip(*points.get_data(), strict=True)] == [(1, 3), (1, 6), (2, 5), (3, 5)]
+        assert [*zip(*means.get_data(), strict=True)] == [(1, 4.5), (2, 5), (3, 5)]
         assert (points.get_linestyle(), means.get_linestyle()) == ("None", "-" if joined else "None")
-        assert to_hex(means.get_color()) == to_hex(points.get_color()) == COLORS[1].lower()  # of seven
+        assert to_hex(means.get_color()) == to_hex(points.get_color()) == COLORS[1].lower()
         assert means.get_marker() == "osD^vP*X<>"[number]
     line.points([1, 2], [3, 4], [0, 0], True)
     assert not axes.containers[-1].has_yerr
+    assert axes.lines[-1].get_linestyle() == "None"  # nothing is known between two points
     assert axes.get_legend_handles_labels()[1] == [r" a_\$b\$"] * 3
+
+
+@pytest.mark.parametrize(
+    ("names", "places"),
+    [
+        (["Normal", "RP", "RP, permuted skips", "SW-MLP"], [0, 1, 1, 2]),
+        (["SW-MLP", "Mixer, channels 8", "Mixer-SS/8", "Single RP", "ResNet"], [2, 0, 0, 1, 3]),
+        (["Dense", "Mixers", "RPM", "a", "b", "c", "d", "e"], [0, 1, 2, 3, 4, 5, 6, 0]),
+        (["a", "Normal", "b", "c", "d", "e", "f", "g"], [1, 0, 2, 3, 4, 5, 6, 1]),
+    ],
+)
+def test_a_network_has_the_same_colour_in_all_figures(names, places):
+    """What is no such network has one of the other colours."""
+    assert line_colors(names) == [COLORS[place] for place in places]
 
 
 def test_a_curve_lies_within_its_spread():
     axes = Figure().subplots()
-    Line(axes, 0, "a").band([1, 2, 4], [3, 5, 4], [1, 0.5, 2])
+    Line(axes, 0, "a", COLORS[0]).band([1, 2, 4], [3, 5, 4], [1, 0.5, 2])
     assert [*zip(*axes.lines[-1].get_data(), strict=True)] == [(1, 3), (2, 5), (4, 4)]
     corners = {tuple(corner) for corner in axes.collections[-1].get_paths()[0].vertices}
     assert corners == {(1, 2), (1, 4), (2, 4.5), (2, 5.5), (4, 2), (4, 6)}
@@ -97,7 +112,7 @@ def test_a_curve_lies_within_its_spread():
 
 def test_values_are_above_their_points():
     axes = Figure().subplots()
-    line = Line(axes, 2, "a")
+    line = Line(axes, 2, "a", COLORS[2])
     line.values([1, 2], [12345.6, 0.12345])
     assert [(text.get_text(), text.xy) for text in axes.texts] == [
         ("1.235e+04", (1, 12345.6)),
@@ -120,7 +135,7 @@ def test_a_legend_has_each_name_once(names, columns):
     panels = figure.subplots(1, 2)
     for axes in panels:
         for number, name in enumerate(names):
-            Line(axes, number, name).band([0, 1], [0, 1], [0, 0])
+            Line(axes, number, name, COLORS[0]).band([0, 1], [0, 1], [0, 0])
     add_legend_below(figure, panels)
     if not columns:
         assert figure.legends == []

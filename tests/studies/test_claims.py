@@ -12,8 +12,8 @@ from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.studies.claims import decide, verdicts
 from widemix.studies.estimates import Estimate, holm, samples_differ
-from widemix.studies.page import as_page
 from widemix.studies.protocol import Statement
+from widemix.studies.study_page import as_page
 
 ALONE = "{line: Normal, at: {model.depth: 2}}, expect: greater, y"
 NORMAL2, NORMAL4 = (60.0, 61.0, 60.5, 61.5), (70.0, 71.5, 70.2, 71.0)
@@ -175,7 +175,7 @@ def test_one_difference_in_all_seeds_is_as_sure_as_signs(tmp_path, seeds, word):
     [other] = verdicts(results, study.model_copy(update={"claims": [of_top1]}))
     assert (other.word, other.p) == (found.word, pytest.approx(found.p))
     page = as_page(results, study, "study.yaml")
-    assert ("undecided: all seeds have the same difference" in page) == (word == "undecided")
+    assert ("**undecided**: all seeds have the same difference" in page) == (word == "undecided")
 
 
 def test_digits_are_those_of_the_numbers_that_are_compared(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 
 from tests.studies.conftest import WIDTHS, plan_of, row_of
 from widemix.studies.figure import plot
-from widemix.studies.page import write_report
 from widemix.studies.results import Result
+from widemix.studies.study_page import write_report
 
 CURVE = [{"split": "eval", "epoch": epoch, "loss": 1.0, "top1": 50.0} for epoch in (1, 2)]
 
@@ -32,22 +32,29 @@ def plotted(tmp_path, figures):
 
 @pytest.mark.parametrize(("joined", "style"), [(True, "-"), (False, "None")])
 def test_points_are_means_with_a_standard_deviation(plotted, joined, style):
-    values = (60.0, 61.0, 65.0, 70.0, 72.0, 77.0, 50.0)  # Normal: two points of three seeds; RP: one of one
-    [ax] = plotted(values, joined=joined)
+    values = (60.0, 61.0, 65.0, 70.0, 72.0, 77.0, 71.0, 75.0, 79.0, 50.0)  # Normal: three of three seeds; RP: one
+    [ax] = plotted(values, study=WIDTHS.replace("8, 16]", "8, 16, 32]", 1), joined=joined)
     normal, rp, published = ax.containers
-    means, stds = [[f(values[at : at + 3]) for at in (0, 3)] for f in (statistics.fmean, statistics.stdev)]
+    means, stds = [[f(values[at : at + 3]) for at in (0, 3, 6)] for f in (statistics.fmean, statistics.stdev)]
     points, _, (bars,) = normal.lines
-    expected = np.array([[128, 256], [100 - mean for mean in means]])
+    expected = np.array([[128, 256, 512], [100 - mean for mean in means]])
     np.testing.assert_allclose(points.get_xydata(), expected.T)
     ends = [segment[:, 1] for segment in bars.get_segments()]
     np.testing.assert_allclose(ends, [[y - std, y + std] for y, std in zip(expected[1], stds, strict=True)])
     lines = {line.get_label(): line for line in ax.lines}
     np.testing.assert_allclose(lines[" Normal"].get_xydata(), expected.T)
     np.testing.assert_allclose(lines[" RP"].get_xydata(), [[128, 50]])
-    assert {lines[name].get_linestyle() for name in (" Normal", " RP")} == {style}
+    assert lines[" Normal"].get_linestyle() == style
     [crosses] = [line for line in ax.lines if line.get_marker() == "x"]  # where all is missing
     assert list(crosses.get_xdata()) == [256]
     assert (rp.has_yerr, published.get_label()) == (False, " Normal (figure 1, digitised)")
+
+
+def test_lines_share_no_axis_of_one_place(plotted):
+    """They are names on it then, and the place is said below."""
+    [ax] = plotted((60.0, 61.0, 65.0, 70.0), study=WIDTHS.replace("[8, 16]", "[8]").partition("published")[0])
+    assert [tick.get_text().strip() for tick in ax.get_xticklabels()] == ["Normal", "RP"]
+    assert ax.get_xlabel() == "effective width m 128"
 
 
 @pytest.mark.parametrize(("top1s", "reaches_0"), [((100.0, 99.5, 60.0), True), ((40.0, 42.0, 41.0), False)])

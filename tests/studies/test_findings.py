@@ -7,9 +7,9 @@ import pytest
 
 from widemix.studies.claims import Verdict
 from widemix.studies.estimates import Estimate, exact
-from widemix.studies.findings import findings
 from widemix.studies.forest import plot_statements
 from widemix.studies.protocol import Statement
+from widemix.studies.statements import Stated, findings
 
 
 def verdict(text, word, source="section 4", panel=""):
@@ -33,9 +33,13 @@ FOUND = [
 ]
 
 
+def listed(found):
+    return findings([Stated(verdict, figure) for figure, verdict in found])
+
+
 def texts(found):
     """The letters of the list, whose numbers are checked."""
-    lines = findings(found).splitlines()
+    lines = listed(found).splitlines()
     assert [line.partition(". ")[0] for line in lines] == [str(n) for n in range(1, len(lines) + 1)]
     return [line.partition(" [")[0][-1] for line in lines]
 
@@ -78,19 +82,19 @@ def test_a_statement_without_a_papers_source_is_ours(source, ours):
 
 
 def test_a_finding_has_its_panel_source_numbers_and_figure():
-    assert findings(FOUND[2:3]) == (
+    assert listed(FOUND[2:3]) == (
         "1. **supported**: MNIST: c [section 4]: difference +1.5, 95 % interval +1.222 to +1.778, p = 0.011, n = 5 "
         "(figure 2)"
     )
     ours = verdict("e", "contradicted", source="")
     numbers = "difference +1.5, 95 % interval +1.222 to +1.778, p = 0.011, n = 5 (figure 3)"
-    assert findings([("figure 3", ours)]) == f"1. **contradicted**: e: {numbers}"
+    assert listed([("figure 3", ours)]) == f"1. **contradicted**: e: {numbers}"
     alike = replace(ours, estimate=Estimate(1.5, 0.0, 4, 5, True))  # in all seeds
     same = numbers.replace("+1.222 to +1.778", "+1.5 to +1.5")
-    assert findings([("figure 3", alike)]) == f"1. **contradicted**: e: {same}"
+    assert listed([("figure 3", alike)]) == f"1. **contradicted**: e: {same}"
     computed = replace(ours, estimate=exact(1.5))
-    assert findings([("figure 3", computed)]) == "1. **contradicted**: e: difference +1.5, exact (figure 3)"
-    assert findings(FOUND[:2]) == "None yet: no statement is decided."
+    assert listed([("figure 3", computed)]) == "1. **contradicted**: e: difference +1.5, exact (figure 3)"
+    assert listed(FOUND[:2]) == "None yet: no statement is decided."
 
 
 def test_the_figure_has_each_statement_that_has_an_interval(tmp_path):

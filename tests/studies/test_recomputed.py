@@ -151,22 +151,33 @@ def recomputed(name):
     return [(claim, values, *(p or (None, word))) for (claim, word, values), p in zip(rows, ps, strict=True)]
 
 
-NAMES = [name for name in re.findall(r"widemix study run (\S+) --report", PAGE) if f"{name}.md)" in PAGE]
+LINES = [line for line in PAGE.splitlines() if line.startswith("| ")]
+NAMES = list(dict.fromkeys(name for line in LINES for name in re.findall(r"\[([^\]]*)\]\([^()]*\.md\)", line)))
 
 
 assert len(NAMES) > 20  # those whose runs have ended
 
 
+def cells_of(name):
+    """The rows of a study on the page, those of papers and ours: word, difference, interval, p and seeds of each."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in LINES if f"/{name}.md)" in line]
+    return (iter([[cell.strip() for cell in row[1:6]] for row in rows if len(row) == count]) for count in (12, 10))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_each_row_of_the_page_is_what_scipy_finds(name):
-    table = PAGE[PAGE.index(f"`widemix study run {name} --report") :].split("\n\n")[1].splitlines()[2:]
-    for line, (_, values, p, word) in zip(table, recomputed(name), strict=True):
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)][1:]
-        assert word in cells[7], (name, line)
+    papers, ours = cells_of(name)
+    left = Counter(word for _, values, _, word in recomputed(name) if values is None)
+    for word, count in left.items():
+        assert re.search(rf"numbers: .*{count} of \[{name}\]\(\S+\) \({word}\)", PAGE), (name, word)
+    for claim, values, p, word in recomputed(name):
         if values is not None:
+            said, difference, interval, *numbers = next(papers if "place" in claim else ours)
             low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
-            assert cells[3:5] == [f"{np.mean(values):+.3g}", f"{low:+.3g} to {high:+.3g}"], (name, line)
-            assert cells[5:7] == ["" if p is None else f"{p:.2g}", str(len(values))], (name, line)
+            assert [difference, interval] == [f"{np.mean(values):+.3g}", f"{low:+.3g} to {high:+.3g}"], claim
+            assert numbers == ["" if p is None else f"{p:.2g}", str(len(values))], claim
+            assert word in said, claim
+    assert [*papers, *ours] == []
 
 
 def test_the_counts_of_statements_are_those_of_the_page():

@@ -92,17 +92,17 @@ def page_of(folder, table="", **keys):
 @pytest.mark.parametrize(
     ("keys", "row", "said"),
     [
-        ({}, "| A: figure 1 | nothing | open |  |  |", None),
-        ({"open": "the data."}, "| A: figure 1 | nothing | open |  |  |", "Open: the data."),
-        ({"open": "the data.", "full": ["figure7", "figure3", "figure5"]},
-         "| A: figure 1 | nothing | open |  | 1,300 |",
+        ({}, "Here: nothing.", None),
+        ({"open": "the data."}, "Here: nothing.", "Open: the data."),
+        ({"open": "the data.", "claim": "A|B.", "full": ["figure7", "figure3", "figure5"]},
+         r"The paper: A\|B. Here: nothing.",
          "Open: the data; the paper's size, `widemix study run figure7` (1,235 GPU hours); "
          "the paper's size, `widemix study run figure3`; "
          "the paper's size, `widemix study run figure5` (65 GPU hours)."),
-        ({"command": "widemix analyse cka runs/a"},
-         "| A: figure 1 | `widemix analyse cka` | no statement to decide |  |  |", None),
-        ({"studies": ["figure3"]}, "| A: figure 1 | `figure3` | computed, no training |  |  |", None),
-        ({"studies": ["figure7"]}, "| A: figure 1 | `figure7` | withdrawn, to be run |  |  |", None),
+        ({"command": "widemix analyse cka runs/a"}, "Here: no statement to decide.", None),
+        ({"command": "widemix a", "caption": "Look."}, "Look. Made by `widemix a`.", None),
+        ({"studies": ["figure3"], "claim": "C."}, "The paper: C. Here: computed, no training.", None),
+        ({"studies": ["figure7"], "claim": "C."}, "The paper: C. Here: withdrawn, to be run.", None),
     ],
 )  # fmt: skip
 def test_what_is_open_has_its_hours_where_they_are_known(tmp_path, keys, row, said):
@@ -112,7 +112,7 @@ def test_what_is_open_has_its_hours_where_they_are_known(tmp_path, keys, row, sa
     )
     assert full_size_hours(tmp_path) == {"figure7": 1234.6, "figure5": 65.4}
     page = page_of(tmp_path, **keys)()[0]
-    assert f"\n{row}\n" in page
+    assert f"\n\n{row}\n" in page
     assert [line for line in page.splitlines() if line.startswith("Open: ")] == ([said] if said else [])
 
 
@@ -128,11 +128,13 @@ def test_a_study_has_no_verdict_before_it_has_ended(tmp_path):
         kept = [row for row in rows if left is None or row["run"] != left["run"]]
         table.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
         text = page()[0]
-        assert ("By the protocol; its runs have not ended. No verdict yet." in text) != ended
-        assert ("**supported" in text) == ended
-        words = re.search(r"\| `figure2d-small` \| (.*?) \|", text)[1]
-        assert (words == "its runs have not ended") != ended
-        assert re.search(r"\| `figure2d-small` \|[^|]*\| (.*?) ?\|", text)[1] == (f"{hours:.2f}" if ended else "")
+        assert ("(`figure2d-small`): its runs have not ended. No verdict yet." in text) != ended
+        assert (
+            ("**supported" in text)
+            == (f"[figure2d-small](results/figure2d-small.md), {hours:.2f} |" in text)
+            == ended
+        )
+        assert (f" diverged; {hours:.2f} core hours." in text) == ended
 
 
 def check(**keys):
@@ -171,13 +173,14 @@ def test_networks_that_a_linear_baseline_beats_decide_nothing(tmp_path):
     beaten, numbers, _ = page()
     assert numbers.startswith("Of 0 statements of the papers, tried in the small: ")
     assert "None yet: no statement is decided." in beaten
-    assert len(re.findall(r"\| \| \| \| \| below a linear baseline \|", beaten)) == 2
-    assert "2 below a linear baseline |" in beaten
+    said = "Statements without numbers: 2 of [figure7-small](results/figure7-small.md) (below a linear baseline)."
+    assert said in beaten
+    assert "Here: 2 below a linear baseline." in beaten
     (tmp_path / "baselines.jsonl").write_text(json.dumps(row | {"linear": 48.5}) + "\n")
-    assert "2 below a linear baseline |" in page()[0]
+    assert said in page()[0]
     (tmp_path / "baselines.jsonl").write_text(json.dumps(row | {"linear": 11.0}) + "\n")
     above, numbers, _ = page()
-    assert "elow logistic" not in above.partition("## Findings")[2]
+    assert "elow logistic" not in above
     assert numbers.startswith(
         "Of 2 statements of the papers, tried in the small: 1 supported, 1 regime not reached (corrected over all of "
         "them: 1 supported); of 0 of ours"
@@ -242,7 +245,7 @@ def test_the_command_writes_the_page_where_it_is_asked_to(tmp_path, widemix, mon
     readme.write_text("a\n<!-- written by `widemix study results --readme README.md` -->\nold\n<!-- end -->\nz\n")
     code, said = widemix("study", "results", "--report", TABLES, "--to", tmp_path / "r.md", "--readme", readme)
     assert code == 0, said
-    assert "### Figure 3\n\nClaim: The width has a single peak" in (tmp_path / "r.md").read_text()
+    assert "### Figure 3\n\nThe paper: The width has a single peak" in (tmp_path / "r.md").read_text()
     before, _, rest = readme.read_text().partition("-->\n")
     assert before.startswith("a\n<!--")
     assert (rest.endswith("<!-- end -->\nz\n"), "old" in rest) == (True, False)

@@ -388,8 +388,13 @@ def test_values_are_numbers_or_the_texts_of_their_parts():
 
 
 def test_an_axis_is_labelled_by_its_quantity():
-    names = {"sparsity": "1 / p", "error": "test error (%)", "top1": "top-1 (%)", "optim.lr": "learning rate"}
-    names |= {"data.path": "data", "model.patch_size": "patch size", "c_over_s": "C / S", "s_over_c": "S / C"}
+    names = {
+        "sparsity": "inverse density, 1 / p",
+        "error": "test error (%)",
+        "top1": "top-1 (%)",
+        "optim.lr": "learning rate",
+    }
+    names |= {"data.path": "data", "model.patch_size": "patch size", "c_over_s": "channels over tokens, C / S"}
     assert {name: label_of(name) for name in names} == names
     assert label_of("loss", "held-out") == "held-out loss"
     assert [is_number(value) for value in (0, 0.5, math.nan, math.inf, "1")] == [True, True, False, False, False]

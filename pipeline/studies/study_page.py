@@ -22,6 +22,9 @@ _NOT_SEARCHED = (
     "No values were searched for each line of this study (docs/explanation/protocol.md): what looks "
     "like a difference of networks may be one of settings."
 )
+_CLAIMS_HEAD = """\
+| claim | source | expected | difference or slope | 95 % interval | p (Holm) | seeds | verdict |
+|---|---|---|---:|---:|---:|---:|---|"""
 Searched = Sequence[tuple[Arm, Sequence[Trial]]]
 
 
@@ -72,7 +75,7 @@ def as_page(
         parts.append(f"**Not the study as its file has it**, but with `{options}`.")
     if study.claims:
         parts.append(claims_table(verdicts(results, study, below)))
-    parts += [f"![{title}]({stem}.png)", *_tables(results, study), *baselines]
+    parts += filter(None, [f"![{title}]({stem}.png)", plot_caption(study), *_tables(results, study), *baselines])
     if study.published:
         parts.append(_published(study))
     if searched:
@@ -108,32 +111,40 @@ def _not_plotted(results: Sequence[Result], study: Study) -> list[str]:
     return [f"Not plotted, since a logarithmic axis has no 0: {name} of `{run}`." for run, name in lost]
 
 
-def claims_table(found: Sequence[Verdict], overall: Mapping[int, str] | None = None) -> str:
-    """A row for each claim, with what the runs say of it.
-
-    overall: what to say of verdicts, by their identity, in a further column.
-    """
-    last = "" if overall is None else " all papers |"
-    rows = [
-        f"| claim | source | expected | difference or slope | 95 % interval | p (Holm) | seeds | verdict |{last}",
-        f"|---|---|---|---:|---:|---:|---:|---|{'---|' if last else ''}",
-    ]
+def claims_table(found: Sequence[Verdict]) -> str:
+    """A row for each claim, with what the runs say of it."""
     several = len({verdict.claim.panel for verdict in found}) > 1
-    for verdict in found:
-        claim, estimate = verdict.claim, verdict.estimate
-        text = escaped(f"{claim.panel}: {claim.text}" if several else claim.text)
-        expected = claim.expect + (f" (± {claim.margin:g})" if claim.margin else "")
-        numbers = "| | |"
-        if estimate is not None:
-            seeds = f"{estimate.count}{'' if estimate.paired else ', unpaired'}"
-            low, high = estimate.interval
-            p = "" if math.isnan(verdict.p) else f"{verdict.p:.2g}"
-            numbers = f"{estimate.mean:+.3g} | {low:+.3g} to {high:+.3g} | {p} | {seeds}"
-            if estimate.exact:
-                numbers = f"{estimate.mean:+.6g} | exact | | "
-        last = "" if overall is None else f" {overall.get(id(verdict), '')} |"
-        rows.append(f"| {text} | {_source(claim)} | {expected} | {numbers} | {_word(verdict)} |{last}")
-    return "\n".join(rows)
+    rows = [" | ".join(verdict_cells(verdict, several)) for verdict in found]
+    return "\n".join([_CLAIMS_HEAD, *(f"| {row} |" for row in rows)])
+
+
+def verdict_cells(verdict: Verdict, panel: bool) -> list[str]:
+    """Of a table: claim, source, what is expected, difference, interval, p, seeds and word.
+
+    panel: whether the claim begins with its panel's name.
+    """
+    claim, estimate = verdict.claim, verdict.estimate
+    text = escaped(f"{claim.panel}: {claim.text}" if panel else claim.text)
+    expected = claim.expect + (f" (± {claim.margin:g})" if claim.margin else "")
+    numbers = ["", "", "", ""]
+    if estimate is not None and estimate.exact:
+        numbers = [f"{estimate.mean:+.6g}", "exact", "", ""]
+    elif estimate is not None:
+        low, high = estimate.interval
+        p = "" if math.isnan(verdict.p) else f"{verdict.p:.2g}"
+        seeds = f"{estimate.count}{'' if estimate.paired else ', unpaired'}"
+        numbers = [f"{estimate.mean:+.3g}", f"{low:+.3g} to {high:+.3g}", p, seeds]
+    return [text, _source(claim), expected, *numbers, _word(verdict)]
+
+
+def plot_caption(study: Study) -> str:
+    """What the marks of a study's figure are."""
+    if not study.measured:
+        return ""
+    mark, bar = ("Curves", "bands") if study.figure.x == "epoch" else ("Points", "bars")
+    if len(study.seeds) < 2:
+        return f"{mark} are of one run each."
+    return f"{mark} are means of {len(study.seeds)} seeds, {bar} one standard deviation to each side."
 
 
 def _source(claim: Statement) -> str:
@@ -145,15 +156,15 @@ def _source(claim: Statement) -> str:
 
 def _word(verdict: Verdict) -> str:
     """The word of a verdict, and what has to be known with it."""
-    word, estimate, note = verdict.word, verdict.estimate, verdict.note
-    if estimate is None:
-        return word
-    if word == "undecided":
-        word = f"undecided at this size: {verdict.detectable:.2g} beyond the border could have been seen"
-        if not estimate.error:
-            word = "undecided: all seeds have the same difference"
-    word = f"**{word}{', by the margin alone' if verdict.by_margin else ''}**"
-    return f"{word}: {escaped(note)}" if note else word
+    if verdict.estimate is None:
+        return verdict.word
+    notes = [escaped(verdict.note)]
+    if verdict.word == "undecided":
+        border = 0.0 if verdict.claim.expect in ("greater", "less") else verdict.claim.margin
+        shown = f"a difference of {border + verdict.detectable:.2g} or more would have shown"
+        notes.insert(0, shown if verdict.estimate.error else "all seeds have the same difference")
+    word = f"**{verdict.word}{', by the margin alone' if verdict.by_margin else ''}**"
+    return ": ".join(filter(None, [word, "; ".join(filter(None, notes))]))
 
 
 def _search(searched: Searched, study: Study, stem: str) -> str:
