@@ -18,7 +18,6 @@ from widemix.errors import InputError
 from widemix.models.layers import GroupedLinear
 from widemix.models.mixer.blocks import MixerBlock
 from widemix.models.mixer.network import Mixer
-from widemix.models.pk import MixingLayer, weigh
 from widemix.models.structured import StructuredLinear
 from widemix.models.sw_mlp.network import SwMlp, SwMlpBlock
 from widemix.models.sw_mlp.sparse import SparseLinear
@@ -80,13 +79,12 @@ def _layers(name: str, part: Any, shape: tuple[int, ...]) -> list[tuple[str, Cal
         return []
     if isinstance(part, SparseLinear):
         return [(name, lambda x: x @ part.dense_weight().T, shape)]
-    if isinstance(part, MixingLayer):
-        return [(name, lambda x: part.permute_out(weigh(part.fc, part.permute_in(x))), shape)]
-    hidden = tuple(part.permute_hidden(part.fc1(part.permute_in(torch.zeros(1, *shape)))).shape[1:])
-    return [
-        (f"{name}.fc1", lambda x: part.permute_hidden(weigh(part.fc1, part.permute_in(x))), shape),
-        (f"{name}.fc2", lambda x: part.permute_out(weigh(part.fc2, x)), hidden),
-    ]
+    layers, steps = [], part.steps()
+    for step in steps:
+        layers.append((f"{name}.{step.name}" if len(steps) > 1 else name, step, shape))
+        with torch.no_grad():
+            shape = tuple(step(torch.zeros(1, *shape)).shape[1:])
+    return layers
 
 
 def _matrix(function: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> np.ndarray:

@@ -15,6 +15,7 @@ from matplotlib.colors import Normalize
 from torch import nn
 
 from widemix.errors import InputError
+from widemix.models.mixer.network import Mixer
 from widemix.models.permutation import Permute
 from widemix.models.structured import StructuredLinear
 from widemix.plots.style import label, new_figure, styled
@@ -72,8 +73,7 @@ def token_filters(module: nn.Module, block: int) -> tuple[str, np.ndarray]:
     layer: Any = layers[name]
     matrix = layer.dense_weight() if isinstance(layer, StructuredLinear) else layer.weight
     weight = matrix.detach().float().cpu().flatten(0, -2).numpy()
-    shape: Any = getattr(module, "shape", None)
-    if block > 0 and getattr(shape, "tokens", None) is not None:
+    if block > 0 and isinstance(module, Mixer) and module.section.project_tokens:
         raise InputError(f"--blocks {block}: its tokens are mixtures of patches (model.tokens) and have no grid")
     side = round(weight.shape[1] ** 0.5)
     if side**2 != weight.shape[1]:

@@ -8,7 +8,7 @@ weights, of which the theorems speak, and is below it only where a determinant i
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from widemix.errors import InputError
-from widemix.models.mixer.network import MixerBlock, MixerShape, mixer_blocks
-from widemix.models.pk import Square
+from widemix.models.mixer.blocks import MixerBlock, mixer_blocks
+from widemix.models.mixer.section import MixerSection
+from widemix.models.pk_layers import Square
 from widemix.plots.style import COLORS, new_figure, styled
 from widemix.recipe import Recipe
 
@@ -49,20 +50,16 @@ def mixer_layers(recipe: Recipe, residuals: bool, seed: int) -> tuple[Layers, tu
     A block has two layers: its token mixing and its channel mixing. Raises `InputError` for a network that is no
     polynomial.
     """
-    _, values = recipe.model.model_spec(recipe.data.image_size)
-    own = {field.name for field in fields(MixerShape)}
-    if not {"activation", "norm"} <= values.keys():
+    section = getattr(recipe.model, "mixer", recipe.model)  # of a text_mixer its blocks'
+    if not isinstance(section, MixerSection):
         raise InputError(
             f"model.kind {recipe.model.kind}: is no Mixer; a recipe of a mixer, s_mixer or text_mixer is"
         )
     for name, value in _POLYNOMIAL.items():
-        if values.get(name, value) != value:
-            raise InputError(
-                f"model.{name} {values[name]}: the separation rank is that of a polynomial; set it to {value}"
-            )
-    shape = MixerShape(**{name: value for name, value in values.items() if name in own} | {"tokens": None})
-    tokens = recipe.model.model_dump()["tokens"]
-    blocks = mixer_blocks(shape, tokens).eval()
+        if (found := getattr(section, name)) != value:
+            raise InputError(f"model.{name} {found}: the separation rank is that of a polynomial; set it to {value}")
+    tokens, section = section.tokens, section.model_copy(update={"project_tokens": False})
+    blocks = mixer_blocks(section, tokens).eval()
     generator = torch.Generator().manual_seed(seed)
     for name, layer in list(blocks.named_modules()):
         if isinstance(layer, nn.Linear):
@@ -84,7 +81,7 @@ def mixer_layers(recipe: Recipe, residuals: bool, seed: int) -> tuple[Layers, tu
             found.append(x)
         return found
 
-    return layers, (tokens, shape.channels)
+    return layers, (tokens, section.channels)
 
 
 def attention_layers(depth: int, channels: int, heads: int, seed: int) -> Layers:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from widemix.models.layers import BlockDiagonal, GroupedLinear
-from widemix.models.pk import MixingLayer
+from widemix.models.pk_layers import MixingLayer
 from widemix.models.shallow.network import Monarch
 from widemix.models.structured import StructuredLinear
 from widemix.models.sw_mlp.sparse import SparseLinear

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from widemix.errors import InputError
-from widemix.models.pk import MixingLayer, MixingMlp
+from widemix.models.pk_layers import MixingLayer, MixingMlp
 
 _SIDE = 16  # what the sides of a matrix must be a multiple of
 _CAPABILITY = (8, 9)  # of the first GPUs with such products: Ada, Hopper

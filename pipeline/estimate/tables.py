@@ -41,7 +41,7 @@ def named_table() -> str:
 
 def pairs_rows(omega: float, gamma: float) -> list[dict[str, float]]:
     """Return Mixers of equal Omega, from few channels to few tokens, with the widest in the middle."""
-    from widemix.models.width import pairs, tokens_of, widest
+    from widemix.models.layer_costs import pairs, tokens_of, widest
 
     if not (omega > 0 and gamma > 0):
         raise InputError(f"--omega {omega:g}, --gamma {gamma:g}: both must be above 0")
@@ -62,7 +62,7 @@ def pairs_rows(omega: float, gamma: float) -> list[dict[str, float]]:
 
 def pairs_table(omega: float, gamma: float) -> str:
     """Return `pairs_rows` as a Markdown table."""
-    from widemix.models.width import widest
+    from widemix.models.layer_costs import widest
 
     lines = [f"| {' | '.join(_PAIRS)} |", "|---:|---:|---:|---:|"]
     lines += [f"| {' | '.join(f'{value:,.0f}' for value in row.values())} |" for row in pairs_rows(omega, gamma)]

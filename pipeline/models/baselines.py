@@ -10,32 +10,14 @@ from timm.models.mlp_mixer import MlpMixer
 from torch import nn
 
 from widemix.models.layers import init_weights
+from widemix.models.section import PatchedSection
 
 
 class Baseline(MlpMixer):
     """timm's stem, final norm, pooling and head around blocks of tokens."""
 
-    def __init__(
-        self,
-        *,
-        patch_size: int,
-        channels: int,
-        img_size: int,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        drop_rate: float = 0.0,
-        global_pool: str = "avg",
-    ):
-        super().__init__(
-            patch_size=patch_size,
-            embed_dim=channels,
-            num_blocks=0,
-            img_size=img_size,
-            in_chans=in_chans,
-            num_classes=num_classes,
-            drop_rate=drop_rate,
-            global_pool=global_pool,
-        )
+    def __init__(self, section: PatchedSection, **timm):
+        super().__init__(patch_size=section.patch_size, embed_dim=section.channels, num_blocks=0, **timm)
 
     def set_blocks(self, blocks: list[nn.Module]) -> None:
         """Use these blocks, and sample the initial weights of the whole network."""

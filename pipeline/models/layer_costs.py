@@ -1,9 +1,11 @@
 """Cost records of layers and networks, enough to count weights, FLOPs and saved tensors without making a tensor."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from widemix.models.factors import DENSE, Factor, Structure
+from widemix.errors import InputError
+from widemix.models.structured_factors import DENSE, Factor, Structure
 
 
 @dataclass(frozen=True)
@@ -136,3 +138,29 @@ def _layers(rows: int, factors: Sequence[Factor], groups: int, activated: bool) 
         )
         for factor in factors
     ]
+
+
+# Tokens and channels of Mixers with a given mean number of connections: Hayase & Karakida 2024, section 4.
+
+
+def tokens_of(channels: float, omega: float, gamma: float) -> float:
+    """The S that gives Omega = gamma (C S^2 + C^2 S) / 2 at this C: (sqrt(C^2 + 8 Omega / (gamma C)) - C) / 2."""
+    return (math.sqrt(channels**2 + 8 * omega / (gamma * channels)) - channels) / 2
+
+
+def widest(omega: float, gamma: float) -> float:
+    """C* = S* = (Omega / gamma)^(1/3), where the effective width m = S*C is greatest."""
+    return (omega / gamma) ** (1 / 3)
+
+
+def pairs(omega: float, gamma: float, channels: Iterable[int]) -> list[tuple[int, int]]:
+    """(C, S) with S rounded to whole tokens, for each C; `InputError` where S would be below 1."""
+    result = []
+    for count in channels:
+        tokens = round(tokens_of(count, omega, gamma))
+        if tokens < 1:
+            raise InputError(
+                f"C = {count}: at Omega = {omega:g}, gamma = {gamma:g} less than one token is left; take a smaller C"
+            )
+        result.append((count, tokens))
+    return result

@@ -59,7 +59,7 @@ class GroupedLinear(nn.Module):
 def init_weights(model: nn.Module, head: nn.Module, head_bias: float = 0.0) -> None:
     """Sample linear layers from N(0, 1 / inputs), convolutions from LeCun normal; biases and the head's weight are 0.
 
-    Structured matrices start by a rule of their own: `widemix.models.factors`. `head_bias` is that of every class.
+    Structured matrices start by a rule of their own: `structured_factors`. `head_bias` is that of every class.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | GroupedLinear):

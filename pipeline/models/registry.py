@@ -1,5 +1,7 @@
 """From a recipe's model section to a network."""
 
+from typing import Any
+
 import torch
 from torch.nn.parameter import is_lazy
 
@@ -15,9 +17,13 @@ def build_model(section: ModelSection, image_size: int, num_classes: int) -> tor
     """
     if num_classes < 1:
         raise InputError("data.num_classes 0: is that of a prepared folder, which is not read here; give the number")
-    model, arguments = section.model_spec(image_size)
+    return make_network(section, image_size, num_classes)
+
+
+def make_network(section: ModelSection, image_size: int, num_classes: int, **timm: Any) -> torch.nn.Module:
+    """Return `build_model`'s network with arguments of timm's; 0 classes leave the head out."""
     try:
-        network = model(num_classes=num_classes, **arguments)
+        network = section.build(image_size, num_classes, **timm)
     except (MemoryError, OverflowError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("allocate", "overflow")):
             raise

@@ -5,7 +5,7 @@ network import it when they are called.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
@@ -13,21 +13,19 @@ from pydantic import Field
 from typing_extensions import override
 
 from widemix.errors import InputError
-from widemix.models.factors import Structure
 from widemix.models.layer_costs import NetworkCost
+from widemix.models.structured_factors import Structure
 from widemix.section import Depth, DropPath, Positive, Section, key
 
 if TYPE_CHECKING:
     from torch import nn
 
-# What makes the network, and the keyword arguments that it is called with, without `num_classes`.
-ModelSpec = tuple[Callable[..., "nn.Module"], dict[str, Any]]
 Expansion = Annotated[float, Field(gt=0, le=10_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class ModelSection(Section):
-    """A model family's section of a recipe. Subclasses declare `kind` as a Literal, their keys, and `model_spec`.
+    """A model family's section of a recipe. Subclasses declare `kind` as a Literal, their keys, and `build`.
 
     Everything else has a default. The network takes float images [B, 3, H, W] or, where `takes` is "text", int64
     token ids [B, T], and gives logits [B, num_classes].
@@ -36,16 +34,16 @@ class ModelSection(Section):
     kind: str
 
     takes: ClassVar[Literal["images", "text"]] = "images"  # the data.kind that it is for
-    # The family's name in timm's registry, whose entry makes any of its networks from `model_spec`'s arguments. None:
-    # timm gets an entry named like `kind`, which makes it from the section's keys.
+    # The family's name in timm's registry, whose entry has the sizes of its first published network where it is given
+    # no others. None: timm gets an entry named like `kind`, which needs all keys that have no default.
     timm_architecture: ClassVar[str | None] = None
     has_feature_maps: ClassVar[bool] = False  # whether timm's features_only works: the blocks' outputs lie on a grid
 
     @abstractmethod
-    def model_spec(self, image_size: int) -> ModelSpec:
-        """Return the network's class (or a function) and its keyword arguments, without `num_classes`.
+    def build(self, image_size: int, num_classes: int) -> "nn.Module":
+        """Return the network for square images of `image_size` pixels, which is 0 for text.
 
-        `image_size` is the side of the image in pixels, 0 for text.
+        Those of this package also take arguments of timm's networks, such as `in_chans` and `drop_rate`.
         """
 
     def check_image_size(self, side: int) -> None:
@@ -105,14 +103,20 @@ class ModelSection(Section):
         The name is the network's own where `named` has it and `own_names`, those that are not timm's networks, too;
         else one of its family.
         """
+        keys = self.model_dump(mode="json") | {"img_size": image_size}
         if self.timm_architecture is None:
-            return self.kind, {**self.model_dump(mode="json", exclude={"kind"}), "img_size": image_size}
-        arguments = self.model_spec(image_size)[1]
-        rate = {"drop_path_rate": 0}  # trains another way, and is no other network
+            return self.kind, {name: value for name, value in keys.items() if name != "kind"}
+        training = {"drop_path", "drop_path_rises"}  # which makes no other network
+        own = self.model_dump(exclude=training)
         for name, (section, side) in self.named().items():
-            if name in own_names and section.model_spec(side)[1] | rate == arguments | rate:
-                return name, arguments
-        return self.timm_architecture, arguments
+            if name in own_names and side == image_size and section.model_dump(exclude=training) == own:
+                return name, keys
+        return self.timm_architecture, keys
+
+    @classmethod
+    def from_keys(cls, keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> Self:
+        """Return a section of these keys, and of the defaults for others."""
+        return cls.model_validate({**defaults, **keys})
 
     def timm_twin(self, image_size: int, num_classes: int) -> "Callable[[], nn.Module] | None":
         """Return what makes timm's own network of this size, for comparisons. Default: None, timm has none."""
@@ -135,26 +139,21 @@ class ModelSection(Section):
         return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
-class PatchedSection(ModelSection):
-    """What the sections of the baselines share: patches, and blocks of one size."""
+class DropPathSection(ModelSection):
+    """What the sections of networks with our stochastic depth share."""
 
-    patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
-    channels: Positive = key(..., "C: channels of a token")
-    depth: Depth = key(..., "L: blocks")
     drop_path: DropPath = key(0.0, "stochastic depth: probability that a mixing is skipped")
     drop_path_rises: bool = key(
         False, "drop_path rises linearly from 0 in the first block; false: is that of all blocks"
     )
 
-    def block_arguments(self, image_size: int) -> dict[str, Any]:
-        """Arguments that the networks of all these sections take."""
-        return {
-            "img_size": image_size,
-            "patch_size": self.patch_size,
-            "channels": self.channels,
-            "depth": self.depth,
-            "drop_path_rate": self.drop_path,
-        }
+
+class PatchedSection(DropPathSection):
+    """What the sections of the baselines share: patches, and blocks of one size."""
+
+    patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
+    channels: Positive = key(..., "C: channels of a token")
+    depth: Depth = key(..., "L: blocks")
 
     @override
     def check_image_size(self, side: int) -> None:

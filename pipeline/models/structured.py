@@ -1,4 +1,4 @@
-"""Layers of structured matrices (`widemix.models.factors`) on each of n rows, W x + b: [B, n, I] -> [B, n, O].
+"""Layers of structured matrices (see `structured_factors`) on each of n rows, W x + b: [B, n, I] -> [B, n, O].
 
 Shapes: B batch, n rows, I = g d inputs, O = a b outputs, r rank, k blocks.
 """
@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from widemix.models.factors import Factor, Structure
+from widemix.models.structured_factors import Factor, Structure
 
 
 class StructuredLinear(nn.Module):

@@ -20,7 +20,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
 from widemix.errors import InputError
-from widemix.models.families import KINDS, WATCHERS, sections
+from widemix.models.families import WATCHERS, sections
 from widemix.models.section import ModelSection
 
 default_cfgs: dict[str, Any] = {}  # timm looks for it under this name
@@ -34,9 +34,12 @@ def _register(section: type[ModelSection]) -> None:
     if published and section.timm_architecture:  # of the first one's sizes where it is given no others
         _add_named(section.timm_architecture, *next(iter(published.values())))
     for kind in section.timm_kinds():
-        _add_kind(kind)
+        if timm.is_model(kind) and kind not in default_cfgs:
+            raise InputError(f"model.kind {kind}: is the name of one of timm's networks; rename the kind")
+        _add_unsized(kind, partial(_network, section, {"kind": kind}), {"num_classes": 1000})
     if text := section.default_text():
-        _add_text(text.kind, text)
+        reads = {"num_classes": 3, "first_conv": text.first_layer(), "classifier": text.classifier()}
+        _add_unsized(text.kind, partial(_network, section, text.model_dump()), reads, ("img_size",))
 
 
 def load_pretrained(name: str, given: str) -> torch.nn.Module:
@@ -79,14 +82,13 @@ def _add_named(name: str, section: ModelSection, side: int) -> None:
     """Add a published network, for images of `side` pixels. What timm names itself keeps timm's network."""
 
     def build(pretrained: bool = False, **kwargs) -> torch.nn.Module:
-        network, arguments = section.model_spec(side)
-        options = {**arguments, **kwargs}
-        if options.get("features_only") and not section.has_feature_maps:
+        if kwargs.get("features_only") and not section.has_feature_maps:
             raise InputError(f"{name}: its features are not a map; leave features_only out")
-        last = min(3, options.get("depth", 1))
-        feature_cfg = {"out_indices": options.pop("out_indices", last), "feature_cls": "getter"}
-        return _build(network, name, pretrained, feature_cfg=feature_cfg, **options)
+        last = min(3, kwargs.get("depth", getattr(section, "depth", 1)))
+        feature_cfg = {"out_indices": kwargs.pop("out_indices", last), "feature_cls": "getter"}
+        return _build(network, name, pretrained, feature_cfg=feature_cfg, **{"img_size": side} | kwargs)
 
+    network = partial(_network, type(section), section.model_dump())
     images = {
         "num_classes": 1000,
         "input_size": (3, side, side),
@@ -100,28 +102,18 @@ def _add_named(name: str, section: ModelSection, side: int) -> None:
         _add(name, build, {**images, "first_conv": section.first_layer(), "classifier": section.classifier()})
 
 
-def _add_text(name: str, section: ModelSection) -> None:
-    """Add a text network, of the section's sizes where `timm.create_model` is given no others."""
+def _network(
+    section: type[ModelSection], defaults: dict[str, Any], *, num_classes: int, img_size: Any = 0, **given
+) -> torch.nn.Module:
+    """Make a network from its section's keys and from arguments of timm's."""
+    from widemix.models.registry import make_network
 
-    def network(**given) -> torch.nn.Module:
-        make, sizes = section.model_spec(0)
-        return make(**{**sizes, **given})
-
-    reads = {"num_classes": 3, "first_conv": section.first_layer(), "classifier": section.classifier()}
-    _add_unsized(name, network, reads, ("img_size",))
-
-
-def _add_kind(kind: str) -> None:
-    """Add the networks of a family that has no name for timm: its kind makes them from the keys of its section."""
-    if timm.is_model(kind) and kind not in default_cfgs:
-        raise InputError(f"model.kind {kind}: is the name of one of timm's networks; rename the kind")
-    _add_unsized(kind, partial(_from_keys, kind), {"num_classes": 1000})
-
-
-def _from_keys(kind: str, *, num_classes: int, img_size: int = 0, **keys) -> torch.nn.Module:
-    from widemix.models.registry import build_model
-
-    return build_model(KINDS[kind](kind=kind, **keys), img_size, num_classes)
+    if "drop_path_rate" in given and "drop_path" in section.model_fields:
+        given["drop_path"] = given.pop("drop_path_rate")
+    keys = {name: given.pop(name) for name in list(given) if name in section.model_fields}
+    if unknown := given.keys() - {"in_chans", "drop_rate", "global_pool"}:
+        raise TypeError(f"{section.__name__} has no {', '.join(sorted(unknown))}")
+    return make_network(section.from_keys(keys, defaults), img_size, num_classes, **given)
 
 
 def _add_unsized(

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from widemix.errors import InputError
+from widemix.models.layer_costs import tokens_of
 from widemix.models.section import ModelSection
-from widemix.models.width import tokens_of
 from widemix.recipe import Recipe
 
 _WIDEST = 2**20

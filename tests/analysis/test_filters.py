@@ -20,10 +20,14 @@ from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.evaluation.networks import load_network
-from widemix.models.mixer.network import Mixer
+from widemix.models.mixer.section import MixerSection
+from widemix.models.registry import build_model
 
-SHAPE = {"img_size": 12, "patch_size": 4, "num_classes": 2, "channels": 6, "depth": 2}
-SHAPE |= {"token_hidden": 7, "channel_hidden": 8}
+SHAPE = {"patch_size": 4, "tokens": 9, "channels": 6, "depth": 2, "token_hidden": 7, "channel_hidden": 8}
+
+
+def mixer(**keys):
+    return build_model(MixerSection(kind="mixer", **SHAPE | keys), 12, 2)
 
 
 def test_the_frequency_is_that_of_a_plain_sum():
@@ -79,7 +83,7 @@ def test_filters_give_what_the_layers_give(kind):
         model = timm.models.MlpMixer(img_size=12, patch_size=4, num_classes=2, embed_dim=6, num_blocks=2)
     else:
         structure = {"token_weights": "low_rank", "rank": 2} if kind == "structured" else {}
-        model = Mixer(**SHAPE, **structure)
+        model = mixer(**structure)
     name, patch = patch_filters(model)
     image = torch.randn(1, 3, 12, 12)
     tokens = model.stem(image) - model.stem.proj.bias
@@ -95,7 +99,7 @@ def test_filters_give_what_the_layers_give(kind):
 
 
 def test_tokens_without_a_grid_are_refused():
-    projected, permuted = Mixer(**SHAPE, tokens=5), Mixer(**SHAPE, permutation="random")
+    projected, permuted = mixer(tokens=5, project_tokens=True), mixer(permutation="random")
     assert token_filters(projected, 0)[1].shape == (7, 3, 3)
     for model, block, error_message in (
         (projected, 1, "mixtures of patches"),
@@ -106,10 +110,10 @@ def test_tokens_without_a_grid_are_refused():
         with pytest.raises(InputError, match=error_message):
             token_filters(model, block)
     assert [each.layer for each in layer_filters(permuted)] == ["stem.proj"]
-    assert [each.layer for each in layer_filters(Mixer(**SHAPE), [])] == ["stem.proj"]
-    assert [each.layer for each in layer_filters(Mixer(**SHAPE), [1])] == ["stem.proj", "blocks.1.mlp_tokens.fc1"]
+    assert [each.layer for each in layer_filters(mixer(), [])] == ["stem.proj"]
+    assert [each.layer for each in layer_filters(mixer(), [1])] == ["stem.proj", "blocks.1.mlp_tokens.fc1"]
     with pytest.raises(InputError, match=r"--blocks -1: the network has 2 blocks"):
-        layer_filters(Mixer(**SHAPE), [-1])
+        layer_filters(mixer(), [-1])
 
 
 def test_patch_filters_are_the_first_convolution_of_images():

@@ -28,10 +28,10 @@ from widemix.analysis.training_spectrum import course
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
-from widemix.models.factors import Structure
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model
 from widemix.models.structured import linear_of
+from widemix.models.structured_factors import Structure
 from widemix.models.sw_mlp.sparse import SparseLinear
 
 

@@ -9,7 +9,8 @@ from tests.sections import train_section
 from widemix.data.loader import EvalLoader
 from widemix.data.pixel_order import permute_pixels, pixel_permutation
 from widemix.errors import InputError
-from widemix.models.mixer.network import Mixer
+from widemix.models.mixer.section import MixerSection
+from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
 from widemix.recipe.augment import AugmentSection
 
@@ -59,9 +60,8 @@ def test_loaders_shuffle_what_they_yield_otherwise(images, keys, precision):
 def test_a_mixer_with_reordered_weights_gives_the_same_logits():
     """The invariance that the paper states: to the order of patches, and of the pixels within all of them."""
     torch.manual_seed(0)
-    model = Mixer(
-        img_size=12, patch_size=4, num_classes=5, channels=6, depth=2, token_hidden=7, channel_hidden=8
-    ).eval()
+    sizes = {"tokens": 9, "channels": 6, "depth": 2, "token_hidden": 7, "channel_hidden": 8}
+    model = build_model(MixerSection(kind="mixer", patch_size=4, **sizes), 12, 5).eval()
     torch.nn.init.normal_(model.head.weight)
     x = torch.randn(3, 3, 12, 12)
     expected, order = model(x), permutation(**PATCHES)

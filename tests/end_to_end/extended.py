@@ -39,8 +39,8 @@ class PixelsSection(ModelSection):
     kind: Literal["pixels"] = key(..., "pixels: one hidden layer over all pixels")
     width: Positive = key(..., "units of the hidden layer")
 
-    def model_spec(self, image_size: int) -> Any:
-        return Pixels, {"side": image_size, "width": self.width}
+    def build(self, image_size: int, num_classes: int) -> Any:
+        return Pixels(image_size, self.width, num_classes)
 
 
 def build_rprop(groups: list[dict[str, Any]], section: Any) -> torch.optim.Optimizer:

@@ -149,8 +149,8 @@ class ToySection(ModelSection):
     kind: Literal["toy"] = key(..., "toy: a small network for tests")
     parts: Annotated[tuple[Part, ...], Field(strict=False)] = key((), "what is odd about it")
 
-    def model_spec(self, image_size):
-        return Toy, {"parts": self.parts}
+    def build(self, image_size, num_classes):
+        return Toy(self.parts, num_classes)
 
 
 @contextmanager

@@ -6,37 +6,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from widemix.models.mixer.blocks import MixerBlock, MixerShape
+from widemix.models.mixer.blocks import MixerBlock
 from widemix.models.mixer.network import Mixer
+from widemix.models.mixer.section import MixerSection
 
-SINGLE: dict[str, Any] = {"token_hidden": None, "channel_hidden": None}
-MLP, RANDOM = {"token_hidden": 9, "channel_hidden": 6}, {"permutation": "random"}
+SINGLE: dict[str, Any] = {"kind": "s_mixer"}
+PROJECTED = {"project_tokens": True, "tokens": 10}
+MLP, RANDOM = {"kind": "mixer", "token_hidden": 9, "channel_hidden": 6}, {"permutation": "random"}
 SHAPES: dict[str, dict[str, Any]] = {
     "s_mixer": SINGLE,
     "rp s_mixer": SINGLE | RANDOM,
     "skips": SINGLE | RANDOM | {"permuted_skips": True},
-    "projection": SINGLE | {"tokens": 10},
-    "rp projection": SINGLE | RANDOM | {"tokens": 10, "norm": "none", "activation": "square"},
+    "projection": SINGLE | PROJECTED,
+    "rp projection": SINGLE | RANDOM | PROJECTED | {"norm": "none", "activation": "square"},
     "mixer": MLP,
     "each layer and skip": MLP | RANDOM | {"permuted_layers": "each", "permuted_skips": True},
-    "mixer projection": MLP | {"tokens": 10},
+    "mixer projection": MLP | PROJECTED,
     "no norm": MLP | RANDOM | {"norm": "none", "activation": "square"},
-    "tanh": MLP | RANDOM | {"activation": "gelu_tanh", "drop_path_rate": 0.4},
-    "wide": {"token_hidden": 70, "channel_hidden": 140},
+    "tanh": MLP | RANDOM | {"activation": "gelu_tanh", "drop_path": 0.4},
+    "wide": {"kind": "mixer", "token_hidden": 70, "channel_hidden": 140},
 }
 # Of 6 channels, whose widths divide.
 NETWORKS = SHAPES | {
     "one block": MLP | RANDOM | {"permuted_mixings": "token", "permuted_blocks": [1]},
     "low rank": MLP | {"token_weights": "low_rank", "rank": 2, "channel_weights": "block_diagonal", "blocks": 3},
-    "kronecker": SINGLE | RANDOM | {"tokens": 10, "token_weights": "kronecker"},
-    "btt": SINGLE | {"tokens": 10, "token_weights": "monarch", "channel_weights": "btt", "rank": 2},
+    "kronecker": SINGLE | RANDOM | PROJECTED | {"token_weights": "kronecker"},
+    "btt": SINGLE | PROJECTED | {"token_weights": "monarch", "channel_weights": "btt", "rank": 2},
 }
 
 
 def make_block(tokens_in: int, channels: int, shape: str, **keys: Any) -> MixerBlock:
     """A block in training that computes with the batch last, with parameters of the size that they begin with."""
     torch.manual_seed(0)
-    block = MixerBlock(MixerShape(**{"channels": channels, "depth": 1, **SHAPES[shape], **keys}), 0, tokens_in)
+    sizes = {"patch_size": 1, "tokens": tokens_in, "channels": channels, "depth": 1}
+    block = MixerBlock(MixerSection(**sizes | SHAPES[shape] | keys), 0, tokens_in)
     for name, parameter in block.named_parameters():
         is_gain = name.endswith("weight") and parameter.ndim == 1
         nn.init.normal_(parameter, float(is_gain), 0.3 if parameter.ndim == 1 else parameter.shape[1] ** -0.5)
@@ -44,11 +47,16 @@ def make_block(tokens_in: int, channels: int, shape: str, **keys: Any) -> MixerB
     return block.train()
 
 
+def make_mixer(side: int = 8, classes: int = 3, **keys: Any) -> Mixer:
+    """A network of images in patches of 2 x 2."""
+    section = MixerSection(**{"patch_size": 2, "tokens": (side // 2) ** 2, "channels": 6, "depth": 2, **keys})
+    return Mixer(section, img_size=side, num_classes=classes)
+
+
 def make_networks(shape: str, dtype: torch.dtype = torch.float64, **keys: Any) -> tuple[Mixer, Mixer]:
     """A network of images of 8 x 8 with random weights everywhere, and its copy that computes with the batch last."""
     torch.manual_seed(0)
-    keys = {"channels": 6, "depth": 2, **NETWORKS[shape], **keys}
-    plain = Mixer(img_size=8, patch_size=2, num_classes=3, **keys).to(dtype).train()
+    plain = make_mixer(**NETWORKS[shape] | keys).to(dtype).train()
     for parameter in plain.parameters():
         nn.init.normal_(parameter, std=0.3)
     other = copy.deepcopy(plain)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, gelu, layer_norm, pad, softmax
 
-from widemix.models.pk import MixingLayer, MixingMlp
+from widemix.models.pk_layers import MixingLayer, MixingMlp
 from widemix.models.structured import StructuredLinear
 from widemix.models.sw_mlp.sparse import SparseLinear
 

@@ -18,6 +18,7 @@ from tests.models.blocks import (
     distance,
     exact_step,
     make_block,
+    make_mixer,
     make_networks,
     step,
 )
@@ -87,7 +88,7 @@ def set_epsilons(network: Mixer) -> None:
 
 def exchange(network: Mixer) -> None:
     """Put other layers into a block."""
-    other = make_networks("tanh", drop_path_rate=0.0)[0].to(network.head.weight).blocks[0]
+    other = make_networks("tanh", drop_path=0.0)[0].to(network.head.weight).blocks[0]
     network.blocks[0].mlp_tokens, network.blocks[1].mlp_channels.act = other.mlp_tokens, nn.GELU(approximate="tanh")
 
 
@@ -245,7 +246,7 @@ def test_places_are_on_the_device_of_the_features():
 
 
 def test_blocks_of_other_layers_do_not_fit():
-    grouped = Mixer(img_size=8, patch_size=2, num_classes=3, channels=6, depth=2, **SHAPES["mixer"], token_groups=2)
+    grouped = make_mixer(**SHAPES["mixer"], token_groups=2)
     assert not any(block.fits_batch_last() for block in grouped.blocks)
     _, other = make_networks("mixer", depth=6)
     other.blocks[0].norm1 = nn.LayerNorm(6, elementwise_affine=False)
@@ -334,7 +335,7 @@ def test_bf16_features_are_rounded_once():
 def lone_activation(activation, channels=1):
     """A block that is gelu(norm(x)): no skip, and a second mixing that gives zeros."""
     norm = "none" if channels == 1 else "layer"
-    block = make_block(1, channels, "s_mixer", tokens=1, norm=norm, activation=activation)
+    block = make_block(1, channels, "s_mixer", project_tokens=True, norm=norm, activation=activation)
     for parameter in block.parameters():
         nn.init.zeros_(parameter)
     nn.init.ones_(block.mlp_tokens.fc.weight)

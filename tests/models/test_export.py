@@ -221,7 +221,7 @@ def test_a_program_keeps_the_config(exports):
 @pytest.mark.long
 def test_a_published_network_keeps_its_name():
     for name, (section, side) in named_networks().items():
-        trained = {"drop_path_rate"} & section.model_dump().keys()
+        trained = {"drop_path"} & section.model_dump().keys()
         dropped = section.model_copy(update=dict.fromkeys(trained, 0.1))
         entry = timm.model_entrypoint(name)
         found, arguments = dropped.timm_spec(side, default_cfgs)
@@ -247,7 +247,7 @@ def test_stochastic_depth_leaves_a_network_its_name():
     for rate in (0.0, 0.2):
         dropped = section.model_copy(update={"drop_path": rate})
         name, arguments = dropped.timm_spec(side, default_cfgs)
-        assert (name, arguments["drop_path_rate"]) == ("rp_mixer_ss8_32", rate)
+        assert (name, arguments["drop_path"]) == ("rp_mixer_ss8_32", rate)
     others = (section.model_copy(update={"permutation_seed": 1}), side), (section, 2 * side)
     for other, size in others:
         assert other.timm_spec(size, default_cfgs)[0] == "widemix_mixer"

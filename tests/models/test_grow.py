@@ -9,6 +9,7 @@ from tests.models.test_mixer import build
 from widemix.errors import InputError
 from widemix.models.mixer.grow import raster_positions
 from widemix.models.mixer.network import Mixer
+from widemix.models.mixer.section import MixerSection
 
 FACTOR = 3
 
@@ -93,14 +94,14 @@ def test_growing_leaves_the_small_one_and_its_mode_alone():
 
 @pytest.mark.parametrize("method", ["copies", "bilinear"])
 def test_a_grown_network_keeps_what_has_no_size(method):
-    keys = {"channels": 6, "depth": 1, "token_hidden": 3, "channel_hidden": 5, "drop_path_rate": 0.25}
-    outer = {"in_chans": 1, "num_classes": 7, "drop_rate": 0.5, "global_pool": ""}
-    small = Mixer(img_size=4, patch_size=2, norm_eps=0.125, **keys, **outer).half()
+    keys = {"patch_size": 2, "tokens": 4, "channels": 6, "depth": 1, "token_hidden": 3, "channel_hidden": 5}
+    section = MixerSection(kind="mixer", drop_path=0.25, norm_eps=0.125, **keys)
+    small = Mixer(section, img_size=4, in_chans=1, num_classes=7, drop_rate=0.5, global_pool="").half()
     nn.init.normal_(small.head.weight)
     large = small.grown(2, method)
     assert (large.stem.img_size, large.stem.patch_size, large.in_chans) == ((8, 8), (2, 2), 1)
     assert (large.num_classes, large.head_drop.p, large.global_pool) == (7, 0.5, "")
-    assert large.shape.token_hidden == (12 if method == "copies" else 3)
+    assert large.section.token_hidden == (12 if method == "copies" else 3)
     assert (large.norm.eps, large.blocks[0].drop_path1.drop_prob) == (0.125, 0.25)
     assert {parameter.dtype for parameter in large.parameters()} == {torch.float16}
     assert torch.equal(large.head.weight, small.head.weight)

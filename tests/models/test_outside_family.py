@@ -38,8 +38,8 @@ def test_its_cost_is_counted():
 
 def test_what_a_section_lacks_is_one_line():
     class NoKind(ModelSection):
-        def model_spec(self, image_size):
-            return Pixels, {}
+        def build(self, image_size, num_classes):
+            return Pixels(image_size, 2, num_classes)
 
     class NoSpec(ModelSection):
         kind: Literal["no_spec"]
@@ -52,7 +52,7 @@ def test_what_a_section_lacks_is_one_line():
 
     with pytest.raises(ValueError, match=r"NoKind: has no kind; declare `kind: Literal\[\.\.\.\]`"):
         register(NoKind)
-    with pytest.raises(ValueError, match="NoSpec: must define model_spec"):
+    with pytest.raises(ValueError, match="NoSpec: must define build"):
         register(NoSpec)
     with pytest.raises(ValueError, match="Taken: kind mixer is MixerSection's already"):
         register(Taken)
@@ -66,8 +66,8 @@ def test_a_network_that_cannot_be_counted_is_one_line():
             return super().forward(x) * x.max().item()
 
     class LooksSection(PixelsSection):
-        def model_spec(self, image_size):
-            return Looks, super().model_spec(image_size)[1]
+        def build(self, image_size, num_classes):
+            return Looks(image_size, self.width, num_classes)
 
     with pytest.raises(InputError, match=r"counted on the meta device \(.*\); define layer_costs") as caught:
         model_cost(LooksSection(kind="pixels", width=2), 8, 3)

@@ -1,6 +1,5 @@
 """Our names in timm's registry."""
 
-import inspect
 from typing import Literal
 
 import pytest
@@ -8,8 +7,7 @@ import timm
 import torch
 
 from widemix.errors import InputError
-from widemix.models.families import KINDS, named_networks
-from widemix.models.mixer.blocks import MixerShape
+from widemix.models.families import named_networks
 from widemix.models.registry import build_model, build_on_meta, empty_inputs
 from widemix.models.section import ModelSection
 from widemix.models.timm_methods import classifier
@@ -116,25 +114,6 @@ def test_published_sizes_are_those_of_the_papers(name):
     assert name.startswith(f"{prefix}_")
 
 
-@pytest.mark.parametrize(
-    "kind", ["s_mixer", "sw_mlp", "shallow", "bottleneck_mlp", "ff_only", "permutator", "repmlp", "gmlp", "resmlp"]
-)
-def test_a_network_made_in_python_has_the_sections_defaults(kind):
-    needed = {"patch_size": 2, "channels": 8, "depth": 2, "width": 36, "density": 0.5, "matrices": "dense"}
-    needed |= {"share_sets": 2, "tokens": 16, "img_size": 8}
-    fields = KINDS[kind].model_fields
-    network, arguments = KINDS[kind](kind=kind, **{k: v for k, v in needed.items() if k in fields}).model_spec(8)
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(network).parameters.items()
-        if parameter.default is not parameter.empty
-    }
-    defaults |= {name: value for name, value in vars(MixerShape(1, 1, None, None)).items() if kind == "s_mixer"}
-    shared = {name: value for name, value in defaults.items() if name in arguments and name not in needed}
-    assert shared == {name: arguments[name] for name in shared}
-    assert shared
-
-
 class Odd(torch.nn.Linear):
     """A network that computes with its weights when it is made, or has a tensor that is neither weight nor buffer."""
 
@@ -149,8 +128,8 @@ def section_of(network, **arguments):
     class Section(ModelSection):
         kind: Literal["other"] = "other"
 
-        def model_spec(self, image_size):
-            return network, arguments
+        def build(self, image_size, num_classes):
+            return network(num_classes=num_classes, **arguments)
 
     return Section()
 

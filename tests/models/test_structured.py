@@ -6,10 +6,10 @@ import torch
 from tests.models.dense import structured
 from tests.models.networks import SHAPE
 from widemix.estimate.structures import structure_rows
-from widemix.models.factors import Structure, split
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.models.structured import linear_of
+from widemix.models.structured_factors import Structure, split
 from widemix.optim.build import build_optimizer, parameter_groups, set_rate
 from widemix.optim.section import OptimSection
 

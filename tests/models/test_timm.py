@@ -18,12 +18,12 @@ MIXERS = {
     "mixer_ss8_32": SMALL,
     "rp_mixer_ss8_32": SMALL,
     "rp_s_mixer_ss8_32": {"depth": 2, "channels": 12},
-    "mixer_ss_w_32": {**SMALL, "tokens": 5},  # projected from 64 tokens
+    "mixer_ss_w_32": {**SMALL, "project_tokens": True, "tokens": 5},  # projected from 64 tokens
 }
 TOKENS = MIXERS | {
     "ff_only_b16_224": PATCHED,
     "permutator_s14_224": PATCHED,
-    "repmlp_s16_224": {**PATCHED, "sets": 4},
+    "repmlp_s16_224": {**PATCHED, "share_sets": 4},
 }
 IMAGES = TOKENS | {
     "sw_mlp_1619_32": {"width": 30, "depth": 2},
@@ -32,7 +32,7 @@ IMAGES = TOKENS | {
     "shallow_dense_4096_32": {"width": 30, "grayscale": True},
     "s_fc_32": {"base_channels": 2},
     "s_local_32": {"base_channels": 2},
-    "mlp_b6_wi512_64": {"width": 30, "depth": 2, "hidden": 12},
+    "mlp_b6_wi512_64": {"width": 30, "depth": 2, "expansion": 0.4},
 }
 EVERY = IMAGES | {"text_mixer": {}, "text_transformer": {}}
 X = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))

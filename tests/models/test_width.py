@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
+from widemix.models.layer_costs import pairs, tokens_of, widest
 from widemix.models.mixer.section import MixerSection
-from widemix.models.width import pairs, tokens_of, widest
 
 
 @given(st.floats(1, 1e4), st.floats(1e3, 1e12), st.floats(0.1, 8))

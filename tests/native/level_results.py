@@ -46,12 +46,13 @@ def loaded(folder: Path, **settings) -> str:
 
 def block() -> list[float]:
     """Numbers of a step of a Mixer with random permutations."""
-    from widemix.models.mixer.network import MixerBlock, MixerShape
+    from widemix.models.mixer.blocks import MixerBlock
+    from widemix.models.mixer.section import MixerSection
 
     torch.manual_seed(0)
-    random = {"permutation": "random", "permuted_skips": True}
-    shape = MixerShape(tokens=10, channels=31, depth=1, token_hidden=None, channel_hidden=None, **random)
-    module = MixerBlock(shape, 0, 10)
+    sizes = {"patch_size": 1, "tokens": 10, "channels": 31, "depth": 1, "project_tokens": True}
+    section = MixerSection(kind="s_mixer", permutation="random", permuted_skips=True, **sizes)
+    module = MixerBlock(section, 0, 10)
     x = torch.randn(37, 10, 31, requires_grad=True)
     from widemix.models.batch_last import by_c
 

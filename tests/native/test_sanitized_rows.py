@@ -15,11 +15,12 @@ SCRIPT = """
 import ctypes, itertools, sys
 import torch
 from widemix.models.batch_last import by_c
-from widemix.models.mixer.blocks import MixerBlock, MixerShape
+from widemix.models.mixer.blocks import MixerBlock
+from widemix.models.mixer.section import MixerSection
 
 by_c.open_library = lambda: ctypes.CDLL(sys.argv[1])
 rp = {"permutation": "random", "permuted_skips": True}
-shapes = ({}, rp, {"tokens": 10}, {"tokens": 3, "norm": "none"})
+shapes = ({}, rp, {"tokens": 10, "project_tokens": True}, {"tokens": 3, "project_tokens": True, "norm": "none"})
 sizes = ((1, 2), (1, 33), (6, 31), (0, 37), (torch.float32, torch.bfloat16))
 for shape, hidden in itertools.product(shapes, (None, 7)):
     if hidden and shape is rp:
@@ -27,9 +28,11 @@ for shape, hidden in itertools.product(shapes, (None, 7)):
     for threads, tokens, channels, batch, kind in itertools.product(*sizes):
         torch.set_num_threads(threads)
         by_c._WORTH = 0
-        whole = MixerShape(channels=channels, depth=1, token_hidden=hidden, channel_hidden=hidden, **shape)
+        kind_of = {"kind": "mixer", "token_hidden": 7, "channel_hidden": 7} if hidden else {"kind": "s_mixer"}
+        sizes = {"patch_size": 1, "tokens": tokens, "channels": channels, "depth": 1}
+        section = MixerSection(**sizes | kind_of | shape)
         x = torch.randn(batch, tokens, channels).to(kind).requires_grad_()
-        block = MixerBlock(whole, 0, tokens).train()
+        block = MixerBlock(section, 0, tokens).train()
         assert by_c.takes(block, x)
         y = by_c.forward(block, x)
         y.backward(y.detach())

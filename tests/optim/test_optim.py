@@ -15,10 +15,10 @@ import widemix  # noqa: F401  puts our names into timm's registry
 from tests.sections import train_section
 from tests.stress.whole_registry import compare_with_timm
 from widemix.errors import InputError
-from widemix.models.factors import Structure
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.models.structured import linear_of
+from widemix.models.structured_factors import Structure
 from widemix.models.sw_mlp.sparse import SparseLinear
 from widemix.optim.build import (
     build_optimizer,

@@ -51,8 +51,8 @@ class Linear(nn.Module):
 class LinearSection(ModelSection):
     kind: Literal["my_linear"] = key(..., "my_linear: one layer")
 
-    def model_spec(self, image_size):
-        return Linear, {"side": image_size}
+    def build(self, image_size, num_classes):
+        return Linear(image_size, num_classes)
 """
 
 
@@ -193,8 +193,8 @@ def test_a_key_that_needs_a_method_of_timms_names_it(
 
 def test_an_incomplete_family_is_one_line(recipe: Path) -> None:
     plugin = recipe.with_name("my_plugin.py")
-    plugin.write_text(plugin.read_text().replace("def model_spec", "def model_speck"))
-    with pytest.raises(InputError, match="LinearSection: must define model_spec"):
+    plugin.write_text(plugin.read_text().replace("def build", "def built"))
+    with pytest.raises(InputError, match="LinearSection: must define build"):
         load_recipe(recipe)
 
 

@@ -27,7 +27,7 @@ from widemix.models.batch_last.layers import (
 )
 from widemix.models.batch_last.operations import activate, add, images_of, norm, product
 from widemix.models.permutation import Permute, commutation, compose, identity
-from widemix.models.pk import Mixing, MixingLayer, MixingMlp
+from widemix.models.pk_layers import Mixing, MixingLayer, MixingMlp
 from widemix.models.reorder import inverse
 
 

@@ -27,7 +27,7 @@ from widemix.models.batch_last.layers import (
 )
 from widemix.models.drop_path import DropPath
 from widemix.models.permutation import Permute
-from widemix.models.pk import Mixing, Square
+from widemix.models.pk_layers import Mixing, Square
 from widemix.native import BuildError
 from widemix.native.library import open_library
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from widemix.models.permutation import Permute, Transpose, commutation, identity
-from widemix.models.pk import Mixing, MixingLayer
+from widemix.models.pk_layers import Mixing, MixingLayer
 from widemix.models.structured import StructuredLinear
 
 _checked: WeakKeyDictionary[Permute, tuple[Tensor, int]] = WeakKeyDictionary()

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from widemix.models.bottleneck_mlp.section import BottleneckMlpSection
 from widemix.models.layers import LayerNorm
 from widemix.models.mlp_base import MlpClassifier
+from widemix.models.section import hidden_width
 
 # Names in the published files -> ours.
 _PUBLISHED = (
@@ -41,20 +43,11 @@ class BottleneckBlock(nn.Module):
 class BottleneckMlp(MlpClassifier):
     """Images [B, in_chans, H, W] -> logits [B, num_classes], by `depth` blocks of `width` features."""
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        depth: int,
-        hidden: int,
-        norm_eps: float = 1e-5,
-        img_size: int,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-    ):
+    def __init__(self, section: BottleneckMlpSection, *, img_size: int, num_classes: int, in_chans: int = 3):
+        width, hidden = section.width, hidden_width(section.expansion, section.width)
         super().__init__(
             nn.Linear(in_chans * img_size**2, width),
-            nn.Sequential(*[BottleneckBlock(width, hidden, norm_eps) for _ in range(depth)]),
+            nn.Sequential(*[BottleneckBlock(width, hidden, section.norm_eps) for _ in range(section.depth)]),
             nn.Identity(),
             width=width,
             img_size=img_size,

@@ -1,11 +1,11 @@
 """Recipe section of the residual MLPs of "Scaling MLPs"."""
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers
-from widemix.models.section import Expansion, ModelSection, ModelSpec, hidden_width
+from widemix.models.section import Expansion, ModelSection, hidden_width
 from widemix.section import Depth, Epsilon, Positive, key
 
 
@@ -23,16 +23,10 @@ class BottleneckMlpSection(ModelSection):
     norm_eps: Epsilon = key(1e-5, "epsilon of LayerNorm")
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
         from widemix.models.bottleneck_mlp.network import BottleneckMlp
 
-        return BottleneckMlp, {
-            "img_size": image_size,
-            "width": self.width,
-            "depth": self.depth,
-            "hidden": hidden_width(self.expansion, self.width),
-            "norm_eps": self.norm_eps,
-        }
+        return BottleneckMlp(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from widemix.errors import InputError
 from widemix.models.baselines import Baseline
 from widemix.models.drop_path import drop_path
+from widemix.models.ff_only.section import FfOnlySection
 from widemix.models.layers import LayerNorm
 from widemix.models.section import hidden_width
 
@@ -18,8 +19,9 @@ from widemix.models.section import hidden_width
 class FfBlock(nn.Module):
     """X + MLP_channels(LN(X)), then X^T + MLP_tokens(LN(X^T)): the second norm runs over the tokens."""
 
-    def __init__(self, tokens: int, channels: int, expansion: float, drop: float):
+    def __init__(self, section: FfOnlySection, tokens: int):
         super().__init__()
+        channels, expansion, drop = section.channels, section.expansion, section.drop_path
         self.norm1 = LayerNorm(channels)
         self.mlp1 = Mlp(channels, hidden_width(expansion, channels))
         self.norm2 = LayerNorm(tokens)
@@ -37,14 +39,14 @@ class FfBlock(nn.Module):
 class FfOnly(Baseline):
     """A ViT with feed-forward layers over tokens in place of attention (Melas-Kyriazi 2021), class token and all."""
 
-    def __init__(self, *, depth: int, channels: int, expansion: float = 4.0, drop_path_rate: float = 0.0, **outer):
-        super().__init__(channels=channels, **outer)
+    def __init__(self, section: FfOnlySection, **timm):
+        super().__init__(section, **timm)
         tokens = 1 + self.stem.num_patches
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, channels))
-        self.pos_embed = nn.Parameter(torch.zeros(1, tokens, channels))
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, section.channels))
+        self.pos_embed = nn.Parameter(torch.zeros(1, tokens, section.channels))
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
-        self.set_blocks([FfBlock(tokens, channels, expansion, drop_path_rate) for _ in range(depth)])
+        self.set_blocks([FfBlock(section, tokens) for _ in range(section.depth)])
 
     def forward_features(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> tokens [B, 1 + S, C], the class token first."""

@@ -1,11 +1,11 @@
 """Recipe section of FF-only networks."""
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
-from widemix.models.section import Expansion, ModelSpec, PatchedSection, hidden_width
+from widemix.models.section import Expansion, PatchedSection, hidden_width
 from widemix.section import key
 
 
@@ -18,10 +18,10 @@ class FfOnlySection(PatchedSection):
     expansion: Expansion = key(4.0, "ff_only: hidden width of both feed-forward layers over their own")
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
         from widemix.models.ff_only.network import FfOnly
 
-        return FfOnly, self.block_arguments(image_size) | {"expansion": self.expansion}
+        return FfOnly(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

@@ -5,11 +5,10 @@ after each) with the convolution made fully connected, or locally connected: a c
 every position. alpha = 150 gives S-FC 256 M weights, a pair for the Mixers of Hayase & Karakida 2024, table 1.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 
+from widemix.models.lasso.section import LassoSection
 from widemix.models.mlp_base import MlpClassifier
 
 KERNEL, STRIDE, PADDING = 9, 2, 4
@@ -52,20 +51,12 @@ def _starts(side: int) -> range:
 class LassoNet(MlpClassifier):
     """S-FC or S-LOCAL: pixels -> alpha * (s/2)^2 -> 24 alpha -> classes."""
 
-    def __init__(
-        self,
-        *,
-        layer: Literal["full", "local"],
-        base_channels: int,
-        img_size: int,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-    ):
-        first, width = base_channels * count_positions(img_size), HIDDEN * base_channels
-        if layer == "full":
+    def __init__(self, section: LassoSection, *, img_size: int, num_classes: int, in_chans: int = 3):
+        first, width = section.base_channels * count_positions(img_size), HIDDEN * section.base_channels
+        if section.kind == "s_fc":
             opening: nn.Module = nn.Linear(in_chans * img_size**2, first, bias=False)
         else:
-            opening = LocallyConnected(in_chans, img_size, base_channels)
+            opening = LocallyConnected(in_chans, img_size, section.base_channels)
         super().__init__(
             nn.Sequential(opening, nn.BatchNorm1d(first), nn.ReLU()),
             nn.Sequential(nn.Linear(first, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()),

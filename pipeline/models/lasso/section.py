@@ -1,11 +1,11 @@
 """Recipe section of S-FC and S-LOCAL."""
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost
-from widemix.models.section import ModelSection, ModelSpec
+from widemix.models.section import ModelSection
 from widemix.section import Positive, key
 
 
@@ -22,11 +22,10 @@ class LassoSection(ModelSection):
     )
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
         from widemix.models.lasso.network import LassoNet
 
-        layer = "full" if self.kind == "s_fc" else "local"
-        return LassoNet, {"img_size": image_size, "base_channels": self.base_channels, "layer": layer}
+        return LassoNet(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

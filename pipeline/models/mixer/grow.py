@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from widemix.models.mixer.blocks import MixerBlock, TokenSkip
+from widemix.models.mixer.section import MixerSection
 from widemix.models.permutation import Permute
-from widemix.models.pk import Mixing, MixingLayer, MixingMlp
+from widemix.models.pk_layers import Mixing
 
 Method = Literal["copies", "bilinear"]
 
@@ -26,18 +27,15 @@ Method = Literal["copies", "bilinear"]
 def grow_blocks(
     small: Sequence[MixerBlock],
     grown: Sequence[MixerBlock],
-    tokens: int | None,
+    section: MixerSection,
     grid: tuple[int, int],
     factor: int,
     method: Method,
 ) -> None:
-    """Give the blocks `grown` the weights that the blocks `small` lead to.
-
-    tokens: S of the grown network where its tokens are projected, which have no grid. grid: h x w of the small one's.
-    """
+    """Give the blocks `grown` of a `section` the weights that the blocks `small` on a grid h x w lead to."""
     parts, raster = factor**2, raster_positions(*grid, factor)
     # The order of projected tokens is sub-image after sub-image.
-    consecutive = consecutive_positions(parts, tokens // parts) if tokens else raster
+    consecutive = consecutive_positions(parts, section.tokens // parts) if section.project_tokens else raster
     for number, (old, new) in enumerate(zip(small, grown, strict=True)):
         if method == "bilinear":
             _stretch(old.mlp_tokens, new.mlp_tokens, grid, factor)
@@ -66,7 +64,6 @@ def _copy(old: MixerBlock, new: MixerBlock, into: Tensor, out: Tensor) -> None:
     parts, tokens = out.shape
     small, large = layers(old.mlp_tokens), layers(new.mlp_tokens)
     channels = layers(old.mlp_channels)[0].in_features
-    hidden = small[0].out_features
     permuted = isinstance(old.mlp_tokens.permute_in, Permute)  # then it, not the first layer, finds the tokens
     ends = [into, *[consecutive_positions(parts, layer.out_features) for layer in small[:-1]], out]
     if permuted:
@@ -78,7 +75,7 @@ def _copy(old: MixerBlock, new: MixerBlock, into: Tensor, out: Tensor) -> None:
         new.mlp_tokens,
         outside=(_features(into, channels), _features(out, channels)),
         rows=(_rows(channels, parts, into.shape[1]), _rows(channels, parts, tokens)),
-        hidden=_rows(channels, parts, hidden),
+        hidden=[_rows(channels, parts, layer.out_features) for layer in small[:-1]],
     )
     consecutive = consecutive_positions(parts, tokens)
     _copy_permutation(old.skip, new.skip, _features(into, channels), _features(out, channels))
@@ -88,13 +85,13 @@ def _copy(old: MixerBlock, new: MixerBlock, into: Tensor, out: Tensor) -> None:
         new.mlp_channels,
         outside=(_features(out, channels), _features(out, channels)),
         rows=(_features(consecutive, channels), _features(consecutive, channels)),
-        hidden=_features(consecutive, layers(old.mlp_channels)[0].out_features),
+        hidden=[_features(consecutive, layer.out_features) for layer in layers(old.mlp_channels)[:-1]],
     )
 
 
 def layers(mixing: Mixing) -> list[nn.Linear]:
     """The linear layers of a mixing, first to last."""
-    return cast(list[nn.Linear], [mixing.fc] if isinstance(mixing, MixingLayer) else [mixing.fc1, mixing.fc2])
+    return cast(list[nn.Linear], [step.layer for step in mixing.steps()])
 
 
 def _copy_layer(small: nn.Linear, large: nn.Linear, into: Tensor, out: Tensor) -> None:
@@ -117,13 +114,13 @@ def _rows(channels: int, parts: int, size: int) -> Tensor:
 
 
 def _copy_permutations(
-    old: Mixing, new: Mixing, outside: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor], hidden: Tensor
+    old: Mixing, new: Mixing, outside: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor], hidden: list[Tensor]
 ) -> None:
     """outside: entries of the features before and after; rows, hidden: entries of the layers' inputs and outputs."""
     _copy_permutation(old.permute_in, new.permute_in, source=outside[0], target=rows[0])
     _copy_permutation(old.permute_out, new.permute_out, source=rows[1], target=outside[1])
-    if isinstance(old, MixingMlp) and isinstance(new, MixingMlp):
-        _copy_permutation(old.permute_hidden, new.permute_hidden, source=hidden, target=hidden)
+    for one, other, inside in zip(old.steps()[:-1], new.steps()[:-1], hidden, strict=True):
+        _copy_permutation(one.outward, other.outward, source=inside, target=inside)
 
 
 def _copy_permutation(old: nn.Module, new: nn.Module, source: Tensor, target: Tensor) -> None:
@@ -139,7 +136,7 @@ def _stretch(old: Mixing, new: Mixing, grid: tuple[int, int], factor: int) -> No
         return interpolate(maps, scale_factor=factor, mode="bilinear", align_corners=False).flatten(1)
 
     reads, writes = layers(old)[0].weight, layers(old)[-1].weight
-    if isinstance(old, MixingLayer):
+    if reads is writes:
         layers(new)[0].weight.copy_(over_grid(over_grid(reads / factor**2).T.contiguous()).T)
     else:
         layers(new)[0].weight.copy_(over_grid(reads / factor**2))

@@ -5,8 +5,7 @@ Shapes: B batch, S tokens, C channels.
 
 import copy
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import torch
@@ -17,44 +16,31 @@ from torch import Tensor, nn
 
 from widemix.errors import InputError
 from widemix.models.layers import init_weights
-from widemix.models.mixer.blocks import MixerBlock, MixerShape, mixer_blocks
+from widemix.models.mixer.blocks import MixerBlock, mixer_blocks, norm_layer
 from widemix.models.mixer.grow import Method, grow_blocks
+from widemix.models.mixer.section import MixerSection
 
 
 class Mixer(MlpMixer):
     """Patch layer, L mixing blocks, LN, global average, linear head: images [B, 3, H, W] -> logits [B, classes].
 
-    Interface (features, head, classifier, checkpointing) and weight names are those of timm's MlpMixer. `shape` are
-    the fields of `MixerShape`, from which the blocks are built.
+    Interface (features, head, classifier, checkpointing) and weight names are those of timm's MlpMixer, and so are
+    the arguments.
     """
 
-    def __init__(
-        self,
-        *,
-        img_size: int = 224,
-        patch_size: int = 16,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-        drop_rate: float = 0.0,
-        global_pool: str = "avg",
-        **shape,
-    ):
-        blocks = MixerShape(**shape)
+    def __init__(self, section: MixerSection, **timm):
         super().__init__(
-            num_classes=num_classes,
-            img_size=img_size,
-            in_chans=in_chans,
-            patch_size=patch_size,
+            patch_size=section.patch_size,
             num_blocks=0,
-            embed_dim=blocks.channels,
-            norm_layer=cast(type[nn.Module], blocks.norm_layer),
-            drop_rate=drop_rate,
-            global_pool=global_pool,
+            embed_dim=section.channels,
+            norm_layer=cast(type[nn.Module], norm_layer(section)),
+            **timm,
         )
-        self.shape = blocks
-        self.blocks = mixer_blocks(blocks, self.stem.num_patches)
-        step = {"num_chs": blocks.channels, "reduction": self.stem.feat_ratio()}
-        self.feature_info = [{"module": f"blocks.{i}", **step} for i in range(blocks.depth)]
+        tokens = self.stem.num_patches
+        self.section = section if section.project_tokens else section.model_copy(update={"tokens": tokens})
+        self.blocks = mixer_blocks(self.section, tokens)
+        step = {"num_chs": section.channels, "reduction": self.stem.feat_ratio()}
+        self.feature_info = [{"module": f"blocks.{i}", **step} for i in range(section.depth)]
         self.init_weights()
 
     @torch.jit.ignore
@@ -79,7 +65,7 @@ class Mixer(MlpMixer):
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """timm's, for `features_only` and probes; `InputError` for projected tokens as NCHW, which have no grid."""
-        if self.shape.tokens is not None and output_fmt == "NCHW":
+        if self.section.project_tokens and output_fmt == "NCHW":
             raise InputError(
                 "features of a Mixer with projected tokens: its tokens are mixtures of patches and have no grid; "
                 "ask forward_intermediates for output_fmt='NLC'"
@@ -94,39 +80,34 @@ class Mixer(MlpMixer):
         groups of channels; and for structured token mixings, since block-diagonal copies of a structured matrix have
         no structure of these. Structured channel mixings stay as they are.
         """
-        shape, parts = self.shape, factor**2
-        if shape.token_weights != "dense":
+        section = self.section
+        if section.token_weights != "dense":
             raise InputError(
-                f"growing: copies of {shape.token_weights} token_weights are no such matrix; take a network with "
+                f"growing: copies of {section.token_weights} token_weights are no such matrix; take a network with "
                 "dense ones (channel_weights may be structured)"
             )
-        weight = next(self.parameters())
-        small = copy.deepcopy(self).cpu()
-        if method == "copies":
-            hidden = None if shape.token_hidden is None else shape.token_hidden * parts
-            tokens = None if shape.tokens is None else shape.tokens * parts
-            shape = replace(shape, token_hidden=hidden, tokens=tokens)
-        elif shape.permutation == "random" or shape.tokens is not None:
+        if method == "bilinear" and (section.permutation == "random" or section.project_tokens):
             raise InputError(
                 "growing by bilinear: random permutations and projected tokens have no grid; take copies"
             )
-        elif shape.token_groups > 1:
+        if method == "bilinear" and section.token_groups > 1:
             raise InputError("growing by bilinear: is not offered for token_groups; take copies")
+        weight = next(self.parameters())
+        small = copy.deepcopy(self).cpu()
         grown = Mixer(
+            _resized(section, lambda size: size * factor**2, method),
             img_size=self.stem.img_size[0] * factor,
-            patch_size=self.stem.patch_size[0],
             in_chans=self.in_chans,
             num_classes=self.num_classes,
             drop_rate=self.head_drop.p,
             global_pool=self.global_pool,
-            **vars(shape),
         )
         grown.to(weight.dtype)
         large = grown.state_dict()
         same = {name: tensor for name, tensor in small.state_dict().items() if tensor.shape == large[name].shape}
         grown.load_state_dict(same, strict=False)
         grid = cast(tuple[int, int], small.stem.grid_size)
-        grow_blocks(small.layout_blocks(), grown.layout_blocks(), shape.tokens, grid, factor, method)
+        grow_blocks(small.layout_blocks(), grown.layout_blocks(), grown.section, grid, factor, method)
         return grown.to(weight.device).train(self.training)
 
     def smaller_for(self, weights: Mapping[str, Tensor]) -> "tuple[Mixer, int, Method] | None":
@@ -147,19 +128,15 @@ class Mixer(MlpMixer):
             )
         if factor == 1:
             return None
-        shape, method, parts = self.shape, self._method(weights, factor), factor**2
-        if method == "copies":
-            hidden = None if shape.token_hidden is None else shape.token_hidden // parts
-            tokens = None if shape.tokens is None else shape.tokens // parts
-            shape = replace(shape, token_hidden=hidden, tokens=tokens)
-        side, patch = cast(tuple[int, int], self.stem.img_size)[0], self.stem.patch_size[0]
+        method = self._method(weights, factor)
+        section = _resized(self.section, lambda size: size // factor**2, method)
+        side = cast(tuple[int, int], self.stem.img_size)[0] // factor
         classes = len(weights["head.bias"]) if "head.bias" in weights else self.num_classes
-        small = Mixer(img_size=side // factor, patch_size=patch, num_classes=classes, **vars(shape))
-        return small, factor, method
+        return Mixer(section, img_size=side, num_classes=classes), factor, method
 
     def _method(self, weights: Mapping[str, Tensor], factor: int) -> Method:
         """The method by which this network's hidden width of token mixing, D_S, can be reached."""
-        hidden, name = self.shape.token_hidden, "blocks.0.mlp_tokens.fc1.weight"
+        hidden, name = self.section.hidden_widths[0], "blocks.0.mlp_tokens.fc1.weight"
         if hidden is None or name not in weights:
             return "copies"
         loaded = weights[name].shape[0]
@@ -181,21 +158,35 @@ def from_timm(network: Any) -> Any:
     mixings = [mixing for block in blocks for mixing in (block.mlp_tokens, block.mlp_channels)]
     if not all(type(mixing) is Mlp and type(mixing.act) is nn.GELU for mixing in mixings):
         return network
+    section = MixerSection(
+        kind="mixer",
+        patch_size=network.stem.patch_size[0],
+        tokens=network.stem.num_patches,
+        channels=network.embed_dim,
+        depth=len(network.blocks),
+        token_hidden=mixings[0].fc1.out_features,
+        channel_hidden=mixings[1].fc1.out_features,
+        norm_eps=cast(nn.LayerNorm, network.norm).eps,
+    )
     with torch.device("meta"):
         mixer = Mixer(
+            section,
             img_size=network.stem.img_size[0],
-            patch_size=network.stem.patch_size[0],
             in_chans=network.in_chans,
             num_classes=network.num_classes,
             global_pool=network.global_pool,
-            channels=network.embed_dim,
-            depth=len(network.blocks),
-            token_hidden=mixings[0].fc1.out_features,
-            channel_hidden=mixings[1].fc1.out_features,
-            norm_eps=cast(nn.LayerNorm, network.norm).eps,
         )
     mixer.load_state_dict(network.state_dict(), assign=True)
     return mixer
+
+
+def _resized(section: MixerSection, resize: Callable[[int], int], method: Method) -> MixerSection:
+    """The section of the network for images of another size."""
+    token_hidden, channel_hidden = section.hidden_widths
+    if token_hidden is not None and method == "copies":
+        token_hidden = resize(token_hidden)
+    hidden = {"expansion": None, "token_hidden": token_hidden, "channel_hidden": channel_hidden}
+    return section.model_copy(update={"tokens": resize(section.tokens), **hidden})
 
 
 def _tokens_in(weights: Mapping[str, Tensor]) -> int:

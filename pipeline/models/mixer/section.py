@@ -1,7 +1,7 @@
 """Recipe section of MLP-Mixers and S-Mixers."""
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from widemix.models.factors import Structure
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
-from widemix.models.mixer.structures import StructuredWeights, check_structure
-from widemix.models.section import Expansion, ModelSpec, Seed, check_patches, hidden_width
-from widemix.section import Depth, DropPath, Epsilon, Positive, key
+from widemix.models.section import DropPathSection, Expansion, Seed, check_patches, hidden_width
+from widemix.models.structured_factors import Structure, Weights
+from widemix.section import Depth, Epsilon, Positive, key
 
 if TYPE_CHECKING:
     from torch import nn
+
+MixingKind = Literal["token", "channel"]
+MIXINGS: tuple[MixingKind, ...] = ("token", "channel")
 
 # Tolstikhin et al. 2021, table 1: C, L, D_S, D_C.
 _SIZES = {"s": (512, 8, 256, 2048), "b": (768, 12, 384, 3072), "l": (1024, 24, 512, 4096)}
@@ -31,6 +33,7 @@ _WIDE = {
     "ss_w_table1": (32, 4, 467, 2, 4.0),  # table 1's 255 M connections, those of the patch layer among them
 }
 
+_NEEDS = {"rank": {"low_rank", "btt"}, "blocks": {"block_diagonal"}}  # keys of structures
 # Keys that change nothing but random permutations.
 _OF_RANDOM = ("permuted_blocks", "permuted_mixings", "permuted_layers", "permuted_skips")
 # What the paper prints of a network where that contradicts its own definitions.
@@ -43,7 +46,24 @@ _NOTES = {
 }
 
 
-class MixerSection(StructuredWeights):
+class MixerKeys(DropPathSection):
+    """What Mixers of images and of texts share."""
+
+    permutation: Literal["commutation", "random"] = key(
+        "commutation",
+        "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries",
+    )
+    permutation_seed: Seed = key(0, "seed of the random permutations")
+    activation: Literal["gelu", "gelu_tanh", "square"] = key(
+        "gelu",
+        "phi; gelu_tanh: GELU by tanh, the default of JAX; square: |x|^2, sigma_2 of Navon & Bronstein 2023",
+    )
+    norm: Literal["layer", "none"] = key(
+        "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"
+    )
+
+
+class MixerSection(MixerKeys):
     """An MLP-Mixer or S-Mixer (Hayase & Karakida 2024, section 2 and appendix A), permutations included."""
 
     timm_architecture: ClassVar[str] = "widemix_mixer"
@@ -62,11 +82,6 @@ class MixerSection(StructuredWeights):
     project_tokens: bool = key(
         False, "the first token mixing maps S0 to S tokens, with the skip LN(W X) (equations S.14, S.15)"
     )
-    permutation: Literal["commutation", "random"] = key(
-        "commutation",
-        "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries",
-    )
-    permutation_seed: Seed = key(0, "seed of the random permutations")
     permuted_blocks: Annotated[tuple[Annotated[int, Field(ge=0, lt=10_000)], ...], Field(strict=False)] | None = key(
         None, "blocks with random permutations, counted from 0; null is all of them"
     )
@@ -83,19 +98,20 @@ class MixerSection(StructuredWeights):
     token_groups: Positive = key(
         1, "groups of channels with token-mixing weights of their own; 1: all share them, C: untied; divides C"
     )
-    activation: Literal["gelu", "gelu_tanh", "square"] = key(
-        "gelu",
-        "phi; gelu_tanh: GELU by tanh, the default of JAX; square: |x|^2, sigma_2 of Navon & Bronstein 2023",
+    token_weights: Weights = key(
+        "dense",
+        "structure of the token mixings' matrices: dense, low_rank, kronecker, monarch, btt (block tensor train) or "
+        "block_diagonal (Qiu et al. 2024)",
     )
-    norm: Literal["layer", "none"] = key(
-        "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"
+    channel_weights: Weights = key("dense", "the same of the channel mixings' matrices")
+    rank: Annotated[int, Field(gt=0, le=100_000)] | Literal["as_dense"] | None = key(
+        None, "rank of low_rank and btt matrices; as_dense: the greatest that costs no more than a dense matrix"
+    )
+    blocks: Annotated[int, Field(ge=2, le=100_000)] | None = key(
+        None, "blocks of a block_diagonal matrix; divides the widths on both sides"
     )
     norm_eps: Epsilon = key(
         1e-6, "epsilon of LayerNorm: 1e-6 as in timm and the original code, 1e-5 in Hayase & Karakida 2024 (A.2.1)"
-    )
-    drop_path: DropPath = key(0.0, "stochastic depth: probability that a mixing is skipped")
-    drop_path_rises: bool = key(
-        False, "drop_path rises linearly from 0 in the first block; false: is that of all blocks"
     )
 
     @model_validator(mode="after")
@@ -132,21 +148,36 @@ class MixerSection(StructuredWeights):
 
     @model_validator(mode="after")
     def structures_fit(self) -> Self:
-        """Structured matrices of widths that they can have; without groups of tokens."""
+        """Structured matrices of widths that they can have, with what they need and no more; no groups of tokens."""
+        kinds = {self.token_weights, self.channel_weights}
+        for name, takers in _NEEDS.items():
+            given = getattr(self, name) is not None
+            if given != bool(kinds & takers):
+                verb = "is for" if given else "is needed by"
+                raise ValueError(f"{name} {verb} token_weights or channel_weights of {' or '.join(sorted(takers))}")
         if self.token_groups > 1 and self.token_weights != "dense":
             raise ValueError("token_groups are dense matrices: leave out token_weights")
-        for name, widths in self.mixing_widths().items():
-            check_structure(name, self.structure(name), widths)
+        for kind in MIXINGS:
+            self._check_structure(kind)
         return self
 
-    def mixing_widths(self, tokens_in: int | None = None) -> dict[str, list[int]]:
-        """Widths of a block's mixings, first to last, by the key of their structure. Default: of an inner block."""
+    def _check_structure(self, kind: MixingKind, tokens_in: int | None = None) -> None:
+        structure = self.structure(kind)
+        for inputs, outputs in pairwise(self.mixing_widths(kind, tokens_in)):
+            if fault := structure.fault(inputs, outputs):
+                raise ValueError(f"{kind}_weights {structure.kind}: {fault}; take another number")
+
+    def structure(self, kind: MixingKind) -> Structure:
+        """Of the matrices of a block's token or channel mixing."""
+        return Structure(getattr(self, f"{kind}_weights"), self.rank, self.blocks)
+
+    def mixing_widths(self, kind: MixingKind, tokens_in: int | None = None) -> list[int]:
+        """Widths of the layers of a block's mixing on a row, first to last. Default: of an inner block."""
         token_hidden, channel_hidden = self.hidden_widths
-        widths = {
-            "token_weights": (tokens_in or self.tokens, token_hidden, self.tokens),
-            "channel_weights": (self.channels, channel_hidden, self.channels),
-        }
-        return {name: [width for width in each if width] for name, each in widths.items()}
+        widths = (self.channels, channel_hidden, self.channels)
+        if kind == "token":
+            widths = (tokens_in or self.tokens, token_hidden, self.tokens)
+        return [width for width in widths if width]
 
     @property
     def hidden_widths(self) -> tuple[int | None, int | None]:
@@ -154,6 +185,11 @@ class MixerSection(StructuredWeights):
         if self.expansion is None:
             return self.token_hidden, self.channel_hidden
         return hidden_width(self.expansion, self.tokens), hidden_width(self.expansion, self.channels)
+
+    def is_permuted(self, block: int, mixing: MixingKind) -> bool:
+        """Whether a mixing of a block, from 0, has random permutations."""
+        chosen = self.permuted_blocks is None or block in self.permuted_blocks
+        return self.permutation == "random" and chosen and self.permuted_mixings in (mixing, "both")
 
     @override
     def check_image_size(self, side: int) -> None:
@@ -163,37 +199,20 @@ class MixerSection(StructuredWeights):
                 f"model.tokens {self.tokens}: images of {side} in patches of {self.patch_size} have {own} tokens; "
                 "set model.tokens to that, or model.project_tokens to true"
             )
-        check_structure("token_weights", self.structure("token_weights"), self.mixing_widths(own)["token_weights"])
+        self._check_structure("token", own)
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    @classmethod
+    def from_keys(cls, keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> Self:
+        if keys.keys() & {"token_hidden", "channel_hidden"}:  # in place of the expansion
+            defaults = {**defaults, "expansion": None}
+        return super().from_keys(keys, defaults)
+
+    @override
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
         from widemix.models.mixer.network import Mixer
 
-        token_hidden, channel_hidden = self.hidden_widths
-        return Mixer, {
-            "img_size": image_size,
-            "patch_size": self.patch_size,
-            "channels": self.channels,
-            "depth": self.depth,
-            "token_hidden": token_hidden,
-            "channel_hidden": channel_hidden,
-            "tokens": self.tokens if self.project_tokens else None,
-            "permutation": self.permutation,
-            "permutation_seed": self.permutation_seed,
-            "permuted_blocks": self.permuted_blocks,
-            "permuted_mixings": self.permuted_mixings,
-            "permuted_layers": self.permuted_layers,
-            "permuted_skips": self.permuted_skips,
-            "token_groups": self.token_groups,
-            "token_weights": self.token_weights,
-            "channel_weights": self.channel_weights,
-            "rank": self.rank,
-            "blocks": self.blocks,
-            "activation": self.activation,
-            "norm": self.norm,
-            "norm_eps": self.norm_eps,
-            "drop_path_rate": self.drop_path,
-        }
+        return Mixer(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
@@ -204,14 +223,12 @@ class MixerSection(StructuredWeights):
         norms = [NormCost(own_tokens, channels)] + [NormCost(tokens, channels)] * (2 * self.depth)
         if self.project_tokens:
             # The skip's input is saved already: by the norm before the token mixing, or by an unpermuted mixing.
-            permuted = self.permutation == "random" and self.permuted_mixings != "channel"
-            permuted = permuted and (self.permuted_blocks is None or 0 in self.permuted_blocks)
-            own_copy = self.norm == "none" and permuted
+            own_copy = self.norm == "none" and self.is_permuted(0, "token")
             layers.append(LayerCost(channels, own_tokens, tokens, bias=False, mixes=False, saves_input=own_copy))
             norms.append(NormCost(tokens, channels))
         for block in range(self.depth):
             inputs = own_tokens if block == 0 else tokens
-            token, channel = self.structure("token_weights"), self.structure("channel_weights")
+            token, channel = self.structure("token"), self.structure("channel")
             layers += mlp_layers(channels, inputs, token_hidden, tokens, self.token_groups, token)
             layers += mlp_layers(tokens, channels, channel_hidden, channels, structure=channel)
         layers.append(LayerCost(1, channels, num_classes, mixes=False))
@@ -224,10 +241,10 @@ class MixerSection(StructuredWeights):
     @override
     def structured_matrices(self) -> list[tuple[str, Structure, int, int]]:
         return [
-            (name, self.structure(name), inputs, outputs)
-            for name, widths in self.mixing_widths().items()
-            for inputs, outputs in pairwise(widths)
-            if self.structure(name).kind != "dense"
+            (f"{kind}_weights", self.structure(kind), inputs, outputs)
+            for kind in MIXINGS
+            for inputs, outputs in pairwise(self.mixing_widths(kind))
+            if self.structure(kind).kind != "dense"
         ]
 
     @override
@@ -238,8 +255,8 @@ class MixerSection(StructuredWeights):
         if self.token_hidden:
             hidden = f", D {self.token_hidden}/{self.channel_hidden}"
         groups = f", {self.token_groups} token groups" if self.token_groups > 1 else ""
-        kinds = ((self.token_weights, "token"), (self.channel_weights, "channel"))
-        groups += "".join(f", {kind} {name} weights" for kind, name in kinds if kind != "dense")
+        structures = [(kind, self.structure(kind).kind) for kind in MIXINGS]
+        groups += "".join(f", {name} {kind} weights" for kind, name in structures if name != "dense")
         activation = ", sigma_2" if self.activation == "square" else ""
         shape = f"P {self.patch_size}, S {self.tokens}, C {self.channels}, L {self.depth}"
         return f"{random}{name}, {shape}{hidden}{groups}{activation}"

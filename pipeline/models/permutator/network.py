@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from widemix.models.baselines import Baseline
 from widemix.models.drop_path import drop_path
 from widemix.models.layers import LayerNorm
+from widemix.models.permutator.section import PermutatorSection
 from widemix.models.section import hidden_width
 
 
@@ -44,13 +45,14 @@ class PermuteMlp(nn.Module):
 class PermutatorBlock(nn.Module):
     """X + PermuteMlp(LN(X)), then X + MLP_channels(LN(X))."""
 
-    def __init__(self, side: int, channels: int, expansion: float, drop: float):
+    def __init__(self, section: PermutatorSection, side: int):
         super().__init__()
+        channels = section.channels
         self.norm1 = LayerNorm(channels)
         self.mix = PermuteMlp(side, channels)
         self.norm2 = LayerNorm(channels)
-        self.mlp = Mlp(channels, hidden_width(expansion, channels))
-        self.drop_path1, self.drop_path2 = drop_path(drop), drop_path(drop)
+        self.mlp = Mlp(channels, hidden_width(section.expansion, channels))
+        self.drop_path1, self.drop_path2 = drop_path(section.drop_path), drop_path(section.drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, C] -> [B, S, C]."""
@@ -61,7 +63,7 @@ class PermutatorBlock(nn.Module):
 class Permutator(Baseline):
     """Vision Permutator (Hou et al. 2021) with blocks of one size; ViP-S/14 is patch 14, C 384, L 18, expansion 3."""
 
-    def __init__(self, *, depth: int, channels: int, expansion: float = 3.0, drop_path_rate: float = 0.0, **outer):
-        super().__init__(channels=channels, **outer)
+    def __init__(self, section: PermutatorSection, **timm):
+        super().__init__(section, **timm)
         side = self.stem.grid_size[0]
-        self.set_blocks([PermutatorBlock(side, channels, expansion, drop_path_rate) for _ in range(depth)])
+        self.set_blocks([PermutatorBlock(section, side) for _ in range(section.depth)])

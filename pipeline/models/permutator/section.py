@@ -1,11 +1,11 @@
 """Recipe section of Vision Permutators."""
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
-from widemix.models.section import Expansion, ModelSpec, PatchedSection, check_patches, hidden_width
+from widemix.models.section import Expansion, PatchedSection, check_patches, hidden_width
 from widemix.section import key
 
 
@@ -25,10 +25,10 @@ class PermutatorSection(PatchedSection):
             raise ValueError(f"model.channels {self.channels} do not divide by the grid's side {grid}")
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
         from widemix.models.permutator.network import Permutator
 
-        return Permutator, self.block_arguments(image_size) | {"expansion": self.expansion}
+        return Permutator(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

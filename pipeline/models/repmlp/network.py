@@ -16,6 +16,7 @@ from torch.nn.functional import conv2d
 from widemix.models.baselines import Baseline
 from widemix.models.drop_path import drop_path
 from widemix.models.layers import BlockDiagonal
+from widemix.models.repmlp.section import RepMlpSection
 from widemix.models.section import hidden_width
 
 
@@ -103,16 +104,15 @@ class FusedPerceptron(nn.Module):
 class RepMlpBlock(nn.Module):
     """X + gate * perceptron(BN(X)), then X + FFN(BN(X)); the gate sees each channel's mean."""
 
-    def __init__(
-        self, grid: tuple[int, int], channels: int, expansion: float, sets: int, kernels: Sequence[int], drop: float
-    ):
+    def __init__(self, section: RepMlpSection, grid: tuple[int, int]):
         super().__init__()
-        self.sets, hidden = sets, hidden_width(expansion, channels)
+        self.sets, channels = section.share_sets, section.channels
+        hidden = hidden_width(section.expansion, channels)
         self.norm1 = TokenNorm(channels)
         self.gate = nn.Sequential(
             nn.Linear(channels, channels // 4), nn.ReLU(), nn.Linear(channels // 4, channels), nn.Sigmoid()
         )
-        self.perceptron: nn.Module = ChannelPerceptron(grid, sets, kernels)
+        self.perceptron: nn.Module = ChannelPerceptron(grid, section.share_sets, section.kernels)
         self.gated = nn.Identity()  # the name of what is added to the skip, for those who look into the network
         self.norm2 = TokenNorm(channels)
         self.ffn = nn.Sequential(
@@ -122,7 +122,7 @@ class RepMlpBlock(nn.Module):
             nn.Linear(hidden, channels, bias=False),
             TokenNorm(channels),
         )
-        self.drop_path1, self.drop_path2 = drop_path(drop), drop_path(drop)
+        self.drop_path1, self.drop_path2 = drop_path(section.drop_path), drop_path(section.drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, S, C] -> [B, S, C]."""
@@ -147,20 +147,9 @@ class RepMlpBlock(nn.Module):
 class RepMlp(Baseline):
     """RepMLP in its training form; `fused` gives its form for inference."""
 
-    def __init__(
-        self,
-        *,
-        depth: int,
-        channels: int,
-        sets: int,
-        kernels: Sequence[int] = (1, 3),
-        expansion: float = 4.0,
-        drop_path_rate: float = 0.0,
-        **outer,
-    ):
-        super().__init__(channels=channels, **outer)
-        grid = self.stem.grid_size
-        self.set_blocks([RepMlpBlock(grid, channels, expansion, sets, kernels, drop_path_rate) for _ in range(depth)])
+    def __init__(self, section: RepMlpSection, **timm):
+        super().__init__(section, **timm)
+        self.set_blocks([RepMlpBlock(section, self.stem.grid_size) for _ in range(section.depth)])
 
     @torch.no_grad()
     def fused(self) -> "RepMlp":

@@ -1,12 +1,12 @@
 """Recipe section of RepMLPs."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, patch_layer
-from widemix.models.section import Expansion, ModelSpec, PatchedSection, hidden_width
+from widemix.models.section import Expansion, PatchedSection, hidden_width
 from widemix.section import Positive, key
 
 
@@ -31,14 +31,10 @@ class RepMlpSection(PatchedSection):
         return self
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
         from widemix.models.repmlp.network import RepMlp
 
-        return RepMlp, self.block_arguments(image_size) | {
-            "expansion": self.expansion,
-            "sets": self.share_sets,
-            "kernels": self.kernels,
-        }
+        return RepMlp(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

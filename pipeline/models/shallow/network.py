@@ -11,9 +11,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from widemix.models.factors import split
 from widemix.models.layers import BlockDiagonal
 from widemix.models.mlp_base import MlpClassifier
+from widemix.models.shallow.section import ShallowSection
+from widemix.models.structured_factors import split
 
 Matrix = Literal["dense", "monarch", "kronecker"]
 
@@ -45,25 +46,16 @@ def matrix(kind: Matrix, inputs: int, outputs: int) -> nn.Module:
 class ShallowMlp(MlpClassifier):
     """x -> Bc B2 ReLU(B1 x): pixels -> m -> m -> classes. Bc, the head, is dense.
 
-    `grayscale` reads the first channel alone: those of a gray image are equal.
+    With `grayscale` it reads the first channel alone: those of a gray image are equal.
     """
 
-    def __init__(
-        self,
-        *,
-        width: int,
-        matrices: Matrix,
-        grayscale: bool = False,
-        img_size: int,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-    ):
-        inputs = (1 if grayscale else in_chans) * img_size**2
-        stem = nn.Sequential(matrix(matrices, inputs, width), nn.ReLU())
-        blocks = nn.Sequential(matrix(matrices, width, width))
-        outer = {"width": width, "img_size": img_size, "in_chans": in_chans, "num_classes": num_classes}
+    def __init__(self, section: ShallowSection, *, img_size: int, num_classes: int, in_chans: int = 3):
+        read = 1 if section.grayscale else in_chans
+        stem = nn.Sequential(matrix(section.matrices, read * img_size**2, section.width), nn.ReLU())
+        blocks = nn.Sequential(matrix(section.matrices, section.width, section.width))
+        outer = {"width": section.width, "img_size": img_size, "in_chans": in_chans, "num_classes": num_classes}
         super().__init__(stem, blocks, nn.Identity(), **outer)
-        self.channels_read = 1 if grayscale else in_chans
+        self.channels_read = read
 
     def embed(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, width]."""

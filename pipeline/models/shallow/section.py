@@ -1,14 +1,14 @@
 """Recipe section of shallow MLPs of structured matrices."""
 
 from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 from typing_extensions import override
 
-from widemix.models.factors import split
 from widemix.models.layer_costs import LayerCost, NetworkCost
-from widemix.models.section import ModelSection, ModelSpec
+from widemix.models.section import ModelSection
+from widemix.models.structured_factors import split
 from widemix.section import Positive, key
 
 
@@ -33,15 +33,10 @@ class ShallowSection(ModelSection):
         return self
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
         from widemix.models.shallow.network import ShallowMlp
 
-        return ShallowMlp, {
-            "img_size": image_size,
-            "width": self.width,
-            "matrices": self.matrices,
-            "grayscale": self.grayscale,
-        }
+        return ShallowMlp(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

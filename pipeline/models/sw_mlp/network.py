@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from widemix.models.layers import LayerNorm
 from widemix.models.mlp_base import MlpClassifier
+from widemix.models.sw_mlp.section import SwMlpSection
 from widemix.models.sw_mlp.sparse import SparseLinear
 
 
@@ -20,10 +21,10 @@ class MaskedSkip(nn.Module):
     The skip LN(W X) of Mixers (equation S.15), with a masked matrix in place of I (x) W. It has no bias, as there.
     """
 
-    def __init__(self, inputs: int, width: int, density: float, key: tuple[int, int], norm: Callable[..., nn.Module]):
+    def __init__(self, section: SwMlpSection, inputs: int, norm: Callable[..., nn.Module]):
         super().__init__()
-        self.fc = SparseLinear(inputs, width, density, (*key, 2), bias=False)
-        self.norm = norm(width)
+        self.fc = SparseLinear(inputs, section.width, section.density, (section.mask_seed, 0, 2), bias=False)
+        self.norm = norm(section.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, n] -> [B, m]."""
@@ -31,31 +32,23 @@ class MaskedSkip(nn.Module):
 
 
 class SwMlpBlock(nn.Module):
-    """skip(x) + phi((M * W) LN(x)), [B, n] -> [B, m] (S.16), or with `hidden` features an MLP.
+    """skip(x) + phi((M * W) LN(x)), [B, n] -> [B, m] (S.16), or with `expansion` an MLP.
 
     That is skip(x) + phi((M2 * W2) phi((M1 * W1) LN(x))) (S.17), the outer phi only with `outer_activation`. The skip
-    is the identity but for a `MaskedSkip` where the block `projects`.
+    is the identity but for a `MaskedSkip` of the first block with `project_tokens`.
     """
 
-    def __init__(
-        self,
-        inputs: int,
-        width: int,
-        hidden: int | None,
-        density: float,
-        key: tuple[int, int],
-        *,
-        projects: bool,
-        outer_activation: bool,
-        norm: Callable[..., nn.Module],
-    ):
+    def __init__(self, section: SwMlpSection, number: int, inputs: int, norm: Callable[..., nn.Module]):
         super().__init__()
-        self.skip = MaskedSkip(inputs, width, density, key, norm) if projects else nn.Identity()
+        width, density, key = section.width, section.density, (section.mask_seed, number)
+        hidden = section.hidden_width if section.expansion else None
+        projects = section.project_tokens and number == 0
+        self.skip = MaskedSkip(section, inputs, norm) if projects else nn.Identity()
         self.norm = norm(inputs)
         self.fc1 = SparseLinear(inputs, hidden or width, density, (*key, 0))
         self.act = nn.GELU()
         self.fc2 = SparseLinear(hidden, width, density, (*key, 1)) if hidden else nn.Identity()
-        self.outer_act = nn.GELU() if hidden and outer_activation else nn.Identity()
+        self.outer_act = nn.GELU() if hidden and section.outer_activation else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, n] -> [B, m]."""
@@ -79,49 +72,19 @@ class SwMlp(MlpClassifier):
     """Patch layer, vectorisation, L static-mask blocks, LN, linear head (appendices A.1 and A.2.5).
 
     The patch layer gives S0 tokens of C channels, [B, S0*C] as a vector. m = S0*C, or with `project_tokens` the first
-    block maps S0*C features to m. `hidden` is gamma * m, None for single layers. `pool` averages over tokens before
+    block maps S0*C features to m. `pool` averages over tokens before
     the head, as table S.1 has it; otherwise the head reads all m features. density 1 is the dense MLP.
     """
 
-    def __init__(
-        self,
-        *,
-        patch_size: int,
-        channels: int,
-        width: int,
-        depth: int,
-        density: float,
-        hidden: int | None = None,
-        outer_activation: bool = True,
-        project_tokens: bool = False,
-        pool: bool = False,
-        norm_eps: float = 1e-6,
-        mask_seed: int = 0,
-        img_size: int,
-        in_chans: int = 3,
-        num_classes: int = 1000,
-    ):
-        stem = PatchEmbed(img_size, patch_size, in_chans, channels)
-        norm = partial(LayerNorm, eps=norm_eps)
-        embedded = stem.num_patches * channels
-        blocks = nn.Sequential(
-            *[
-                SwMlpBlock(
-                    width if i else embedded,
-                    width,
-                    hidden,
-                    density,
-                    (mask_seed, i),
-                    projects=project_tokens and i == 0,
-                    outer_activation=outer_activation,
-                    norm=norm,
-                )
-                for i in range(depth)
-            ]
-        )
-        last = PooledNorm(channels, norm) if pool else norm(width)
+    def __init__(self, section: SwMlpSection, *, img_size: int, num_classes: int, in_chans: int = 3):
+        width, channels = section.width, section.patch_channels(img_size)
+        stem = PatchEmbed(img_size, section.patch_size, in_chans, channels)
+        norm = partial(LayerNorm, eps=section.norm_eps)
+        inputs = [stem.num_patches * channels] + [width] * (section.depth - 1)
+        blocks = [SwMlpBlock(section, number, inputs[number], norm) for number in range(section.depth)]
+        last = PooledNorm(channels, norm) if section.pool else norm(width)
         outer = {"img_size": img_size, "in_chans": in_chans, "num_classes": num_classes}
-        super().__init__(stem, blocks, last, width=channels if pool else width, **outer)
+        super().__init__(stem, nn.Sequential(*blocks), last, width=channels if section.pool else width, **outer)
 
     def embed(self, x: Tensor) -> Tensor:
         """[B, in_chans, H, W] -> [B, S0*C]."""

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, patch_layer
-from widemix.models.section import Expansion, ModelSection, ModelSpec, Seed, check_patches, hidden_width
+from widemix.models.section import Expansion, ModelSection, Seed, check_patches, hidden_width
 from widemix.section import Depth, Epsilon, Positive, key
 
 
@@ -73,23 +73,10 @@ class SwMlpSection(ModelSection):
             )
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
         from widemix.models.sw_mlp.network import SwMlp
 
-        return SwMlp, {
-            "img_size": image_size,
-            "patch_size": self.patch_size,
-            "channels": self.patch_channels(image_size),
-            "width": self.width,
-            "depth": self.depth,
-            "density": self.density,
-            "hidden": self.hidden_width if self.expansion else None,
-            "outer_activation": self.outer_activation,
-            "project_tokens": self.project_tokens,
-            "pool": self.pool,
-            "norm_eps": self.norm_eps,
-            "mask_seed": self.mask_seed,
-        }
+        return SwMlp(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from widemix.models.layers import init_weights
-from widemix.models.mixer.blocks import NORMS, MixerBlock, MixerShape, mixer_blocks
+from widemix.models.mixer.blocks import NORMS, MixerBlock, mixer_blocks
+from widemix.models.section import hidden_width
+from widemix.models.text.section import TextMixerSection, TextSection, TextTransformerSection
 
 PAD = 0
 
@@ -20,11 +22,12 @@ PAD = 0
 class TextClassifier(nn.Module):
     """Embedding, an encoder of [B, T, C], norm, mean over the real tokens, linear head -> logits [B, num_classes]."""
 
-    def __init__(self, vocabulary: int, channels: int, norm: nn.Module, num_classes: int):
+    def __init__(self, section: TextSection, norm: nn.Module, num_classes: int):
         super().__init__()
+        channels = section.width
         self.num_classes = num_classes
         self.num_features = self.head_hidden_size = channels
-        self.embedding = nn.Embedding(vocabulary, channels, padding_idx=PAD)
+        self.embedding = nn.Embedding(section.vocabulary, channels, padding_idx=PAD)
         self.norm = norm
         self.head = nn.Linear(channels, num_classes) if num_classes > 0 else nn.Identity()
 
@@ -67,16 +70,13 @@ class TextClassifier(nn.Module):
 
 
 class TextMixer(TextClassifier):
-    """A Mixer of T tokens; token mixing depends on their positions, so that none are embedded.
+    """A Mixer of T tokens; token mixing depends on their positions, so that none are embedded."""
 
-    `shape` are the fields of `MixerShape`.
-    """
-
-    def __init__(self, *, vocabulary: int, tokens: int, num_classes: int, **shape):
-        blocks = MixerShape(**shape)
-        super().__init__(vocabulary, blocks.channels, NORMS[blocks.norm](blocks.channels), num_classes)
-        self.tokens = tokens
-        self.blocks = mixer_blocks(blocks, tokens)
+    def __init__(self, section: TextMixerSection, *, num_classes: int):
+        blocks = section.mixer
+        super().__init__(section, NORMS[blocks.norm](blocks.channels), num_classes)
+        self.tokens = section.tokens
+        self.blocks = mixer_blocks(blocks, section.tokens)
         self.init_weights()
 
     def encode(self, x: Tensor, real: Tensor) -> Tensor:
@@ -95,15 +95,14 @@ class TextMixer(TextClassifier):
 class TextTransformer(TextClassifier):
     """A pre-norm transformer encoder of torch.nn with learned positions."""
 
-    def __init__(
-        self, *, vocabulary: int, tokens: int, num_classes: int, channels: int, depth: int, heads: int, hidden: int
-    ):
-        super().__init__(vocabulary, channels, NORMS["layer"](channels), num_classes)
-        self.positions = nn.Parameter(torch.zeros(1, tokens, channels))
+    def __init__(self, section: TextTransformerSection, *, num_classes: int):
+        channels, hidden = section.width, hidden_width(section.expansion, section.width)
+        super().__init__(section, NORMS["layer"](channels), num_classes)
+        self.positions = nn.Parameter(torch.zeros(1, section.tokens, channels))
         layer = nn.TransformerEncoderLayer(
-            channels, heads, hidden, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            channels, section.heads, hidden, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
-        self.encoder = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, section.depth, enable_nested_tensor=False)
         self.init_weights()
         nn.init.normal_(self.positions, std=0.02)
         for name, weight in self.encoder.named_parameters():  # torch.nn copies the first layer's weights to all

@@ -3,15 +3,16 @@
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 from typing_extensions import override
 
 from widemix.errors import InputError
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers
-from widemix.models.section import Expansion, ModelSection, ModelSpec, Seed, hidden_width
-from widemix.section import Depth, DropPath, Positive, key
+from widemix.models.mixer.section import MixerKeys, MixerSection
+from widemix.models.section import Expansion, ModelSection, hidden_width
+from widemix.section import Depth, Positive, key
 
 
 class TextSection(ModelSection):
@@ -97,28 +98,19 @@ class TextSection(ModelSection):
         return cls.model_validate({"kind": kind, **sizes})
 
 
-class TextMixerSection(TextSection):
+class TextMixerSection(TextSection, MixerKeys):
     """A Mixer over the tokens of a sentence pair (Navon & Bronstein 2023)."""
 
     timm_architecture: ClassVar[str] = "text_mixer"
 
     kind: Literal["text_mixer"] = key(..., "text_mixer: token embedding and a Mixer")
-    permutation: Literal["commutation", "random"] = key(
-        "commutation",
-        "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries",
-    )
-    permutation_seed: Seed = key(0, "seed of the random permutations")
-    activation: Literal["gelu", "gelu_tanh", "square"] = key(
-        "gelu",
-        "phi; gelu_tanh: GELU by tanh, the default of JAX; square: |x|^2, sigma_2 of Navon & Bronstein 2023",
-    )
-    norm: Literal["layer", "none"] = key(
-        "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"
-    )
-    drop_path: DropPath = key(0.0, "stochastic depth: probability that a mixing is skipped")
-    drop_path_rises: bool = key(
-        False, "drop_path rises linearly from 0 in the first block; false: is that of all blocks"
-    )
+
+    @property
+    def mixer(self) -> MixerSection:
+        """A Mixer whose blocks are this one's."""
+        own = {name: getattr(self, name) for name in MixerKeys.model_fields if name != "kind"}
+        own |= {"tokens": self.tokens, "channels": self.width, "depth": self.depth, "expansion": self.expansion}
+        return MixerSection.model_validate({"kind": "mixer", "patch_size": 1, **own})
 
     @override
     def weights(self, width: int) -> int:
@@ -131,22 +123,10 @@ class TextMixerSection(TextSection):
         return 2 * super().depth_to_width()
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    def build(self, image_size: int, num_classes: int) -> Any:
         from widemix.models.text.network import TextMixer
 
-        return TextMixer, {
-            "vocabulary": self.vocabulary,
-            "tokens": self.tokens,
-            "channels": self.width,
-            "depth": self.depth,
-            "token_hidden": hidden_width(self.expansion, self.tokens),
-            "channel_hidden": hidden_width(self.expansion, self.width),
-            "permutation": self.permutation,
-            "permutation_seed": self.permutation_seed,
-            "activation": self.activation,
-            "norm": self.norm,
-            "drop_path_rate": self.drop_path,
-        }
+        return TextMixer(self, num_classes=num_classes)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
@@ -197,17 +177,10 @@ class TextTransformerSection(TextSection):
         return self.depth * (attention + _mlp_weights(width, hidden_width(self.expansion, width)) + 4 * width)
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    def build(self, image_size: int, num_classes: int) -> Any:
         from widemix.models.text.network import TextTransformer
 
-        return TextTransformer, {
-            "vocabulary": self.vocabulary,
-            "tokens": self.tokens,
-            "channels": self.width,
-            "depth": self.depth,
-            "heads": self.heads,
-            "hidden": hidden_width(self.expansion, self.width),
-        }
+        return TextTransformer(self, num_classes=num_classes)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

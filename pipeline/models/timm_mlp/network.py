@@ -6,20 +6,28 @@ from timm.layers import GatedMlp
 from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
 
 from widemix.models.drop_path import number_drop_paths
+from widemix.models.timm_mlp.section import GmlpSection, ResMlpSection
 
 
-def resmlp(*, expansion: float = 4.0, layer_scale: float = 1e-4, **outer) -> MlpMixer:
+def resmlp(section: ResMlpSection, **timm) -> MlpMixer:
     """ResMLP (Touvron et al. 2021): float images [B, 3, H, W] -> logits [B, num_classes]."""
-    block = partial(ResBlock, init_values=layer_scale)
-    return _network(mlp_ratio=expansion, block_layer=block, norm_layer=Affine, **outer)
+    block = partial(ResBlock, init_values=section.layer_scale)
+    return _network(section, block_layer=block, norm_layer=Affine, **timm)
 
 
-def gmlp(*, expansion: float = 6.0, **outer) -> MlpMixer:
+def gmlp(section: GmlpSection, **timm) -> MlpMixer:
     """gMLP (Liu et al. 2021): float images [B, 3, H, W] -> logits [B, num_classes]."""
-    return _network(mlp_ratio=expansion, block_layer=SpatialGatingBlock, mlp_layer=GatedMlp, **outer)
+    return _network(section, block_layer=SpatialGatingBlock, mlp_layer=GatedMlp, **timm)
 
 
-def _network(*, channels: int, depth: int, **outer) -> MlpMixer:
-    network = MlpMixer(embed_dim=channels, num_blocks=depth, **outer)
+def _network(section: ResMlpSection | GmlpSection, **timm) -> MlpMixer:
+    network = MlpMixer(
+        patch_size=section.patch_size,
+        embed_dim=section.channels,
+        num_blocks=section.depth,
+        mlp_ratio=section.expansion,
+        drop_path_rate=section.drop_path,
+        **timm,
+    )
     number_drop_paths(network)  # so that theirs can differ from block to block
     return network

@@ -1,11 +1,11 @@
 """Recipe sections of ResMLP and gMLP: timm's networks with blocks of any number and size."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 from typing_extensions import override
 
-from widemix.models.section import Expansion, ModelSpec, PatchedSection
+from widemix.models.section import Expansion, PatchedSection
 from widemix.section import PositiveAmount, key
 
 
@@ -19,11 +19,10 @@ class ResMlpSection(PatchedSection):
     )
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
         from widemix.models.timm_mlp.network import resmlp
 
-        own = {"expansion": self.expansion, "layer_scale": self.layer_scale}
-        return resmlp, self.block_arguments(image_size) | own
+        return resmlp(self, img_size=image_size, num_classes=num_classes, **timm)
 
 
 class GmlpSection(PatchedSection):
@@ -44,10 +43,10 @@ class GmlpSection(PatchedSection):
         return self
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
         from widemix.models.timm_mlp.network import gmlp
 
-        return gmlp, self.block_arguments(image_size) | {"expansion": self.expansion}
+        return gmlp(self, img_size=image_size, num_classes=num_classes, **timm)
 
 
 SECTIONS = (ResMlpSection, GmlpSection)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import field_validator
 from typing_extensions import override
 
-from widemix.models.section import ModelSection, ModelSpec
+from widemix.models.section import ModelSection
 from widemix.section import DropPath, key
 
 Argument = bool | int | float | str
@@ -43,11 +43,11 @@ class TimmSection(ModelSection):
         return arguments
 
     @override
-    def model_spec(self, image_size: int) -> ModelSpec:
+    def build(self, image_size: int, num_classes: int) -> Any:
         from widemix.models.timm_model.network import create_timm_model
 
-        own = {"name": self.name, "img_size": image_size, "drop_path_rate": self.drop_path}
-        return create_timm_model, self.arguments | own
+        own = {"img_size": image_size, "drop_path_rate": self.drop_path}
+        return create_timm_model(self.name, num_classes, **self.arguments | own)
 
     @override
     def summary(self) -> str:
