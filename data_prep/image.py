@@ -23,7 +23,6 @@ from widemix.data_prep.jpeg import (
     plain_frame,
     segment_table,
     shrink_jpeg,
-    shrunk_size,
     with_markers,
 )
 from widemix.data_prep.opening import BITS, PHOTOMETRIC, CorruptImage, load_image, more_than_rgb, open_image
@@ -179,7 +178,7 @@ def _encode(sample: Sample, data: bytes, settings: PrepSettings) -> Encoded:
 def _encode_jpeg(sample: Sample, data: bytes, frame: Frame, settings: PrepSettings) -> Encoded | None:
     """A JPEG in its own coding, shrunk plane by plane if it is large; None if that needs its pixels."""
     size, rules = (frame.width, frame.height), _wrong_suffix(sample.name, "JPEG")
-    stored = shrunk_size(size, settings)
+    stored = settings.shrunk_size(size)
     as_coefficients = settings.encoding == "coefficients" and stored == size
     if not _is_upright(frame, data, grey=as_coefficients):
         return None
@@ -205,7 +204,7 @@ def _decode(name: str, data: bytes, frame: Frame | None, settings: PrepSettings)
     more = more_than_rgb(data)
     if more and not settings.to_8_bit_rgb:
         raise CorruptImage(f"has {more}, {ONLY_RGB} or prepare with --to-8-bit-rgb (highest bits, first channels)")
-    stored = shrunk_size(image.size, settings)
+    stored = settings.shrunk_size(image.size)
     frames = load_image(image, stored, settings.max_pixels)
     rules = [f"first of {frames} frames"] if frames > 1 else []
     rules += _wrong_suffix(name, image.format)

@@ -209,23 +209,14 @@ def segment_table(data: bytes) -> bytes:
     return np.array([interval, across, down, *starts, end], NUMBER).tobytes()
 
 
-def shrunk_size(size: tuple[int, int], settings: PrepSettings) -> tuple[int, int]:
-    """The (width, height) to store, in pixels: the side that the settings name is at most `max_size`."""
-    measured = max(size) if settings.side == "longest" else min(size)
-    if settings.max_size == 0 or measured <= settings.max_size:
-        return size
-    width, height = (max(1, round(pixels * settings.max_size / measured)) for pixels in size)
-    return width, height
-
-
 def shrink_jpeg(data: bytes, frame: Frame, settings: PrepSettings) -> tuple[bytes, bytes, str] | None:
-    """A JPEG of common sampling re-encoded at its `shrunk_size`: (bytes, table of segments, rule).
+    """A JPEG of common sampling re-encoded at the size that the settings give it: (bytes, table of segments, rule).
 
     The rule is libjpeg's warning, if there was one. None if the JPEG is not YCbCr, lacks scans, more than
     `max_pixels` of it would be held, or there is no compiled library. Raises `DamagedJpeg`.
     """
     compiled, whole = library(), (frame.width, frame.height)
-    size = shrunk_size(whole, settings)
+    size = settings.shrunk_size(whole)
     if compiled is None or decoded_pixels(whole, size, frame.progressive) > settings.max_pixels:
         return None
     interval = interval_for(size[0], across=16) if settings.segments else 0

@@ -61,13 +61,7 @@ def prepare(
     killed, or if more than the fraction `max_bad` of a split's images, or all of a class, cannot be decoded. After an
     error, Ctrl-C or a kill either the folder is as it was before, or the same call resumes.
     """
-    if isinstance(source, str):
-        name, origin = source, check_origin(source, origin)
-    else:
-        name = SOURCE
-    check_outside(to, origin)
-    done = find_prepared(name, origin, to, settings, force, extend)
-    dataset = select(read_source(source, origin, settings) if isinstance(source, str) else source, settings)
+    name, origin, done, dataset = _list(source, origin, to, settings, force, extend)
     if done is not None and not is_outdated(to, done, dataset, extend):
         clear_leftovers(to)
         print_status(f"{to}: already prepared from {done.origin} with these settings")
@@ -78,6 +72,18 @@ def prepare(
         encoding = encoding._replace(records=partial(Prepared({to: done}).records, encoding=encoding))
     with prep_dir(to, plan, force):
         return write_dataset(Job(plan, to, settings, dataset, encoding, max_bad, force))
+
+
+def _list(
+    source: str | Dataset, origin: Path | None, to: Path, settings: PrepSettings, force: bool, extend: bool
+) -> tuple[str, Path | None, Manifest | None, Dataset]:
+    """The source's name and path, the manifest of `to` if it holds this preparation, and the samples to prepare."""
+    name = source if isinstance(source, str) else SOURCE
+    origin = check_origin(source, origin) if isinstance(source, str) else origin
+    check_outside(to, origin)
+    done = find_prepared(name, origin, to, settings, force, extend)
+    dataset = read_source(source, origin, settings) if isinstance(source, str) else source
+    return name, origin, done, select(dataset, settings)
 
 
 def is_outdated(to: Path, done: Manifest, dataset: Dataset, extend: bool) -> bool:
@@ -209,12 +215,9 @@ def dry_run(
     The list is empty if the folder is already prepared. Raises the `InputError` that `prepare` would raise before it
     encodes.
     """
-    origin = check_origin(source, origin)
-    check_outside(to, origin)
+    _, origin, done, dataset = _list(source, origin, to, settings, force, extend)
     existing = next(folder for folder in (to.absolute(), *to.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free
-    done = find_prepared(source, origin, to, settings, force, extend)
-    dataset = select(read_source(source, origin, settings), settings)
     if done is not None and not is_outdated(to, done, dataset, extend):
         return [], free
     encoding = encoding_for(dataset, origin, settings, processes=1)  # more would mostly measure their start

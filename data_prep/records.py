@@ -1,53 +1,17 @@
 """The fields of a .beton, and its samples as the writer takes them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
+from widemix.data_prep.image import Encoded
 from widemix.data_prep.samples import Origin
 from widemix.formats.beton import FIELDS, RECORDS, SEGMENT_FIELDS, TARGET, TARGETS, array_arguments
 from widemix.formats.checksums import crc32c
 from widemix.formats.tables import ALLOCATING, TYPES, Fields
 from widemix.formats.text import FIELDS as TEXT_FIELDS
 from widemix.formats.text import SAMPLE, TOKEN
-
-
-class Record(Protocol):
-    """A sample ready to be written."""
-
-    @property
-    def name(self) -> str:
-        """The sample's name in messages and in the manifest."""
-
-    @property
-    def parts(self) -> tuple[bytes, ...]:
-        """The data of each field that has data; empty if the sample is left out."""
-
-    @property
-    def rule(self) -> str:
-        """What was unusual about the sample, or ""."""
-
-    @property
-    def origin(self) -> Origin:
-        """What it was read from."""
-
-    @property
-    def checksum(self) -> int | None:
-        """The sample's checksum where it was encoded, or None if it is computed when it is written."""
-
-    @property
-    def has_bands(self) -> bool:
-        """Whether the checksums of its blocks are stored too."""
-
-    def numbers(self, parts: Sequence[bytes]) -> tuple[int, ...]:
-        """The numbers of which the sample's checksum is made, before those of its blocks."""
-
-    def blocks(self, parts: Sequence[bytes]) -> list[int]:
-        """The CRC-32C of each of its blocks."""
-
-    def row(self, positions: Sequence[int]) -> tuple:
-        """The record in the table of samples, with the parts at these positions (bytes from the file's start)."""
 
 
 class Layout(NamedTuple):
@@ -111,6 +75,9 @@ class EncodedPair(NamedTuple):
     def row(self, positions: Sequence[int]) -> tuple:
         """The record in the file's table of samples, with the parts at these positions (bytes)."""
         return positions[0], self.length, self.second, self.label
+
+
+Record = Encoded | EncodedPair  # a sample ready to be written
 
 
 def text_layout(tokens: int) -> Layout:

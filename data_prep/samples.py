@@ -132,21 +132,25 @@ class ImageFiles(Sequence[Sample]):
 
 
 @dataclass(frozen=True)
-class ImageSlices(Sequence[Sample]):
-    """Images within one file, such as a tar."""
+class TarImages(Sequence[Sample]):
+    """Images in several tars. `Sample`s are made on access, which keeps millions of them small."""
 
-    path: str
-    names: Sequence[str]
-    labels: Sequence[int]
+    tars: Sequence[Path]
+    places: Sequence[str]  # of the tars, in the names of samples
+    tar: np.ndarray  # int64 [n], which of them
+    names: np.ndarray  # bytes [n], UTF-8
+    labels: np.ndarray  # int64 [n]
     offsets: np.ndarray  # int64 [n], bytes
     sizes: np.ndarray  # int64 [n], bytes
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.labels)
 
     def __getitem__(self, index):
-        place = FileSlice(self.path, int(self.offsets[index]), int(self.sizes[index]))
-        return Sample(self.names[index], self.labels[index], place)
+        tar = self.tar[index]
+        place = FileSlice(str(self.tars[tar]), int(self.offsets[index]), int(self.sizes[index]))
+        name = self.names[index].decode("utf-8", "surrogateescape")
+        return Sample(f"{self.places[tar]}/{name}", int(self.labels[index]), place)
 
 
 @dataclass(frozen=True)

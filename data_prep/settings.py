@@ -89,6 +89,14 @@ class PrepSettings:
         needed = 3 * self.max_size**2 + (1 << 16) if bounded else LARGEST_PAGE  # pixels, or a JPEG and its table
         return 0 if needed <= PAGE else min(LARGEST_PAGE, 1 << (needed - 1).bit_length())
 
+    def shrunk_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The (width, height) at which an image of that size is stored, in pixels."""
+        measured = max(size) if self.side == "longest" else min(size)
+        if self.max_size == 0 or measured <= self.max_size:
+            return size
+        width, height = (max(1, round(pixels * self.max_size / measured)) for pixels in size)
+        return width, height
+
     def as_json(self) -> dict[str, Any]:
         """The settings by name, as the manifest records them."""
         return asdict(self)

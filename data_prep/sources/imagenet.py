@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from widemix.data_prep.samples import Dataset, FileSlice, ImageFiles, ImageSlices
+from widemix.data_prep.samples import Dataset, FileSlice, ImageFiles, TarImages
 from widemix.data_prep.sources.image_folder import class_folders, read_splits, split_folders
 from widemix.data_prep.sources.listing import Images, is_hidden
 from widemix.data_prep.sources.official import MOST, FileException, Unpacked, check_md5, read_member, warn_of
@@ -136,20 +136,17 @@ def _check_files(origin: Path) -> tuple[FileException, ...]:
     return warn_of(tuple(exception for name in names for exception in check_md5(origin / name, MD5[name])))
 
 
-def _tar_images(origin: Path, split: str, members: Sequence[_Member], label: dict[str, int]) -> ImageSlices:
+def _tar_images(origin: Path, split: str, members: Sequence[_Member], label: dict[str, int]) -> TarImages:
     tar = origin / (TRAIN if split == "train" else VAL)
     if not members:
         raise InputError(f"{tar}: holds no images; download it again")
     unknown = [member.wnid for member in members if member.wnid not in label]
     if unknown:
         raise InputError(f"{tar}: holds {unknown[0]}, which is not in {origin / 'wnids.txt'}")
-    return ImageSlices(
-        str(tar),
-        [f"{split}/{member.wnid}/{member.name}" for member in members],
-        [label[member.wnid] for member in members],
-        np.array([member.offset for member in members]),
-        np.array([member.size for member in members]),
-    )
+    names = [f"{member.wnid}/{member.name}".encode("utf-8", "surrogateescape") for member in members]
+    columns = zip(*((label[member.wnid], member.offset, member.size) for member in members), strict=True)
+    numbers = (np.array(column, np.int64) for column in columns)
+    return TarImages([tar], [split], np.zeros(len(names), np.int64), np.array(names, np.bytes_), *numbers)
 
 
 def _train_members(path: Path) -> Iterator[_Member]:

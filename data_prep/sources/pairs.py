@@ -7,7 +7,6 @@ import io
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,19 +38,6 @@ class Pair(NamedTuple):
         return IN_MEMORY
 
 
-@dataclass(frozen=True)
-class Pairs(Sequence[Pair]):
-    """The pairs of one file."""
-
-    pairs: Sequence[Pair]
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __getitem__(self, index):
-        return self.pairs[index]
-
-
 def mnli(origin: Path) -> Dataset:
     """Any of train, dev_matched and dev_mismatched, and parts of the latter two such as dev_matched_small."""
     return _read(origin, [r"(?:multinli_1\.0_)?(train|dev_(?:mis)?matched\w*)"], "train, dev_matched, dev_mismatched")
@@ -71,8 +57,7 @@ def _read(origin: Path, stems: Sequence[str], wanted: str) -> Dataset:
         if files:
             splits = {split: _pairs(path) for split, path in sorted(files.items())}
             exceptions = tuple(exception for _, more in splits.values() for exception in more)
-            pairs = {split: Pairs(pairs) for split, (pairs, _) in splits.items()}
-            return Dataset(CLASSES, pairs, exceptions, text=True)
+            return Dataset(CLASSES, {split: pairs for split, (pairs, _) in splits.items()}, exceptions, text=True)
     raise InputError(f"{origin}: holds none of {wanted} as .jsonl, .tsv or .txt (or .gz of them)")
 
 
@@ -147,7 +132,7 @@ _SEEDS = {"train": (0, 20_000), "test": (1, 5_000)}  # and how many
 
 def far_pairs(origin: None) -> Dataset:
     """20,000 training and 5,000 test pairs, always the same. `origin` is not used."""
-    splits = {split: Pairs(_generated_pairs(split, seed, count)) for split, (seed, count) in _SEEDS.items()}
+    splits = {split: _generated_pairs(split, seed, count) for split, (seed, count) in _SEEDS.items()}
     return Dataset(("no", "yes"), splits, text=True)
 
 

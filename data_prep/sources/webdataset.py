@@ -3,13 +3,12 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from posixpath import normpath
 
 import numpy as np
 
-from widemix.data_prep.samples import Dataset, FileSlice, Sample
+from widemix.data_prep.samples import Dataset, FileSlice, TarImages
 from widemix.data_prep.sources.labels import check_label, parse_json
 from widemix.data_prep.sources.listing import HEAD, SUFFIXES, begins_as_image
 from widemix.data_prep.sources.shards import find_shards, read_names
@@ -19,28 +18,6 @@ from widemix.errors import InputError
 MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")  # key and extension: from the first dot of the file name on
 CLASSES = "classes.txt"
 ENDS = "; a key ends at the first dot of a file's name"
-
-
-@dataclass(frozen=True)
-class TarImages(Sequence[Sample]):
-    """Images in several tars. `Sample`s are made on access, which keeps millions of them small."""
-
-    tars: Sequence[Path]
-    places: Sequence[str]  # of the tars, in the names of samples
-    tar: np.ndarray  # int64 [n], which of them
-    names: np.ndarray  # bytes [n], UTF-8
-    labels: np.ndarray  # int64 [n]
-    offsets: np.ndarray  # int64 [n], bytes
-    sizes: np.ndarray  # int64 [n], bytes
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        tar = self.tar[index]
-        place = FileSlice(str(self.tars[tar]), int(self.offsets[index]), int(self.sizes[index]))
-        name = self.names[index].decode("utf-8", "surrogateescape")
-        return Sample(f"{self.places[tar]}/{name}", int(self.labels[index]), place)
 
 
 def read(origin: Path) -> Dataset:

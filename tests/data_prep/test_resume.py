@@ -23,7 +23,7 @@ from widemix.data_prep.beton_writer import ORIGIN
 from widemix.data_prep.image import Encoded, encode
 from widemix.data_prep.prep_dir import lock_folder
 from widemix.data_prep.prepare import prepare
-from widemix.data_prep.samples import ImageFiles, ImageSlices
+from widemix.data_prep.samples import ImageFiles, TarImages
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.unfinished import DiskFile, Journal
 from widemix.data_prep.write_dataset import check_unchanged
@@ -335,11 +335,12 @@ def test_a_tar_of_another_size_has_changed(tmp_path):
     """As a tar to which more was added: where the first images lie the bytes are the same."""
     path = tmp_path / "a.tar"
     path.write_bytes(b"1234567890")
-    samples = ImageSlices(str(path), ["a", "b"], [0, 0], np.array([0, 5]), np.array([5, 5]))
+    zeros, names = np.zeros(2, int), np.array([b"a", b"b"])
+    samples = TarImages([path], ["x"], zeros, names, zeros, np.array([0, 5]), np.array([5, 5]))
     origins = np.array([(crc32c(sample.content()), *sample.status()) for sample in samples], ORIGIN)
     check_unchanged(samples, origins, tmp_path)
     path.write_bytes(b"1234567890+")
-    with pytest.raises(InputError, match=r"^a, b: changed since the interrupted preparation"):
+    with pytest.raises(InputError, match=r"^x/a, x/b: changed since the interrupted preparation"):
         check_unchanged(samples, origins, tmp_path)
 
 
