@@ -496,7 +496,7 @@ def test_the_tables_of_segments_are_no_part_of_restored_files(tmp_path):
 KILLS = """
     import os, signal, sys
     from pathlib import Path
-    from widemix.data_prep.restore import restore
+    from widemix.data_prep.original_jpeg import restore
 
     def write(path, data):
         written.append(path)
