@@ -5,7 +5,7 @@ from tests.longest import longest, measured
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.test_files" time="3.5"/><testcase classname="tests.test_lease.Holder" time="9.6"/>
-<testcase classname="" name="tests.data_prep.test_s3" time="9"/>
+<testcase classname="" name="tests.data_prep.test_stores" time="9"/>
 <testcase classname="tests.cli.test_help" time="4.9"/><testcase classname="tests.test_files" time="2.5"/>
 </testsuite></testsuites>"""
 

@@ -9,8 +9,11 @@ import pytest
 from PIL import Image, ImageFilter
 
 from widemix.data_prep.beton_writer import BetonWriter
+from widemix.data_prep.image import encode
 from widemix.data_prep.jpeg import library
 from widemix.data_prep.records import IMAGES, SEGMENTED_IMAGES
+from widemix.data_prep.samples import FileSlice, Sample
+from widemix.data_prep.settings import PrepSettings
 from widemix.native.library import open_library
 
 
@@ -30,16 +33,23 @@ def smooth(seed, width, height):
     return Image.fromarray(noise).filter(ImageFilter.GaussianBlur(3))
 
 
+def saved(image, kind="JPEG", **options):
+    """The bytes of a file of an image."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def encode_bytes(folder, data, name="a.jpg", **settings):
+    """What becomes of an image file of these bytes."""
+    (folder / name).write_bytes(data)
+    return encode(Sample(name, 3, FileSlice(str(folder / name))), PrepSettings(**settings))
+
+
 @pytest.fixture
 def jpeg(image):
     """`jpeg(seed)`: the bytes of a small JPEG."""
-
-    def make(seed):
-        buffer = io.BytesIO()
-        image(seed).save(buffer, "JPEG")
-        return buffer.getvalue()
-
-    return make
+    return lambda seed: saved(image(seed))
 
 
 @pytest.fixture

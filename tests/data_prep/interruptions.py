@@ -25,6 +25,7 @@ from widemix.errors import InputError
 NONE = Path("none")  # small images, also where real ones are at hand
 RAW = PrepSettings(raw=True)
 DONE, FAILED = 0, 1
+LINES = ("number", "empty", "third", "twice")  # what may be wrong with a line of a journal
 # Source, layout, settings: of each kind of samples, since what is the same for all of a kind is in one place.
 PREPARED = {
     "markers": ("imagenet", partial(layouts.imagenet, real=NONE), PrepSettings()),
@@ -146,8 +147,15 @@ def trace_lines(last: int) -> list[int]:
 
 
 def change(data: bytes, how: str, at: int, other: bytes = b"") -> bytes:
-    """A file's bytes: cut or zero from `at` on, another bit there, a line less, more at the end, another file's."""
+    """A file's bytes: cut or zero from `at` on, another bit there, a line less, more at the end, another file's.
+
+    Of a journal, line `at` may also say another number, be empty, that of another place, or be there twice.
+    """
     lines = data.splitlines(keepends=True)
+    if how in LINES:
+        said = {"number": lines[at].replace(b'"taken": ', b'"taken": 1', 1), "empty": b"{}\n", "third": lines[2]}
+        lines[at] = said.get(how, lines[at] * 2)
+        return b"".join(lines)
     return {
         "cut": data[:at],
         "zeros": data[:at] + bytes(len(data) - at),

@@ -13,18 +13,16 @@ from PIL import Image
 import widemix
 from tests.data.crafted_jpegs import CHROMA, OTHERS, crafted
 from tests.data.test_decode import KINDS, PACKED, SIZES, by_pillow, renumbered, scene, without_table
+from tests.data_prep.conftest import encode_bytes
 from tests.data_prep.writing import put
 from tests.shims import disk_of
 from widemix import Loader
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
-from widemix.data_prep.image import encode
-from widemix.data_prep.image_processes import encode_all
 from widemix.data_prep.jpeg import pack, unpack
 from widemix.data_prep.original_jpeg import count_bytes, restore
 from widemix.data_prep.prep_dir import lock_folder
 from widemix.data_prep.prepare import prepare
-from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
 from widemix.errors import InputError
@@ -258,15 +256,11 @@ def test_numbers_of_a_container_that_fit_no_jpeg_are_damage():
     assert is_damaged(changed + sizes + b"\0\0" + packed[coefficients.HEAD.size + 2 * segments :])
 
 
-@pytest.mark.parametrize("kind", [0xC2, 0xC9])
-def test_a_container_of_another_kind_of_jpeg_is_damage(kind):
-    """Progressive, or of arithmetic codes."""
+def test_a_container_of_another_kind_of_jpeg_is_damage():
+    """Progressive, of arithmetic codes, or of several scans, which would be that of one component."""
     packed, _ = pack(by_pillow(scene(0, 50, 40), quality=90))
-    assert is_damaged(packed.replace(b"\xff\xc0\0", bytes([0xFF, kind, 0])))
-
-
-def test_a_container_of_a_jpeg_with_several_scans_is_damage():
-    """Which would be that of one component."""
+    for kind in (0xC2, 0xC9):
+        assert is_damaged(packed.replace(b"\xff\xc0\0", bytes([0xFF, kind, 0])))
     packed, _ = pack(crafted((30, 20), (1, 1)))
     at = packed.index(b"\xff\xc0")
     frame = packed[at : at + 9] + bytes([3, 1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0])
@@ -280,10 +274,8 @@ def test_a_container_of_a_jpeg_with_several_scans_is_damage():
 @pytest.mark.parametrize("options", [{}, {"restart_markers": False}, {"encoding": "coefficients"}], ids=str)
 def test_metadata_that_are_larger_than_a_page_are_dropped(tmp_path, options):
     """With coefficients too, which are then of a JPEG without them."""
-    whole, path = KINDS["4:2:0"](scene(0, 150, 100)), tmp_path / "a.jpg"
-    note = b"\xff\xe2" + (65_000).to_bytes(2, "big") + bytes(64_998)
-    path.write_bytes(whole[:2] + 200 * note + whole[2:])
-    encoded = encode(Sample("a.jpg", 0, FileSlice(str(path))), PrepSettings(**options))
+    whole, note = KINDS["4:2:0"](scene(0, 150, 100)), b"\xff\xe2" + (65_000).to_bytes(2, "big") + bytes(64_998)
+    encoded = encode_bytes(tmp_path, whole[:2] + 200 * note + whole[2:], **options)
     assert encoded.mode == (COEFFICIENTS if "encoding" in options else JPEG)
     assert encoded.rule == ("without its metadata, which are larger than a page" if options else "")
     jpeg = unpack(encoded.data) if "encoding" in options else encoded.data
@@ -292,8 +284,8 @@ def test_metadata_that_are_larger_than_a_page_are_dropped(tmp_path, options):
 
 def test_a_grey_one_that_is_not_taken_becomes_rgb(tmp_path):
     """As it does where JPEGs are stored."""
-    (tmp_path / "a.jpg").write_bytes(by_pillow(scene(0, 90, 60).convert("L"), progressive=True))
-    encoded = encode(Sample("a.jpg", 0, FileSlice(str(tmp_path / "a.jpg"))), SETTINGS)
+    data = by_pillow(scene(0, 90, 60).convert("L"), progressive=True)
+    encoded = encode_bytes(tmp_path, data, encoding="coefficients")
     assert (encoded.mode, encoded.rule) == (COEFFICIENTS, "grey to RGB")
     assert Image.open(io.BytesIO(unpack(encoded.data))).mode == "RGB"
 
@@ -533,25 +525,20 @@ def test_two_restores_at_once_are_refused(images, tmp_path, fast_clock):
 
 
 def test_larger_images_are_shrunk_first(tmp_path):
-    path = tmp_path / "large.jpg"
-    path.write_bytes(by_pillow(scene(0, 333, 250), quality=90))
-    encoded = encode(
-        Sample("large.jpg", 0, FileSlice(str(path))), PrepSettings(encoding="coefficients", max_size=200)
-    )
+    data = by_pillow(scene(0, 333, 250), quality=90)
+    encoded = encode_bytes(tmp_path, data, encoding="coefficients", max_size=200)
     assert (encoded.mode, encoded.width, encoded.height) == (COEFFICIENTS, 200, 150)
-    plain = encode(Sample("large.jpg", 0, FileSlice(str(path))), PrepSettings(restart_markers=False, max_size=200))
+    plain = encode_bytes(tmp_path, data, restart_markers=False, max_size=200)
     assert unpack(encoded.data) == plain.data
 
 
 def test_damaged_images_are_left_out_or_repaired_as_before(tmp_path):
     data = by_pillow(scene(0, 333, 250), quality=90)
-    (tmp_path / "cut.jpg").write_bytes(data[: len(data) // 2] + b"\xff\xd9")
-    middle = data[: len(data) // 2] + b"\xff\xd3" + data[len(data) // 2 :]
-    (tmp_path / "marker.jpg").write_bytes(middle)
-    for name in ("cut.jpg", "marker.jpg"):
-        sample = Sample(name, 0, FileSlice(str(tmp_path / name)))
-        (before,) = encode_all([sample], 0, PrepSettings(max_size=0), 1)
-        (now,) = encode_all([sample], 0, SETTINGS, 1)
+    half = len(data) // 2
+    for damaged in (data[:half] + b"\xff\xd9", data[:half] + b"\xff\xd3" + data[half:]):
+        before, now = (
+            encode_bytes(tmp_path, damaged, max_size=0, encoding=kind) for kind in ("jpeg", "coefficients")
+        )
         assert now.rule == before.rule != ""
         if before.data:
             assert now.mode == COEFFICIENTS

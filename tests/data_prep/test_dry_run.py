@@ -56,12 +56,7 @@ def test_seconds_are_those_of_all_images_and_the_disk(tmp_path, folder, image, s
 
 def test_the_room_is_free_on_the_disk_of_the_folder(tmp_path, folder, system, monkeypatch):
     asked = []
-
-    def usage(path):
-        asked.append(path)
-        return SimpleNamespace(total=1000, used=600, free=300)
-
-    system({"shutil.disk_usage": usage})
+    system({"shutil.disk_usage": lambda path: asked.append(path) or SimpleNamespace(free=300)})
     assert dry_run("image-folder", folder, tmp_path / "a/b", PrepSettings())[1] == 300
     (tmp_path / "disk").mkdir()
     dry_run("image-folder", folder, tmp_path / "disk", PrepSettings())
@@ -90,39 +85,29 @@ def test_tables_are_estimated_to_the_byte(tmp_path, write_beton, segments):
 
 
 def test_the_command_prints_the_estimates_and_the_room(tmp_path, folder, system, capsys):
-    words = [
-        "prep",
-        "image-folder",
-        "--from",
-        str(folder),
-        "--to",
-        str(tmp_path / "out"),
-        "--processes",
-        "1",
-        "--raw",
+    words = f"prep image-folder --from {folder} --to {tmp_path / 'out'} --processes 1 --raw".split()
+    system({"time.perf_counter": count(10.0, 9.6).__next__})
+    system({"shutil.disk_usage": lambda _: SimpleNamespace(free=3 << 29)})
+    told = [
+        f"{split} samples, about {size} MiB, about 10 s" for split, size in (("train: 21", 8.1), ("val: 6", "8.0"))
     ]
-    system(
-        {"time.perf_counter": count(10.0, 9.6).__next__, "shutil.disk_usage": lambda _: SimpleNamespace(free=3 << 29)}
-    )
-    assert run_command(make_parser(), argv=[*words, "--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "train: 21 samples, about 8.1 MiB, about 10 s",
-        "val: 6 samples, about 8.0 MiB, about 10 s",
-        "1.5 GiB are free on that disk",
-    ]
-    assert run_command(make_parser(), argv=words) == 0
-    capsys.readouterr()
-    assert run_command(make_parser(), argv=[*words, "--dry-run"]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'out'}: is already prepared with these settings\n"
+    done = [f"{tmp_path / 'out'}: is already prepared with these settings"]
+    for options, lines in (
+        (["--dry-run"], [*told, "1.5 GiB are free on that disk"]),
+        ([], None),
+        (["--dry-run"], done),
+    ):
+        assert run_command(make_parser(), argv=[*words, *options]) == 0
+        printed = capsys.readouterr().out.splitlines()
+        assert lines is None or printed == lines
 
 
 def test_pages_are_counted(tmp_path, folder, limits):
     limits({"widemix.data_prep.beton_writer.PAGE": 16_384})  # four raw images a page
     estimates, _ = dry_run("image-folder", folder, tmp_path / "out", PrepSettings(raw=True))
     manifest = prepare("image-folder", folder, tmp_path / "out", PrepSettings(raw=True), processes=1)
-    assert [estimate.split for estimate in estimates] == list(manifest.splits)
-    for estimate in estimates:
-        assert estimate.bytes == pytest.approx(manifest.splits[estimate.split].bytes, rel=0.15)
+    sizes = {split: pytest.approx(found.bytes, rel=0.15) for split, found in manifest.splits.items()}
+    assert {estimate.split: estimate.bytes for estimate in estimates} == sizes
     large = PrepSettings(raw=True, max_size=1700)  # whose first page of 16 MiB begins after the tables
     estimates, _ = dry_run("image-folder", folder, tmp_path / "large", large)
     assert [estimate.bytes >> 20 for estimate in estimates] == [16, 16]

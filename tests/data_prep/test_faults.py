@@ -357,16 +357,3 @@ def test_workers_leave_with_a_killed_parent(tmp_path, slow_folder):
     assert_gone(workers)
     process.communicate()
     assert not (tmp_path / "new/out/manifest.json").exists()
-
-
-def test_a_full_disk_leaves_nothing(tmp_path, folder):
-    small = tmp_path / "small"
-    small.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", small]).returncode:
-        pytest.skip("needs root and the right to mount a small tmpfs")
-    try:
-        with pytest.raises(InputError, match="the disk is full"):
-            prepare("image-folder", folder, small / "out", PrepSettings(raw=True), processes=1)
-        assert list(small.iterdir()) == []
-    finally:
-        subprocess.run(["umount", small], check=True)

@@ -1,9 +1,9 @@
 """Each rule for unusual images against Pillow's own decoding."""
 
+import functools
 import io
 import struct
 import zlib
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from tests.data.crafted_jpegs import crafted
+from tests.data_prep.conftest import saved
 from widemix.data_prep.image import encode
 from widemix.data_prep.jpeg import Frame, plain_frame
 from widemix.data_prep.samples import FileSlice, Sample
@@ -19,7 +20,7 @@ from widemix.errors import InputError
 from widemix.formats.beton import JPEG, RAW
 
 RAW_PIXELS = PrepSettings(raw=True)
-PLAIN = partial(PrepSettings, restart_markers=False)
+PLAIN = functools.partial(PrepSettings, restart_markers=False)
 
 
 def encode_file(path, settings=RAW_PIXELS):
@@ -43,36 +44,32 @@ def test_ordinary_jpegs_keep_their_bytes(tmp_path, options, image):
     assert encoded.for_transfer().parts == encoded.parts == (data,)
 
 
-@pytest.mark.parametrize("size", [(40, 80), (80, 40), (333, 41), (1, 300)])
-def test_large_ones_are_shrunk_to_the_longest_side(tmp_path, size, image):
-    image(0, *size).save(tmp_path / "a.jpg")
-    encoded = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=32, raw=True))
-    expected = (max(1, round(size[0] * 32 / max(size))), max(1, round(size[1] * 32 / max(size))))
-    assert (encoded.width, encoded.height) == expected
-    with Image.open(tmp_path / "a.jpg") as opened:
-        assert np.array_equal(pixels(encoded), opened.resize(expected, Image.Resampling.LANCZOS))
-    assert encoded.rule == ""
-    assert encode_file(tmp_path / "a.jpg", PLAIN(max_size=0)).data == (tmp_path / "a.jpg").read_bytes()
+SIZES = {
+    "longest": [(40, 80), (80, 40), (333, 41), (1, 300)],
+    "shortest": [(40, 80), (80, 40), (333, 41), (32, 500), (33, 33)],
+}
 
 
-@pytest.mark.parametrize("size", [(40, 80), (80, 40), (333, 41), (32, 500), (33, 33)])
-def test_or_to_the_shortest(tmp_path, size, image):
+@pytest.mark.parametrize(("side", "size"), [(side, size) for side, sizes in SIZES.items() for size in sizes])
+def test_large_images_are_shrunk_to_one_side(tmp_path, side, size, image):
+    """The shortest as by torchvision, which rounds down."""
     image(0, *size).save(tmp_path / "a.jpg")
+    encoded = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=32, side=side, raw=True))
     with Image.open(tmp_path / "a.jpg") as opened:
-        expected = v2.functional.resize(opened, 32)  # torchvision's `size` is the shortest side; it rounds down
-        encoded = encode_file(tmp_path / "a.jpg", PrepSettings(max_size=32, side="shortest", raw=True))
-        assert min(encoded.width, encoded.height) == 32
-        assert max(abs(encoded.width - expected.width), abs(encoded.height - expected.height)) <= 1
+        expected = [max(1, round(each * 32 / max(size))) for each in size]
+        if side == "shortest":
+            expected = v2.functional.resize(opened, 32).size
+            assert min(encoded.width, encoded.height) == 32
+        assert np.abs(np.subtract((encoded.width, encoded.height), expected)).max() <= (side == "shortest")
         assert np.array_equal(pixels(encoded), opened.resize((encoded.width, encoded.height), Image.LANCZOS))
-    kept = encode_file(tmp_path / "a.jpg", PLAIN(max_size=min(size), side="shortest"))
-    assert kept.data == (tmp_path / "a.jpg").read_bytes()
+    assert encoded.rule == ""
+    for kept in (PLAIN(max_size=0), PLAIN(max_size=min(size), side="shortest")):
+        assert encode_file(tmp_path / "a.jpg", kept).data == (tmp_path / "a.jpg").read_bytes()
 
 
 def test_quality_is_that_of_the_settings(tmp_path, image):
     image(0).save(tmp_path / "a.png")
-    buffer = io.BytesIO()
-    image(0).save(buffer, "JPEG", quality=77)
-    assert encode_file(tmp_path / "a.png", PLAIN(quality=77)).data == buffer.getvalue()
+    assert encode_file(tmp_path / "a.png", PLAIN(quality=77)).data == saved(image(0), quality=77)
 
 
 REFUSED = (
@@ -91,12 +88,6 @@ def tiff(data, bits, photometric, turn=1, order="<", channels=1, extra=0):
     tags |= {338: 0} if extra else {}
     head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + len(data))
     return head + data + struct.pack(f"{order}H", len(tags)) + entries + bytes(4)
-
-
-def saved(pixels, format, **options):
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format, **options)
-    return buffer.getvalue()
 
 
 def pgm(most, *levels):
@@ -121,9 +112,7 @@ def deep_png(levels):
 
 def avif(bits):
     """An AVIF file that says it has so many bits."""
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(buffer, "AVIF")
-    data = bytearray(buffer.getvalue())
+    data = bytearray(saved(Image.new("RGB", (8, 8)), "AVIF"))
     data[data.index(b"av1C") + 6] |= {10: 0x40, 12: 0x60}[bits]
     pixi = data.index(b"pixi") + 9
     data[pixi : pixi + 3] = bytes([bits] * 3)
@@ -136,7 +125,7 @@ HIGH, GREY = "16-bit grey to RGB, high bytes", LEVELS // 256
 @pytest.mark.parametrize(
     ("name", "data", "grey", "rule"),
     [
-        ("a.png", saved(LEVELS, "PNG"), GREY, HIGH),
+        ("a.png", saved(Image.fromarray(LEVELS), "PNG"), GREY, HIGH),
         ("a.tif", tiff(LEVELS.astype("<u2").tobytes(), 16, 1), GREY, HIGH),
         ("a.tif", tiff(LEVELS.astype(">u2").tobytes(), 16, 1, order=">"), GREY, HIGH),
         # whose 0 is white, also upside down
@@ -151,7 +140,7 @@ HIGH, GREY = "16-bit grey to RGB, high bytes", LEVELS // 256
         # of which one is transparent
         (
             "a.png",
-            saved(LEVELS, "PNG", transparency=54),
+            saved(Image.fromarray(LEVELS), "PNG", transparency=54),
             np.where(LEVELS == 54, 255, GREY),
             f"{HIGH}, alpha over white",
         ),
@@ -189,8 +178,8 @@ BYTES = COLOUR.astype(np.uint8)
         ("a.ppm", b"P6 # a\n 2 1 1023\n" + struct.pack(">6H", *[1023, 0] * 3), "10 bits per level", [[255, 0] * 3]),
         ("a.avif", avif(10), "10 bits per level", None),
         ("a.avif", avif(12), "12 bits per level", None),
-        ("a.jp2", saved(LEVELS, "JPEG2000"), "16 bits per level", None),
-        ("a.j2k", saved(LEVELS, "JPEG2000", no_jp2=True), "16 bits per level", None),
+        ("a.jp2", saved(Image.fromarray(LEVELS), "JPEG2000"), "16 bits per level", None),
+        ("a.j2k", saved(Image.fromarray(LEVELS), "JPEG2000", no_jp2=True), "16 bits per level", None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -203,16 +192,14 @@ def test_more_than_8_bit_rgb_is_named_and_left_out(tmp_path, name, data, more, k
         assert encoded.rule.startswith(f"{more} to 8-bit RGB")
 
 
-def test_channels_that_pillow_cannot_read_are_named(tmp_path):
+def test_channels_of_which_only_some_are_alpha(tmp_path):
+    """A fourth of no stated kind is; five of grey are named, and Pillow reads none of them."""
+    (tmp_path / "a.tif").write_bytes(tiff(BYTES[..., :4].tobytes(), 8, 2, channels=4))
+    assert encode_file(tmp_path / "a.tif").rule == "alpha over white"
     (tmp_path / "a.tif").write_bytes(tiff(BYTES.tobytes(), 8, 1, channels=5))
     words = "left out: has 5 channels in a way that Pillow cannot read, and prepared images are 8-bit RGB; convert it"
     for wanted in (False, True):
         assert encode_file(tmp_path / "a.tif", PrepSettings(to_8_bit_rgb=wanted)).rule == words
-
-
-def test_four_channels_of_no_stated_kind_have_alpha(tmp_path):
-    (tmp_path / "a.tif").write_bytes(tiff(BYTES[..., :4].tobytes(), 8, 2, channels=4))
-    assert encode_file(tmp_path / "a.tif").rule == "alpha over white"
 
 
 @pytest.mark.parametrize(
@@ -257,28 +244,19 @@ def test_other_levels_are_left_out(tmp_path, image):
     assert encode_file(tmp_path / "b.tif").rule == words.format("32-bit integer")
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA"])
-def test_alpha_is_laid_over_white(tmp_path, mode, image):
-    opened = image(2, mode=mode)
-    alpha = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))
-    opened.putalpha(Image.fromarray(alpha))
-    opened.save(tmp_path / "a.png")
-    colour = np.asarray(image(2, mode=mode).convert("RGB")).astype(float)
-    weight = alpha[..., None] / 255
-    encoded = encode_file(tmp_path / "a.png")
-    assert np.abs(pixels(encoded) - (colour * weight + 255 * (1 - weight))).max() <= 1
-    assert encoded.rule == "alpha over white"
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "P"])
-def test_a_transparent_colour_is_white(tmp_path, mode, image):
-    opened = image(3, mode=mode)
-    opened.save(tmp_path / "a.png", transparency=opened.getpixel((0, 0)))
-    expected = np.array(opened.convert("RGB"))
-    levels = np.asarray(opened).reshape(30, 40, -1)
-    expected[(levels == levels[0, 0]).all(2)] = 255
-    encoded = encode_file(tmp_path / "a.png")
-    assert np.array_equal(pixels(encoded), expected)
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "RGB", "L", "P"])
+def test_alpha_or_a_transparent_colour_is_laid_over_white(tmp_path, mode, image):
+    opened, weight = image(3, mode=mode), np.tile(np.linspace(0, 255, 40).astype(np.uint8), (30, 1))
+    colour, options = np.asarray(opened.convert("RGB")).astype(float), {}
+    if mode.endswith("A"):
+        opened.putalpha(Image.fromarray(weight))
+    else:
+        options["transparency"] = opened.getpixel((0, 0))
+        levels = np.asarray(opened).reshape(30, 40, -1)
+        weight = np.where((levels == levels[0, 0]).all(2), 0, 255)
+    opened.save(tmp_path / "a.png", **options)
+    encoded, weight = encode_file(tmp_path / "a.png"), weight[..., None] / 255
+    assert np.abs(pixels(encoded) - (colour * weight + 255 * (1 - weight))).max() <= mode.endswith("A")
     assert encoded.rule == "alpha over white"
     image(5, mode="RGBA").save(tmp_path / "b.JPEG", "PNG")
     for settings in (RAW_PIXELS, PrepSettings()):
@@ -290,17 +268,14 @@ def test_rotated_images_are_stored_upright(tmp_path, turn, image):
     exif = Image.Exif()
     exif[0x0112] = turn
     image(4).save(tmp_path / "a.jpg", exif=exif)
-    moves = {
-        2: lambda a: a[:, ::-1],
-        3: lambda a: a[::-1, ::-1],
-        4: lambda a: a[::-1],
-        5: lambda a: a.swapaxes(0, 1),
-        6: lambda a: a.swapaxes(0, 1)[:, ::-1],
-        7: lambda a: a.swapaxes(0, 1)[::-1, ::-1],
-        8: lambda a: a.swapaxes(0, 1)[::-1],
+    moves = ["", "lr", "ud+lr", "ud", "T", "T+lr", "T+ud+lr", "T+ud"]  # of EXIF's orientations, from 1 on
+    done = {
+        "lr": lambda a: a[:, ::-1],
+        "ud": lambda a: a[::-1],
+        "T": lambda a: a.swapaxes(0, 1),
     }
     with Image.open(tmp_path / "a.jpg") as opened:
-        expected = moves[turn](np.asarray(opened))
+        expected = functools.reduce(lambda a, move: done[move](a), moves[turn - 1].split("+"), np.asarray(opened))
     encoded = encode_file(tmp_path / "a.jpg")
     assert np.array_equal(pixels(encoded), expected)
     assert encoded.rule == "turned upright"
@@ -325,20 +300,13 @@ def test_a_jpeg_of_another_name_keeps_its_bytes(tmp_path, image, name):
     assert encode_file(tmp_path / name, PLAIN()).data == (tmp_path / name).read_bytes()
 
 
-@pytest.mark.parametrize("end", [b"\0" * 62, b"\r\n", b""])
-def test_bytes_are_kept_with_padding_after_their_end(tmp_path, end, image):
-    image(0).save(tmp_path / "a.jpg")
-    data = (tmp_path / "a.jpg").read_bytes() + end
+@pytest.mark.parametrize(("end", "rule"), [(b"\0" * 62, ""), (b"\r\n", ""), (b"", ""), (b"more", "odd JPEG")])
+def test_bytes_are_kept_with_padding_alone_after_their_end(tmp_path, end, rule, image):
+    data = saved(image(0)) + end
     (tmp_path / "a.jpg").write_bytes(data)
-    assert encode_file(tmp_path / "a.jpg", PLAIN()).data == data
-
-
-def test_a_jpeg_with_more_after_its_end_is_re_encoded(tmp_path, image):
-    image(0).save(tmp_path / "a.jpg")
-    (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes() + b"more")
-    encoded = encode_file(tmp_path / "a.jpg", PrepSettings())
-    assert encoded.rule == "odd JPEG"
-    assert encoded.data.endswith(b"\xff\xd9")
+    stored = encode_file(tmp_path / "a.jpg", PLAIN())
+    assert (stored.data == data, stored.rule) == (rule == "", rule)
+    assert stored.data.endswith(end if not rule else b"\xff\xd9")
     assert np.array_equal(pixels(encode_file(tmp_path / "a.jpg")), Image.open(tmp_path / "a.jpg"))
 
 
@@ -363,9 +331,7 @@ def test_a_jpeg_with_more_after_its_end_is_re_encoded(tmp_path, image):
     ],
 )
 def test_plain_jpegs_are_recognised_by_their_markers(image, change, plain):
-    buffer = io.BytesIO()
-    image(0).save(buffer, "JPEG")
-    frame = plain_frame(change(buffer.getvalue()))
+    frame = plain_frame(change(saved(image(0))))
     assert (frame is not None) is plain
     assert not plain or (frame.width, frame.height, frame.progressive) == (40, 30, False)
 
@@ -394,18 +360,15 @@ def test_odd_chroma_sampling_is_re_encoded(tmp_path):
         assert np.array_equal(pixels(encode_file(tmp_path / "a.jpg")), opened)
 
 
-def bad_files(tmp_path, image):
-    image(6).save(tmp_path / "whole.jpg")
-    image(6).save(tmp_path / "whole.png")
-    whole = {suffix: (tmp_path / f"whole.{suffix}").read_bytes() for suffix in ("jpg", "png")}
+def bad_files(image):
+    whole = {"jpg": saved(image(6)), "png": saved(image(6), "PNG")}
     yield "empty.jpg", b""
     yield "text.jpg", b"not an image at all"
     for suffix, data in whole.items():
         for cut in (20, len(data) // 3, len(data) // 2, len(data) - 40):
             yield f"cut{cut}.{suffix}", data[:cut]
     for mode, options in (("RGB", {}), ("L", {}), ("CMYK", {}), ("RGB", {"progressive": True})):
-        image(6, 96, 96).convert(mode).save(tmp_path / "whole.jpg", **options)
-        data = (tmp_path / "whole.jpg").read_bytes()
+        data = saved(image(6, 96, 96).convert(mode), **options)
         for after in (b"", b"more"):  # after the end marker
             yield f"ended {mode} {len(options)} {len(after)}.jpg", data[: len(data) - 40] + b"\xff\xd9" + after
     size = whole["jpg"].index(b"\xff\xc0") + 5
@@ -425,8 +388,7 @@ SETTINGS = (
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_what_libjpeg_warns_of_is_named_however_it_is_stored(tmp_path, image, settings):
     """A JPEG that is cut between two restart markers, of whose end libjpeg makes grey pixels."""
-    image(6, 96, 96).save(tmp_path / "a.jpg", restart_marker_rows=1)
-    data = (tmp_path / "a.jpg").read_bytes()
+    data = saved(image(6, 96, 96), restart_marker_rows=1)
     (tmp_path / "a.jpg").write_bytes(data[: data.index(b"\xff\xd1")] + b"\xff\xd9")
     encoded = encode_file(tmp_path / "a.jpg", PrepSettings(**settings))
     assert "Corrupt JPEG data: found marker 0xd9 instead of RST1" in encoded.rule
@@ -436,7 +398,7 @@ def test_what_libjpeg_warns_of_is_named_however_it_is_stored(tmp_path, image, se
 
 
 def test_bad_images_are_named_or_left_out(tmp_path, image):
-    for name, data in bad_files(tmp_path, image):
+    for name, data in bad_files(image):
         (tmp_path / name).write_bytes(data)
         for keep in SETTINGS:
             with pytest.raises(InputError, match=name):
@@ -521,14 +483,13 @@ def orientation(kind: int, count: int, value: bytes) -> bytes:
 )
 def test_a_damaged_exif_block_says_nothing_of_the_image(tmp_path, image, body):
     """Nor does an orientation of another value than 1 to 8."""
-    buffer = io.BytesIO()
-    image(4).save(buffer, "JPEG")
-    (tmp_path / "a.jpg").write_bytes(with_exif(buffer.getvalue(), body))
+    plain = saved(image(4))
+    (tmp_path / "a.jpg").write_bytes(with_exif(plain, body))
     kept = encode_file(tmp_path / "a.jpg", PLAIN())
     assert (kept.rule, kept.data) == ("", (tmp_path / "a.jpg").read_bytes())
     raw = encode_file(tmp_path / "a.jpg")
     assert raw.rule == ""
-    assert np.array_equal(pixels(raw), np.asarray(Image.open(buffer)))
+    assert np.array_equal(pixels(raw), Image.open(io.BytesIO(plain)))
 
 
 @pytest.mark.parametrize("error", [SyntaxError, struct.error, TypeError])
@@ -564,18 +525,15 @@ def test_the_largest_sample_has_room_for_its_tables(tmp_path, image, limits, set
         assert bool(encode(sample, PrepSettings(**settings)).data) is taken
 
 
-def test_an_image_may_be_as_large_as_such_a_page(tmp_path):
+def test_pages_are_as_large_as_the_settings_let_images_be(tmp_path):
+    pages = {size: PrepSettings(raw=True, max_size=size).page >> 20 for size in (512, 1600, 1670, 4000, 65_535, 0)}
+    assert pages == {512: 0, 1600: 0, 1670: 16, 4000: 64, 65_535: 64, 0: 64}
+    assert PrepSettings(side="shortest").page == 64 << 20
     for side, most, words in ((1700, 1700, ""), (4800, 0, "takes 65.9 MiB, more than 64 MiB")):
         Image.new("RGB", (side, side)).save(tmp_path / "a.png")
         encoded = encode_file(tmp_path / "a.png", PrepSettings(raw=True, max_size=most))
         assert len(encoded.data) == (0 if words else 3 * side**2)
         assert words in encoded.rule
-
-
-def test_pages_are_as_large_as_the_settings_let_images_be():
-    pages = {size: PrepSettings(raw=True, max_size=size).page >> 20 for size in (512, 1600, 1670, 4000, 65_535, 0)}
-    assert pages == {512: 0, 1600: 0, 1670: 16, 4000: 64, 65_535: 64, 0: 64}
-    assert PrepSettings(side="shortest").page == 64 << 20
 
 
 def test_pixels_in_memory_keep_their_targets():

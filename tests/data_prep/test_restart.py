@@ -13,12 +13,12 @@ from PIL import Image
 
 from tests.data.crafted_jpegs import CHROMA, LUMA, crafted
 from tests.data.test_decode import filled, renumbered, scene, without_scans, without_table
+from tests.data_prep.conftest import encode_bytes, saved
 from widemix.data_prep import jpeg
-from widemix.data_prep.image import encode
 from widemix.data_prep.image_processes import encode_all
 from widemix.data_prep.jpeg import DamagedJpeg, interval_for, plain_frame, with_markers
 from widemix.data_prep.prepare import prepare
-from widemix.data_prep.samples import FileSlice, ImageFiles, Sample
+from widemix.data_prep.samples import ImageFiles
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
 from widemix.formats.beton import open_beton
@@ -34,12 +34,6 @@ except ImportError:  # comes with FFCV, which a set-up without root leaves out
 
 REAL = Path(__file__).parents[3] / "shared/data/imagenet-sample"
 NUMBER = np.dtype("<u4")
-
-
-def saved(image, **options):
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", **options)
-    return buffer.getvalue()
 
 
 def pixels(data):
@@ -128,17 +122,6 @@ def test_any_rectangle_of_segments_decodes_by_itself(image, subsampling, margin)
         assert np.array_equal(pixels(bytes(part) + b"\xff\xd9")[inner], whole[y0:y1, x0:x1][inner])
 
 
-def test_bytes_are_those_of_jpegtran(tmp_path, image):
-    if shutil.which("jpegtran") is None:
-        pytest.skip("needs jpegtran (Debian's libjpeg-turbo-progs)")
-    for subsampling in (0, 2):
-        data = saved(image(3, 400, 300), quality=92, subsampling=subsampling)
-        after, table, _ = transcoded(data)
-        interval = int(np.frombuffer(table, NUMBER)[0])
-        command = ["jpegtran", "-copy", "none", "-optimize", "-restart", f"{interval}B"]
-        assert subprocess.run(command, input=data, capture_output=True, check=True).stdout == after
-
-
 @pytest.mark.parametrize(
     "options", [{"subsampling": k} for k in range(3)] + [{"quality": 100}, {"quality": 20}], ids=str
 )
@@ -173,31 +156,18 @@ ODD = [(2, 2), (1, 1), (1, 1)]
 
 
 def test_pixels_of_jpegs_that_encoders_seldom_write_stay():
-    """Tables of any numbers, an extended frame, fill bytes, a byte too many, and a scan for each component."""
+    """Tables of any numbers or left out, as in Motion JPEG; an extended frame, fill bytes, a byte too many, three scans."""
     plain, marked = saved(scene(2, 90, 70)), saved(scene(2, 90, 70), restart_marker_blocks=3)
     jpegs = [renumbered(saved(scene(k, 90, 70), subsampling=k)) for k in range(3)]
     jpegs += [plain.replace(b"\xff\xc0", b"\xff\xc1"), filled(marked, 1), plain[:-2] + b"\x2a" + plain[-2:]]
     jpegs += [crafted((90, 70), *ODD, dc=CHROMA), crafted((90, 70), *ODD, apart=True)]
     jpegs += [crafted((90, 70), *ODD, first=first) for first in (-1023, 1023)]
+    jpegs += [without_table(plain, table) for table in range(4)]
     for data in jpegs:
         after, table, rule = transcoded(data)
         assert_same_pixels(data, after)
         assert_segments_fit(after, table, (90, 70))
         assert rule == ""
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"first": 1024}, "DCT coefficient out of range"),
-        ({"dc": ((*LUMA[0], 1), (*range(12), 16))}, "Bogus Huffman table"),  # a DC of 16 bits
-        ({"dc": ((*LUMA[0][:-1], 2), (*range(12), 12))}, "Bogus Huffman table"),  # a code of ones alone
-    ],
-    ids=str,
-)
-def test_what_libjpeg_does_not_take_is_damage(changes, words):
-    with pytest.raises(DamagedJpeg, match=words):
-        transcoded(crafted((50, 41), *ODD, **changes))
 
 
 WRONG = (good := crafted((50, 41), *ODD)).index(b"\xff\xda") + 6
@@ -207,12 +177,16 @@ MARKED = saved(scene(2, 64, 96), quality=90, restart_marker_rows=1)
 @pytest.mark.parametrize(
     ("data", "words"),
     [
+        (crafted((50, 41), *ODD, first=1024), "DCT coefficient out of range"),
+        # a DC of 16 bits, and a code of ones alone
+        (crafted((50, 41), *ODD, dc=((*LUMA[0], 1), (*range(12), 16))), "Bogus Huffman table"),
+        (crafted((50, 41), *ODD, dc=((*LUMA[0][:-1], 2), (*range(12), 12))), "Bogus Huffman table"),
         *((good[:WRONG] + bytes([number]) + good[WRONG + 1 :], "table 0x05 was not defined") for number in (0x50, 5)),
         *((MARKED[: -2 - count] + MARKED[-2:], "premature end") for count in (1, 2, 3, 5)),
         (MARKED[: len(MARKED) // 2] + b"\xff\xd9", "premature end"),
     ],
 )
-def test_bytes_that_lack_and_other_tables_are_damage(data, words):
+def test_what_libjpeg_does_not_take_is_damage(data, words):
     with pytest.raises(DamagedJpeg, match=words):
         transcoded(data)
 
@@ -244,16 +218,6 @@ def test_every_real_image(tmp_path):
     assert (after + tables) / before < 1.01
 
 
-@pytest.mark.parametrize("table", range(4))
-def test_a_table_that_is_left_out_is_the_standards(image, table):
-    """libjpeg has it, as for frames of Motion JPEG; what reads symbols by itself leaves the JPEG to libjpeg."""
-    whole = saved(image(4, 120, 90))
-    rewritten, segments, rule = transcoded(without_table(whole, table))
-    assert_same_pixels(whole, rewritten)
-    assert_segments_fit(rewritten, segments, (120, 90))
-    assert rule == ""
-
-
 def test_damage_between_the_markers_is_found(image):
     data = saved(image(4, 300, 200), quality=95)
     changed = data[:-2] + b"more" * 9 + data[-2:]
@@ -283,12 +247,9 @@ def test_one_with_a_warning_that_lacks_scans_is_pillows(tmp_path, image):
     data = cut[:-2] + b"\0\0\0\0" + cut[-2:]  # extraneous bytes before the marker
     assert with_markers(data, plain_frame(data)) is None
     assert with_markers(cut, plain_frame(cut)) == (cut, NO_SEGMENTS, "kept as it is: progressive")
-    (tmp_path / "a.jpg").write_bytes(data)
-    stored = encode(Sample("a.jpg", 0, FileSlice(str(tmp_path / "a.jpg"))), PrepSettings(restart_markers=True))
-    buffer = io.BytesIO()
-    Image.open(io.BytesIO(data)).save(buffer, "JPEG", quality=90, optimize=False)
-    found, expected = (np.asarray(Image.open(io.BytesIO(each))) for each in (stored.data, buffer.getvalue()))
-    assert np.array_equal(found, expected)
+    stored = encode_bytes(tmp_path, data, restart_markers=True)
+    expected = saved(Image.open(io.BytesIO(data)), quality=90, optimize=False)
+    assert np.array_equal(pixels(stored.data), pixels(expected))
 
 
 @pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2, "restart_marker_blocks": 5}], ids=str)
@@ -320,9 +281,7 @@ def test_the_rules_name_the_images(tmp_path, image):
         "grey.jpg": saved(image(5, mode="L")),
     }
     files["progressive.jpg"] = saved(image(5), progressive=True)
-    for name, data in files.items():
-        (tmp_path / name).write_bytes(data)
-    found = {name: encode(Sample(name, 0, FileSlice(str(tmp_path / name))), PrepSettings()) for name in files}
+    found = {name: encode_bytes(tmp_path, data, name) for name, data in files.items()}
     assert found["whole.jpg"].rule == ""
     assert found["cut.jpg"].rule.startswith("left out: cannot be decoded (Corrupt JPEG data: premature end")
     assert found["progressive.jpg"].rule == "kept as it is: progressive"
@@ -332,9 +291,8 @@ def test_the_rules_name_the_images(tmp_path, image):
 
 
 def test_re_encoded_images_have_markers_and_unchanged_pixels(tmp_path, image):
-    image(6, 700, 300).save(tmp_path / "a.png")
-    sample = Sample("a.png", 0, FileSlice(str(tmp_path / "a.png")))
-    marked, plain = (encode(sample, PrepSettings(restart_markers=chosen)) for chosen in (True, False))
+    data = saved(image(6, 700, 300), "PNG")
+    marked, plain = (encode_bytes(tmp_path, data, "a.png", restart_markers=chosen) for chosen in (True, False))
     assert plain.segments == b""
     assert_same_pixels(plain.data, marked.data)
     assert_segments_fit(marked.data, marked.segments, (marked.width, marked.height))

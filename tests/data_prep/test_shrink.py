@@ -7,9 +7,9 @@ import pytest
 from PIL import Image, ImageFilter
 
 from tests.data.test_decode import scene, without_scan, without_scans
-from widemix.data_prep.image import decode_file, encode
+from tests.data_prep.conftest import encode_bytes, saved
+from widemix.data_prep.image import decode_file
 from widemix.data_prep.jpeg import DamagedJpeg, plain_frame, segment_table, shrink_jpeg
-from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 
 pytestmark = pytest.mark.usefixtures("small_pages")
@@ -25,9 +25,7 @@ def jpeg():
         y, x = np.mgrid[:height, :width] / (height, width)[0]
         discs = 128 + 100 * np.tanh(8 * np.sin(9 * x) * np.cos(7 * y))
         image = Image.fromarray(np.stack([discs, 255 * y / max(y.max(), 1), 255 - discs / 2], 2).astype(np.uint8))
-        buffer = io.BytesIO()
-        image.filter(ImageFilter.GaussianBlur(2)).save(buffer, "JPEG", **{"quality": 97, **options})
-        return buffer.getvalue()
+        return saved(image.filter(ImageFilter.GaussianBlur(2)), **{"quality": 97, **options})
 
     return make
 
@@ -42,9 +40,7 @@ def pixels(data):
 
 def by_pillow(data, size):
     """Resized in RGB, and coded as ours are."""
-    buffer = io.BytesIO()
-    Image.open(io.BytesIO(data)).resize(size, Image.Resampling.LANCZOS).save(buffer, "JPEG", quality=100)
-    return pixels(buffer.getvalue())
+    return pixels(saved(Image.open(io.BytesIO(data)).resize(size, Image.Resampling.LANCZOS), quality=100))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -101,14 +97,14 @@ def assert_near(data: bytes, max_size: int, number: int, source: tuple[int, int]
 )
 def test_luma_is_pillows(size, max_size, scale):
     """Scaled down by the transform where it is much larger."""
-    data = saved(scene(3, *size))
+    data = saved(scene(3, *size), quality=95)
     assert_near(data, max_size, 0, (size[0] // scale, size[1] // scale))
 
 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("subsampling", [0, 2])
 def test_chroma_is_pillows(subsampling, number):
-    data = saved(scene(3, 300, 200), subsampling=subsampling)
+    data = saved(scene(3, 300, 200), quality=95, subsampling=subsampling)
     assert_near(data, 180, number, (150, 100) if subsampling else (300, 200))
 
 
@@ -117,7 +113,9 @@ def test_hard_edges_stay_black_and_white(name):
     """Though the filter's sums are beyond both."""
     y, x = np.mgrid[:300, :300] // 25 % 2
     dark = {"columns": x, "rows": y, "squares": x ^ y}[name]
-    assert_near(saved(Image.fromarray(np.uint8(255) * dark.astype(np.uint8)).convert("RGB")), 170, 0, (300, 300))
+    assert_near(
+        saved(Image.fromarray(np.uint8(255) * dark.astype(np.uint8)).convert("RGB"), quality=95), 170, 0, (300, 300)
+    )
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -125,7 +123,7 @@ def test_chroma_of_an_odd_size_lies_where_its_luma_does(axis):
     """A sample of chroma is in the middle of two of luma, and the last one half beyond the image."""
     ramp = np.tile(30 + 0.4 * np.arange(500), (500, 1)).round().astype(np.uint8)
     flat, ramp = Image.new("L", (500, 500), 128), Image.fromarray(np.ascontiguousarray(ramp if axis else ramp.T))
-    body = shrink(saved(Image.merge("YCbCr", (flat, ramp, flat)), subsampling=0), max_size=25)[0]
+    body = shrink(saved(Image.merge("YCbCr", (flat, ramp, flat)), quality=95, subsampling=0), max_size=25)[0]
     image = Image.open(io.BytesIO(body))
     assert image.size == (25, 25)
     image.draft("YCbCr", (12, 12))
@@ -149,18 +147,12 @@ def test_chroma_with_fewer_columns_than_the_result_is_interpolated():
 
 def test_the_last_column_and_row_are_repeated():
     """As the JPEG shows where its header says that it is larger."""
-    body, _, _ = shrink(saved(scene(3, 300, 200)), max_size=150, restart_markers=False)
+    body, _, _ = shrink(saved(scene(3, 300, 200), quality=95), max_size=150, restart_markers=False)
     frame = body.index(b"\xff\xc0") + 5
     assert body[frame : frame + 4] == bytes([0, 100, 0, 150])
     larger = plane(body[:frame] + bytes([0, 104, 0, 152]) + body[frame + 4 :], 0, (152, 104)).astype(int)
     assert np.abs(larger[:100, 150:] - larger[:100, 149:150]).max() <= 4
     assert np.abs(larger[100:, :150] - larger[99:100, :150]).max() <= 4
-
-
-def saved(image: Image.Image, **options) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=95, **options)
-    return buffer.getvalue()
 
 
 @pytest.mark.parametrize("size", [(9, 300), (300, 9), (1000, 1), (1, 1000), (17, 16)])
@@ -173,12 +165,10 @@ def test_narrow_ones(jpeg, size):
 
 
 def test_one_colour_stays_that_colour():
-    image = Image.new("RGB", (555, 333), (200, 30, 90))
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=100)
+    data = saved(Image.new("RGB", (555, 333), (200, 30, 90)), quality=100)
     for size in (554, 300, 100, 7):
-        body, _, _ = shrink(buffer.getvalue(), max_size=size)
-        assert np.array_equal(np.unique(pixels(body).reshape(-1, 3), axis=0), pixels(buffer.getvalue())[0, :1])
+        body, _, _ = shrink(data, max_size=size)
+        assert np.array_equal(np.unique(pixels(body).reshape(-1, 3), axis=0), pixels(data)[0, :1])
 
 
 def test_progressive_ones_come_out_the_same(jpeg):
@@ -189,14 +179,13 @@ def test_progressive_ones_come_out_the_same(jpeg):
 @pytest.mark.parametrize("scans", range(1, 10))
 def test_progressive_ones_that_lack_scans_are_pillows(jpeg, tmp_path, scans):
     """Stored smaller, as they are, and as predictions see them: all smooth their blocks, each version otherwise."""
-    (tmp_path / "cut.jpg").write_bytes(without_scans(jpeg(300, 200, progressive=True, quality=60), scans))
-    sample = Sample("cut.jpg", 0, FileSlice(str(tmp_path / "cut.jpg")))
-    image, buffer = Image.open(tmp_path / "cut.jpg").convert("RGB"), io.BytesIO()
-    image.resize((90, 60), Image.Resampling.LANCZOS).save(buffer, "JPEG", quality=90)
-    stored = encode(sample, PrepSettings(max_size=90, restart_markers=False))
-    assert (stored.data, stored.rule) == (buffer.getvalue(), "")
-    assert encode(sample, PrepSettings()).parts[0] == (tmp_path / "cut.jpg").read_bytes()
-    assert np.array_equal(decode_file(str(tmp_path / "cut.jpg"), PrepSettings(raw=True)), np.asarray(image))
+    data = without_scans(jpeg(300, 200, progressive=True, quality=60), scans)
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    stored = encode_bytes(tmp_path, data, max_size=90, restart_markers=False)
+    smaller = saved(image.resize((90, 60), Image.Resampling.LANCZOS), quality=90)
+    assert (stored.data, stored.rule) == (smaller, "")
+    assert encode_bytes(tmp_path, data).parts[0] == data
+    assert np.array_equal(decode_file(str(tmp_path / "a.jpg"), PrepSettings(raw=True)), np.asarray(image))
 
 
 @pytest.mark.parametrize("scan", [6, 7, 8])
@@ -210,9 +199,8 @@ def test_progressive_ones_that_lack_one_scan_go_by_pillow(jpeg, scan):
 @pytest.mark.parametrize("quality", [77, 3])  # of which tables of a baseline JPEG take no more than 255
 def test_quality_is_that_of_the_settings(jpeg, quality):
     body, _, _ = shrink(jpeg(300, 200), max_size=90, quality=quality)
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(buffer, "JPEG", quality=quality)
-    assert Image.open(io.BytesIO(body)).quantization == Image.open(buffer).quantization
+    theirs = saved(Image.new("RGB", (8, 8)), quality=quality)
+    assert Image.open(io.BytesIO(body)).quantization == Image.open(io.BytesIO(theirs)).quantization
 
 
 def test_segments_are_those_of_the_markers(jpeg):
@@ -224,21 +212,18 @@ def test_segments_are_those_of_the_markers(jpeg):
     assert [b"\xff\xdd\0\4" in data for data in (body, plain)] == [True, False]  # the markers' interval
 
 
-def test_others_go_by_pillow(jpeg, tmp_path):
+def test_others_go_by_pillow(jpeg, tmp_path, request):
+    """As those in RGB, and without compiled code all."""
+
+    def assert_by_pillow(data):
+        stored = encode_bytes(tmp_path, data, max_size=90, quality=100)
+        assert np.array_equal(pixels(stored.data), by_pillow(data, (90, 60)))
+
     data = jpeg(300, 200, keep_rgb=True)
     assert shrink(data, max_size=90) is None
-    (tmp_path / "a.jpg").write_bytes(data)
-    settings = PrepSettings(max_size=90, quality=100)
-    stored = encode(Sample("a.jpg", 0, FileSlice(str(tmp_path / "a.jpg"))), settings)
-    assert np.array_equal(pixels(stored.data), by_pillow(data, (90, 60)))
-
-
-def test_without_compiled_code_all_go_by_pillow(jpeg, tmp_path, uncompiled):
-    data = jpeg(300, 200)
-    (tmp_path / "a.jpg").write_bytes(data)
-    settings = PrepSettings(max_size=90, quality=100)
-    stored = encode(Sample("a.jpg", 0, FileSlice(str(tmp_path / "a.jpg"))), settings)
-    assert np.array_equal(pixels(stored.data), by_pillow(data, (90, 60)))
+    assert_by_pillow(data)
+    request.getfixturevalue("uncompiled")
+    assert_by_pillow(jpeg(300, 200))
 
 
 def test_damage_is_reported(jpeg):
