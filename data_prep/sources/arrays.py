@@ -1,4 +1,10 @@
-"""Datasets that are arrays, stored raw: scikit-learn's digits, MNIST, SVHN and STL-10."""
+"""Datasets that are arrays, stored raw.
+
+scikit-learn's 1,797 handwritten digits, 8 x 8 pixels (UCI optical recognition; no download).
+MNIST (LeCun et al. 1998) in its four idx files, compressed or not: 28 x 28 grey levels, stored as RGB.
+SVHN, cropped digits (Netzer et al. 2011), in its .mat files: 32 x 32 pixels; label 10 is digit 0.
+STL-10 (Coates, Lee & Ng 2011) in its binary files: 96 x 96 pixels.
+"""
 
 import math
 import struct
@@ -114,7 +120,7 @@ def _svhn_split(path: Path, split: str) -> PixelArrays:
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
-    """Every variable of a .mat file by name; raises `InputError` for a file that cannot be read_svhn."""
+    """Every variable of a .mat file by name; raises `InputError` for a file that cannot be read."""
     try:
         with open_regular(path) as file:
             if any(length < 0 for _, shape, _ in whosmat(file) for length in shape):
@@ -123,7 +129,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
     except InputError:
         raise
     except Exception as error:  # scipy raises many types for a damaged file
-        raise InputError(f"{path}: cannot be read_svhn as a MATLAB file ({error!r}); download it again") from None
+        raise InputError(f"{path}: cannot be read as a MATLAB file ({error!r}); download it again") from None
 
 
 def read_mat(file: BinaryIO, most: int, **options: Any) -> dict[str, Any]:

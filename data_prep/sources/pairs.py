@@ -131,7 +131,14 @@ _SEEDS = {"train": (0, 20_000), "test": (1, 5_000)}  # and how many
 
 
 def far_pairs(origin: None) -> Dataset:
-    """20,000 training and 5,000 test pairs, always the same. `origin` is not used."""
+    """20,000 training and 5,000 test pairs, always the same, whose class depends on words that are far apart.
+
+    For Navon & Bronstein's question. Each sentence has seven of eight words that stand in a circle. Word i of the
+    second follows word i of the first if it is up to three places after it; the class is whether more of the seven
+    follow than do not. A word follows half of all words, so neither sentence says anything by itself, nor do any
+    counts of words; the sum over the seven pairs of a table of both words says all of it. As a function of the two
+    sentences that sum has a separation rank of at least four, that of the table. `origin` is not used.
+    """
     splits = {split: _generated_pairs(split, seed, count) for split, (seed, count) in _SEEDS.items()}
     return Dataset(("no", "yes"), splits, text=True)
 

@@ -156,7 +156,7 @@ ODD = [(2, 2), (1, 1), (1, 1)]
 
 
 def test_pixels_of_jpegs_that_encoders_seldom_write_stay():
-    """Tables of any numbers or left out, as in Motion JPEG; an extended frame, fill bytes, a byte too many, three scans."""
+    """Tables of any numbers or left out, as in Motion JPEG; extended frames, fill bytes, a byte more, three scans."""
     plain, marked = saved(scene(2, 90, 70)), saved(scene(2, 90, 70), restart_marker_blocks=3)
     jpegs = [renumbered(saved(scene(k, 90, 70), subsampling=k)) for k in range(3)]
     jpegs += [plain.replace(b"\xff\xc0", b"\xff\xc1"), filled(marked, 1), plain[:-2] + b"\x2a" + plain[-2:]]

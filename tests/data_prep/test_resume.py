@@ -241,7 +241,7 @@ def test_a_disk_that_was_full(tmp_path, cut, decoded):
     """Of one that is full before anything is recorded nothing is left."""
     small = tmp_path / "small"
     small.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20k", "none", small]).returncode:
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8k", "none", small]).returncode:
         pytest.skip("needs root and the right to mount a small tmpfs")
     try:
         full = "the disk is full; free some space and run the same command again"
