@@ -14,10 +14,10 @@ from widemix.api.timm_names import ADVICE
 from widemix.api.views import View, expand_views, view_sections
 from widemix.arguments import Epoch, FilePath, Numbers, Rank, Size, Whole, build_section, check_arguments
 from widemix.data.batches import Batch, Batches
+from widemix.data.images import Views
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.data.order import steps_per_epoch
 from widemix.data.precision import DTYPES
-from widemix.data.views import Views
 from widemix.errors import InputError
 from widemix.formats.manifest import read_manifest
 from widemix.recipe.augment import AugmentSection

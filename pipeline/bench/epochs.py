@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from widemix.data.images import View
 from widemix.data.loader import TrainLoader
-from widemix.data.views import View
 from widemix.distributed.topology import Topology
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection

@@ -64,7 +64,7 @@ def _tests(where: Where, folder: Path) -> Sequence[object]:
     files = ["tests/gpu"]
     if not where.small:  # most of their time is that of starts on the CPU
         files = ["-n", str(min(8, usable_cpus())), *files]
-        files += ["tests/models/test_batch_last_triton.py", "tests/data/test_finish.py"]
+        files += ["tests/models/test_batch_last_triton.py", "tests/data/test_normalise_and_mix.py"]
         files += ["tests/data/test_device_transfer.py"]
     return (
         "pytest",

@@ -16,8 +16,8 @@ import torch
 
 from widemix.bench.timing import Contestant, compute_clock, time_in_turns
 from widemix.data.augment.erase import sample_erasing
-from widemix.data.finish import by_triton, finish_in_steps
 from widemix.data.mixup import sample_mixture, soft_labels
+from widemix.data.normalise_and_mix import by_triton, normalise_and_mix
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.recipe.augment import AugmentSection
@@ -58,11 +58,11 @@ def mixups(images: torch.Tensor, labels: torch.Tensor, group: int) -> dict[str, 
     for name, options in SETTINGS.items():
         section = AugmentSection(mix_group=group, smoothing=0.1, **options)
         found[name] = _mix_groups(images, labels, section)
-    ways = {"one after the other": finish_in_steps}
+    ways = {"one after the other": normalise_and_mix}
     if images.device.type == "cuda" and (kernel := by_triton()):
-        ways["in one kernel"] = kernel.finish
-    for name, finish in ways.items():
-        found[f"normalised, erased, mixed and rounded {name}"] = finish_images(images, group, finish)
+        ways["in one kernel"] = kernel
+    for name, way in ways.items():
+        found[f"normalised, erased, mixed and rounded {name}"] = last_steps(images, group, way)
     return found
 
 
@@ -126,8 +126,8 @@ def _mix_groups(images: torch.Tensor, labels: torch.Tensor, section: AugmentSect
     return mix
 
 
-def finish_images(images: torch.Tensor, group: int, finish: Callable[..., object]) -> Callable[[int], object]:
-    """As the training loader finishes decoded images of this shape."""
+def last_steps(images: torch.Tensor, group: int, way: Callable[..., object]) -> Callable[[int], object]:
+    """The last steps of the training loader on decoded images of this shape."""
     gpu, count, side = images.device.type == "cuda", len(images), images.shape[-1]
     batch = torch.randint(256, (count, side, side, 3), dtype=torch.uint8, pin_memory=gpu)
     mean, std = (255 * torch.tensor(of, device=images.device)[:, None, None] for of in (IMAGENET_MEAN, IMAGENET_STD))
@@ -136,7 +136,7 @@ def finish_images(images: torch.Tensor, group: int, finish: Callable[..., object
 
     def run(number: int) -> object:
         erasing = sample_erasing(np.arange(count), side, section, 0, number)
-        return finish(batch, mean, std, dtype, erasing, sample_mixture(count, side, section, 0, number, 0))
+        return way(batch, mean, std, dtype, erasing, sample_mixture(count, side, section, 0, number, 0))
 
     return run
 

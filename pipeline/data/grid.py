@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from widemix.data.batches import Batch
-from widemix.data.normalise import per_channel
+from widemix.data.normalise_and_mix import per_channel
 from widemix.formats.manifest import read_manifest
 from widemix.recipe.data import DataSection
 

@@ -1,18 +1,19 @@
-"""Prepared images to batches: decoded and augmented on the CPU, finished on the device."""
+"""Prepared images to batches: decoded and augmented on the CPU, normalised and mixed on the device."""
 
 import copy
 import sys
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from typing_extensions import override
 
 from widemix.data.augment.batch import build_augmentation
-from widemix.data.augment.erase import sample_erasing
+from widemix.data.augment.erase import Erasing, sample_erasing
+from widemix.data.batches import HostBatch, StepPart
 from widemix.data.decode import Decoder, centre_boxes, cubic, padded_boxes, random_boxes
-from widemix.data.finish import Finish
-from widemix.data.mixup import Mixture
-from widemix.data.normalise import empty_host
+from widemix.data.normalise_and_mix import NormaliseAndMix, empty_host
 from widemix.data.random import REPLACE, key, uniform
 from widemix.data.split import open_split, split_checksums
 from widemix.distributed.topology import Topology, share_cpus
@@ -34,18 +35,18 @@ class Images:
         self.threads = section.workers or share_cpus(topology)
         self.file = open_split(section, split, open_beton)
         self.decoder = Decoder(self.file, split_checksums(section, self.file))
-        self._finish = Finish(section, topology.device)
+        self._normalise_and_mix = NormaliseAndMix(section, topology.device)
 
     @property
     def descriptor(self) -> int:
         """The decoder's."""
         return self.decoder.descriptor
 
-    def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
-        """Images on the host, uint8 [B, side, side, 3], pinned where there is a GPU; and their view ids."""
-        images = self._empty(len(view_ids))
-        self.decoder.read(*self._request(view_ids, epoch), images.numpy(), self.threads)
-        return images, view_ids
+    def read(self, part: StepPart) -> HostBatch:
+        """As `Source.read`; `InputError` names a damaged image."""
+        view_ids, images = part.view_ids, self._empty(len(part.view_ids))
+        self.decoder.read(*self._request(view_ids, part.epoch), images.numpy(), self.threads)
+        return HostBatch(images, self.labels(view_ids), view_ids, part.epoch)
 
     def labels(self, view_ids: np.ndarray) -> torch.Tensor:
         """Labels int64 [B], or targets float32 [B, targets]. `InputError` for labels other than 0 and 1."""
@@ -61,20 +62,10 @@ class Images:
             )
         return torch.from_numpy(targets)
 
-    def finish(
-        self,
-        images: torch.Tensor,
-        view_ids: np.ndarray,
-        epoch: int,
-        dtype: torch.dtype = torch.float32,
-        mixture: Mixture | None = None,
-        to: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """The images that `read` returned, finished: [B, 3, side, side] on the device, channels last in memory.
-
-        They are written to `to` if it is given, float32 [B, side, side, 3].
-        """
-        return self._finish(images, dtype, None, mixture, to)
+    def to_device(self, host: HostBatch) -> torch.Tensor:
+        """As `Source.to_device`: [B, 3, side, side], channels last in memory."""
+        erasing = self.erasing(host.view_ids, host.epoch)
+        return self._normalise_and_mix(host.inputs, host.dtype, erasing, host.mixture, host.to)
 
     def host_bytes(self, count: int) -> int:
         """Host memory of `count` decoded images."""
@@ -87,6 +78,10 @@ class Images:
     def cubic(self, view_ids: np.ndarray, epoch: int) -> np.ndarray:
         """Which images are resized bicubically: bool [B]."""
         return np.full(len(view_ids), self.section.interpolation != "bilinear")
+
+    def erasing(self, view_ids: np.ndarray, epoch: int) -> Erasing | None:
+        """What is erased of the images."""
+        return None
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Host memory, uint8, pinned where there is a GPU."""
@@ -117,31 +112,17 @@ class AugmentedImages(Images):
         return other
 
     @override
-    def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
-        images, decoded_ids = self._empty(len(view_ids)), view_ids.copy()
-        request = self._request(view_ids, epoch)
-        for b, reason in self.decoder.try_read(*request, images.numpy(), self.threads).items():
+    def read(self, part: StepPart) -> HostBatch:
+        view_ids, epoch = part.view_ids.copy(), part.epoch
+        images, request = self._empty(len(view_ids)), self._request(view_ids, epoch)
+        damaged = self.decoder.try_read(*request, images.numpy(), self.threads)
+        for b, reason in damaged.items():
             message = self.decoder.describe_damage(int(request[0][b]), reason)
             if self.section.on_corrupt == "error":
                 raise InputError(f"{message}; --data.on_corrupt replace uses another in its place")
-            decoded_ids[b] = self._replace(int(view_ids[b]), epoch, images[b : b + 1].numpy(), message)
-        self.augmentation(images.numpy(), decoded_ids, self.seed, epoch, self.threads)
-        return images, decoded_ids
-
-    @override
-    def finish(
-        self,
-        images: torch.Tensor,
-        view_ids: np.ndarray,
-        epoch: int,
-        dtype: torch.dtype = torch.float32,
-        mixture: Mixture | None = None,
-        to: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        erasing = None
-        if self.augment.re_prob > 0:
-            erasing = sample_erasing(view_ids, self.section.image_size, self.augment, self.seed, epoch)
-        return self._finish(images, dtype, erasing, mixture, to)
+            view_ids[b] = self._replace(int(view_ids[b]), epoch, images[b : b + 1].numpy(), message)
+        self.augmentation(images.numpy(), view_ids, self.seed, epoch, self.threads)
+        return HostBatch(images, self.labels(view_ids), view_ids, epoch, replaced=len(damaged))
 
     @override
     def boxes(self, view_ids: np.ndarray, epoch: int) -> np.ndarray:
@@ -155,6 +136,12 @@ class AugmentedImages(Images):
     @override
     def cubic(self, view_ids: np.ndarray, epoch: int) -> np.ndarray:
         return cubic(view_ids, self.section.interpolation, self.seed, epoch)
+
+    @override
+    def erasing(self, view_ids: np.ndarray, epoch: int) -> Erasing | None:
+        if self.augment.re_prob == 0:
+            return None
+        return sample_erasing(view_ids, self.section.image_size, self.augment, self.seed, epoch)
 
     def _augment_by(self, section: DataSection, augment: AugmentSection) -> None:
         self.section, self.augment = section, augment
@@ -180,3 +167,84 @@ class AugmentedImages(Images):
                 f"augment.padding {self.augment.padding}: {beton.path} has an image of {smallest} pixels, too small "
                 f"for a crop of data.image_size {side}; take a padding of at least {-(-(side - smallest) // 2)}"
             )
+
+
+View = tuple[DataSection, AugmentSection]
+
+
+class Views:
+    """A split to train on, V views of each sample. View k of a sample has the view id sample + count x k.
+
+    Each has its own size, crop and augmentation, from one decoding, as DINO's global and local crops (Caron et al.
+    2021) and MoCo's pairs (He et al. 2020).
+
+    It is the image of that view id that `AugmentedImages` gives with the view's sections. A batch is one flat
+    tensor, which `unpack` divides.
+    """
+
+    def __init__(self, views: Sequence[View], seed: int, topology: Topology):
+        first = AugmentedImages(*views[0], seed, topology)
+        same = [views.index(view) for view in views]  # policies are compiled once for equal views
+        opened = {k: first if k == 0 else first.of_same_file(*views[k]) for k in set(same)}
+        self.views = [opened[k] for k in same]
+        self.file = first.file
+        self.sides = [data.image_size for data, _ in views]
+
+    @property
+    def descriptor(self) -> int:
+        """The one of all views."""
+        return self.views[0].descriptor
+
+    def read(self, part: StepPart) -> HostBatch:
+        """As `Source.read`; inputs are all views, uint8 [B x V x H x W x 3], with an H for each view."""
+        first, view_ids, epoch = self.views[0], part.view_ids, part.epoch
+        flat = first.empty(self.host_bytes(len(view_ids)))
+        images = [pixels.numpy() for pixels in self._divide(flat, len(view_ids))]
+        ids = self._ids(view_ids)
+        boxes = np.stack([view.boxes(each, epoch) for view, each in zip(self.views, ids, strict=True)], axis=1)
+        cubic = np.stack([view.cubic(each, epoch) for view, each in zip(self.views, ids, strict=True)], axis=1)
+        damaged = first.decoder.try_read_views(view_ids, boxes, cubic, images, first.threads)
+        for b, reason in damaged.items():
+            raise InputError(first.decoder.describe_damage(int(view_ids[b]), reason))
+        for view, each, pixels in zip(self.views, ids, images, strict=True):
+            view.augmentation(pixels, each, view.seed, epoch, view.threads)
+        return HostBatch(flat, self.labels(view_ids), view_ids, epoch)
+
+    def labels(self, view_ids: np.ndarray) -> torch.Tensor:
+        """As `Images.labels`: the views of a sample have its label."""
+        return self.views[0].labels(view_ids)
+
+    def to_device(self, host: HostBatch) -> torch.Tensor:
+        """As `Source.to_device`, flat like the inputs; views are not mixed."""
+        flat = torch.empty(host.inputs.shape, dtype=torch.float32, device=self.views[0].device)
+        parts = (self._divide(tensor, len(host.view_ids)) for tensor in (host.inputs, flat))
+        for view, ids, pixels, images in zip(self.views, self._ids(host.view_ids), *parts, strict=True):
+            view.to_device(HostBatch(pixels, host.labels, ids, host.epoch, to=images))
+        return flat.to(host.dtype)
+
+    def unpack(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The views of a flat batch, by size, in the order of the first view of each: [B, n, 3, H, W] each.
+
+        A batch of one view, `[:, k]`, is channels last in memory.
+        """
+        groups = self._by_size(flat, len(flat) // self.host_bytes(1))
+        return [group.permute(1, 0, 4, 2, 3) for group in groups.values()]
+
+    def host_bytes(self, count: int) -> int:
+        """Host memory of the decoded views of `count` samples, which is also how many values they have."""
+        return count * sum(3 * side**2 for side in self.sides)
+
+    def _ids(self, view_ids: np.ndarray) -> list[np.ndarray]:
+        return [view_ids + len(self.file) * k for k in range(len(self.views))]
+
+    def _by_size(self, flat: torch.Tensor, count: int) -> dict[int, torch.Tensor]:
+        """A flat batch of `count` samples as one [n, B, H, H, 3] for each H."""
+        sizes = Counter(self.sides)
+        parts = flat.split([3 * n * count * side**2 for side, n in sizes.items()])
+        pairs = zip(sizes.items(), parts, strict=True)
+        return {side: part.view(n, count, side, side, 3) for (side, n), part in pairs}
+
+    def _divide(self, flat: torch.Tensor, count: int) -> list[torch.Tensor]:
+        """A flat batch as one [B, H, H, 3] for each view."""
+        groups = {side: iter(group) for side, group in self._by_size(flat, count).items()}
+        return [next(groups[side]) for side in self.sides]

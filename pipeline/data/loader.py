@@ -7,24 +7,23 @@ crop, and blocks for ever when its thread raises.
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from widemix.data.batches import Batch, Batches, HostBatch, Source, prefetch_count
-from widemix.data.images import AugmentedImages, Images
+from widemix.data.batches import Batch, Batches, HostBatch, Prefetch, Source, StepPart, prefetch_count
+from widemix.data.images import AugmentedImages, Images, View, Views
 from widemix.data.mixup import sample_mixture, soft_labels
+from widemix.data.normalise_and_mix import permute_pixels, pixel_permutation
 from widemix.data.order import FileOrder, Order, RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
 from widemix.data.paged import PAGE_BYTES, PagedOrder, request_ranges
-from widemix.data.pixel_order import permute_pixels, pixel_permutation
 from widemix.data.precision import DTYPES
-from widemix.data.prefetch import Prefetch
 from widemix.data.random import NETWORK, key
 from widemix.data.sampling import SampledOrder, Weighted
 from widemix.data.split import PreparedFile
 from widemix.data.tokens import Tokens
-from widemix.data.views import View, Views
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.formats.manifest import read_manifest
@@ -95,38 +94,36 @@ class TrainLoader:
         """`grad_accum_steps` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
         ahead = prefetch_count(self.data, self.source, self.micro_batch_size)
         hosts = Prefetch(self._read(epoch, first_step), ahead)
-        return Batches(hosts, lambda host: self._finish(host, epoch), self.topology.device)
+        return Batches(hosts, self._to_device, self.topology.device)
 
     def _read(self, epoch: int, first_step: int) -> Iterator[HostBatch]:
         """In the reading thread."""
-        rank_and_parts = self.topology.rank, self.topology.world, self.train.grad_accum_steps
+        augment, rank_and_parts = self.augment, (self.topology.rank, self.topology.world, self.train.grad_accum_steps)
+        dtype, mixture = DTYPES[self.train.precision], None
         for step in range(first_step, self.steps):
-            step_view_ids = self.order.step(epoch, step)
-            parts = rank_slices(len(step_view_ids), *rank_and_parts)
+            view_ids = self.order.step(epoch, step)
+            parts = rank_slices(len(view_ids), *rank_and_parts)
             ranges = self.order.prefetch_ranges(epoch, step, step == first_step, parts)
             request_ranges(self.source.descriptor, ranges)
             for part in parts:
-                view_ids = step_view_ids[part]
-                inputs, decoded_ids = self.source.read(view_ids, step_view_ids, epoch)
-                labels = self.source.labels(decoded_ids)
-                replaced = int((decoded_ids != view_ids).sum())
-                yield HostBatch(inputs, labels, decoded_ids, epoch * self.steps + step, part.start, replaced)
+                host = self.source.read(StepPart(view_ids, epoch, part))
+                if augment.mixes_images:
+                    position = epoch * self.steps + step, part.start // augment.mix_group
+                    side = host.inputs.shape[1]
+                    mixture = sample_mixture(len(host.labels), side, augment, self.train.seed, *position)
+                yield replace(host, mixture=mixture, dtype=dtype)
 
-    def _finish(self, host: HostBatch, epoch: int) -> Batch:
-        """On the device: normalise, erase, mix, round, and put the pixels into the order of `data.pixel_order`."""
-        augment, train, dtype = self.augment, self.train, DTYPES[self.train.precision]
-        labels = host.labels.to(self.topology.device, non_blocking=True)
-        targets, mixture = labels, None
+    def _to_device(self, host: HostBatch) -> Batch:
+        """Images mixed and rounded, with their pixels in the order of `data.pixel_order`; targets mixed alike."""
+        targets = host.labels.to(self.topology.device, non_blocking=True)
         if self.data.targets == "class":
-            targets = soft_labels(labels, self.data.num_classes, augment.smoothing)
-        if augment.mixes_images:
-            first_group = host.first // augment.mix_group
-            mixture = sample_mixture(len(labels), host.inputs.shape[1], augment, train.seed, host.step, first_group)
-            targets = mixture.mix_targets(targets)
-        inputs = self.source.finish(host.inputs, host.view_ids, epoch, dtype, mixture)
-        samples = host.view_ids % len(self)
-        keys = torch.from_numpy(sample_keys(host.view_ids, train.seed, epoch)).to(labels.device, non_blocking=True)
-        return Batch(permute_pixels(inputs, self._pixels), targets, samples, host.replaced, keys)
+            targets = soft_labels(targets, self.data.num_classes, self.augment.smoothing)
+        if host.mixture is not None:
+            targets = host.mixture.mix_targets(targets)
+        inputs = permute_pixels(self.source.to_device(host), self._pixels)
+        keys = torch.from_numpy(sample_keys(host.view_ids, self.train.seed, host.epoch))
+        keys = keys.to(targets.device, non_blocking=True)
+        return Batch(inputs, targets, host.view_ids % len(self), host.replaced, keys)
 
 
 class EvalLoader:
@@ -170,19 +167,16 @@ class EvalLoader:
 
         Use it in a `with` block."""
         hosts = Prefetch(self._read(first_step), prefetch_count(self.data, self.source, self.batch))
-        return Batches(hosts, self._finish, self.topology.device)
+        return Batches(hosts, self._to_device, self.topology.device)
 
     def _read(self, first_step: int) -> Iterator[HostBatch]:
         samples = self.samples[evaluation_samples(len(self), self.topology.rank, self.topology.world)]
         for start in range(first_step * self.batch, self._most, self.batch):
-            view_ids = samples[start : start + self.batch]
-            inputs, decoded_ids = self.source.read(view_ids, view_ids, 0)
-            yield HostBatch(inputs, self.source.labels(decoded_ids), decoded_ids, 0, 0)
+            yield replace(self.source.read(StepPart(samples[start : start + self.batch])), dtype=self.dtype)
 
-    def _finish(self, host: HostBatch) -> Batch:
+    def _to_device(self, host: HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)
-        inputs = self.source.finish(host.inputs, host.view_ids, 0, self.dtype)
-        return Batch(permute_pixels(inputs, self._pixels), labels, host.view_ids)
+        return Batch(permute_pixels(self.source.to_device(host), self._pixels), labels, host.view_ids)
 
 
 def sample_keys(view_ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:

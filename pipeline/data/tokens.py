@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from widemix.data.mixup import Mixture
+from widemix.data.batches import HostBatch, StepPart
 from widemix.data.split import open_descriptor, open_split, split_checksums
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
@@ -45,19 +45,16 @@ class Tokens:
         """`InputError` unless the model's tokens and vocabulary cover what the file holds."""
         model.check_text(self.file.path, self.file.tokens, self.vocabulary)
 
-    def read(self, view_ids: np.ndarray, step_view_ids: np.ndarray, epoch: int) -> tuple[torch.Tensor, np.ndarray]:
-        """Token ids on the host, int64 [B, T], pinned where there is a GPU; and their view ids.
-
-        T is the width of the whole step, see `width`.
-        """
-        width, samples = self.width(step_view_ids), view_ids % len(self.file)
+    def read(self, part: StepPart) -> HostBatch:
+        """As `Source.read`; T is the width of the whole step, see `width`."""
+        width, samples = self.width(part.step_view_ids), part.view_ids % len(self.file)
         shape, pinned = (len(samples), width), self.device.type == "cuda"
         ids = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=pinned)
         ids.numpy()[:] = self._pairs(samples)[:, :width]
         if len(samples) and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
             bad = samples[int(((ids < 0) | (ids >= self.vocabulary)).any(1).nonzero()[0])]
             raise InputError(f"{self.file.path}: sample {bad} holds tokens that {TOKENIZER} has no words for")
-        return ids, view_ids
+        return HostBatch(ids, self.labels(samples), part.view_ids, part.epoch)
 
     def labels(self, view_ids: np.ndarray) -> torch.Tensor:
         """The classes of pairs: int64 [B]."""
@@ -68,25 +65,16 @@ class Tokens:
         pairs = np.empty((len(samples), self.file.tokens), TOKEN)
         for pair, sample, offset in zip(pairs, samples, self.file.offset[samples].tolist(), strict=True):
             if os.preadv(self.descriptor, [pair.data], offset) < pair.nbytes:
-                raise InputError(
-                    damaged_sample(self.file.path, int(sample), "the file ends before it; it was cut short")
-                )
+                raise InputError(damaged_sample(self.file.path, int(sample), CUT_SHORT))
         if self._checksums:
             wrong = text_checksums(self.file, samples, pairs) != self._checksums.samples[samples]
             if wrong.any():
                 raise InputError(damaged_sample(self.file.path, int(samples[wrong.argmax()]), MISMATCH))
         return pairs
 
-    def finish(
-        self,
-        ids: torch.Tensor,
-        view_ids: np.ndarray,
-        epoch: int,
-        dtype: torch.dtype = torch.float32,
-        mixture: Mixture | None = None,
-    ) -> torch.Tensor:
-        """The token ids that `read` returned, on the device."""
-        return ids.to(self.device, non_blocking=True)
+    def to_device(self, host: HostBatch) -> torch.Tensor:
+        """As `Source.to_device`."""
+        return host.inputs.to(self.device, non_blocking=True)
 
     def host_bytes(self, count: int) -> int:
         """Host memory of `count` pairs at most."""

@@ -13,7 +13,7 @@ from widemix.api.sections import Device, jitter_strengths
 from widemix.arguments import Numbers, build_section, check_arguments
 from widemix.data.augment.batch import build_augmentation
 from widemix.data.augment.erase import erase, sample_erasing
-from widemix.data.normalise import normalise, per_channel
+from widemix.data.normalise_and_mix import normalise, per_channel
 from widemix.errors import InputError
 from widemix.ffcv.order import Keyed
 from widemix.recipe.augment import AugmentSection

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from PIL import Image, ImageDraw, ImageFont
 
-from widemix.data.batches import Batch
+from widemix.data.batches import Batch, StepPart
 from widemix.data.grid import denormalise, fitted, grid
 from widemix.data.loader import EvalLoader
 from widemix.formats.manifest import read_manifest
@@ -72,8 +72,7 @@ def mistakes_grid(loader: EvalLoader, wrong: list[tuple[int, ...]], classes: lis
     if not wrong or not isinstance(section, DataSection):
         return None
     samples = np.array([sample for _, sample, _, _ in wrong])
-    host, _ = loader.source.read(samples, samples, 0)
-    tiles = denormalise(loader.source.finish(host, samples, 0), section)
+    tiles = denormalise(loader.source.to_device(loader.source.read(StepPart(samples))), section)
     names = [*classes, *map(str, range(len(classes), max(max(row[2:]) for row in wrong) + 1))]
     captions = [
         f"sample {sample}\nis {names[true]}\nnot {names[guess]}: {-sure} %" for sure, sample, true, guess in wrong

@@ -18,7 +18,7 @@ from widemix.data.augment.registry import OPERATIONS
 from widemix.data.batches import Batch
 from widemix.data.grid import BACKGROUND, GUTTER, denormalise, grid, training_grid
 from widemix.data.loader import EvalLoader, TrainLoader
-from widemix.data.normalise import normalise
+from widemix.data.normalise_and_mix import normalise
 from widemix.data.split import open_split
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError

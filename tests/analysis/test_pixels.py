@@ -22,7 +22,7 @@ from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.data.grid import denormalise
 from widemix.data.loader import EvalLoader
-from widemix.data.pixel_order import pixel_permutation
+from widemix.data.normalise_and_mix import pixel_permutation
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.evaluation.assessment import assess_network, evaluate_checkpoint

@@ -9,7 +9,7 @@ import torch
 
 from tests.bench.conftest import Clock
 from tests.conftest import ROOT
-from widemix.bench.mixup import CLASSES, MIXER_B16, SETTINGS, STEP, finish_images, mixups, repeat, rows_of, train_step
+from widemix.bench.mixup import CLASSES, MIXER_B16, SETTINGS, STEP, last_steps, mixups, repeat, rows_of, train_step
 from widemix.data.augment.erase import sample_erasing
 from widemix.data.mixup import sample_mixture
 from widemix.models.cost import model_cost
@@ -72,7 +72,7 @@ def test_the_step_trains_the_network_that_its_row_names():
 def test_images_are_finished_as_the_training_loader_finishes_them():
     """By the full recipe's erasing and mixtures, other ones in each call."""
     recipe, calls = load_recipe(ROOT / "recipes/imagenet/mixer_b16.yaml").augment, []
-    finish = finish_images(torch.zeros(64, 3, 32, 32), 16, lambda *given: calls.append(given) or len(calls))
+    finish = last_steps(torch.zeros(64, 3, 32, 32), 16, lambda *given: calls.append(given) or len(calls))
     assert [finish(number) for number in range(2)] == [1, 2]
     for number, (batch, mean, std, dtype, erasing, mixture) in enumerate(calls):
         assert (batch.shape, batch.dtype, dtype) == ((64, 32, 32, 3), torch.uint8, torch.float32)

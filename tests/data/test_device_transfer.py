@@ -9,7 +9,8 @@ import torch
 from tests.cli.test_arguments import arguments_of
 from tests.data.loading import BATCH, FULL, place, read, section, train_loader
 from tests.sections import train_section
-from widemix.data import device_transfer
+from widemix.data import batches
+from widemix.data.batches import StepPart
 from widemix.data.loader import EvalLoader
 from widemix.data.precision import DTYPES
 
@@ -38,9 +39,9 @@ def test_batches_are_those_of_fp32_on_the_cpu_rounded_once(images, precision, de
 def test_every_tensor_is_marked_as_used_by_the_step(images):
     """Its memory would be given to a later batch while the step reads it."""
     for loader, count in zip(loaders(images), (3, 2), strict=True):
-        with loader.batches(0) as batches:
-            marked = arguments_of(lambda: next(batches), "data.device_transfer.record_stream")["tensors"]
-            batch = next(batches)
+        with loader.batches(0) as loaded:
+            marked = arguments_of(lambda: next(loaded), "data.batches.record_stream")["tensors"]
+            batch = next(loaded)
         tensors = [value for value in vars(batch).values() if isinstance(value, torch.Tensor)]
         assert [tensor.dtype for tensor in marked] == [tensor.dtype for tensor in tensors]
         assert len(marked) == count
@@ -49,11 +50,11 @@ def test_every_tensor_is_marked_as_used_by_the_step(images):
 @GPU
 def test_batches_come_while_the_step_computes(images):
     loader, _ = loaders(images, "cuda:0")
-    assert loader.source.read(*[loader.order.step(0, 0)] * 2, 0)[0].is_pinned()
-    with loader.batches(0) as batches:
-        next(batches)
+    assert loader.source.read(StepPart(loader.order.step(0, 0))).inputs.is_pinned()
+    with loader.batches(0) as loaded:
+        next(loaded)
         torch.cuda._sleep(10**10)  # cycles of the step's own stream: some seconds
-        second = next(batches)
+        second = next(loaded)
         assert not torch.cuda.current_stream().query()
         torch.cuda.synchronize()
         assert second.inputs.isfinite().all()
@@ -77,7 +78,7 @@ def test_no_thread_goes_back_to_another_ranks_gpu(system):
     current = lambda of: SimpleNamespace(synchronize=lambda: waited_for.append(of))  # noqa: E731
     system({"torch.cuda.set_device": go, "torch.cuda.stream": stream, "torch.cuda.current_stream": current})
     system({"torch.cuda.Stream": lambda device, priority: (device, priority)})
-    for count, batch in enumerate(device_transfer.on_side_stream([1, 2], lambda host: host, gpu), 1):
+    for count, batch in enumerate(batches.on_side_stream([1, 2], lambda host: host, gpu), 1):
         assert batch == count
         assert waited_for == [gpu] * count  # so that the batch is complete
     assert count == 2
@@ -89,6 +90,6 @@ def test_memory_is_kept_until_the_stream_that_computes_is_done(system):
     marked: list = []
     tensors = [SimpleNamespace(record_stream=lambda stream, n=n: marked.append((n, stream))) for n in range(3)]
     system({"torch.cuda.current_stream": lambda device: f"stream of {device}"})
-    device_transfer.record_stream(torch.device("cuda", 1), *tensors)
-    device_transfer.record_stream(torch.device("cpu"), *tensors)
+    batches.record_stream(torch.device("cuda", 1), *tensors)
+    batches.record_stream(torch.device("cpu"), *tensors)
     assert marked == [(number, "stream of cuda:1") for number in range(3)]

@@ -37,6 +37,7 @@ from tests.data.loading import (
 from tests.data.plain_batches import CROP, FLIP, Numbers, stream_of, uniform
 from tests.layouts import two_classes
 from tests.sections import train_section
+from widemix.data.batches import StepPart
 from widemix.data.decode import Decoder, centre_boxes, padded_boxes, random_boxes
 from widemix.data.images import ATTEMPTS
 from widemix.data.loader import EvalLoader, stored_by_class
@@ -141,7 +142,7 @@ def test_batches_ahead_are_bounded_in_bytes(images, kind, mib, ahead):
         loader = train_loader(data, PLAIN, place(1, 2), train_section(64, 2), drop_last=False)
     else:
         loader = EvalLoader(data, 16, place(1, 2))
-    assert arguments_of(lambda: loader.batches(0), "data.prefetch.Prefetch")["ahead"] == ahead
+    assert arguments_of(lambda: loader.batches(0), "data.batches.Prefetch")["ahead"] == ahead
 
 
 @pytest.mark.parametrize("views", [0, 2])
@@ -167,7 +168,9 @@ def test_threads_are_those_asked_for_or_the_ranks_share(images, workers):
     source = EvalLoader(section(images, workers=workers), 4, topology).source
     assert source.threads == (workers or share_cpus(topology))
     ids = np.arange(4)
-    assert arguments_of(lambda: source.read(ids, ids, 0), "data.threads.run_on_threads")["threads"] == source.threads
+    assert (
+        arguments_of(lambda: source.read(StepPart(ids)), "data.threads.run_on_threads")["threads"] == source.threads
+    )
 
 
 @pytest.mark.parametrize("views", [0, 2])
@@ -178,7 +181,7 @@ def test_images_are_augmented_on_the_same_threads(images, augment, views):
     data, section_of = section(images, workers=3), AugmentSection(**augment)
     source = train_loader(data, PLAIN if views else section_of, views=[(data, section_of)] * views).source
     ids, pixels = np.arange(4), np.zeros((4, 8, 8, 3), np.uint8)
-    called = arguments_of(lambda: source.read(ids, ids, 0), "data.augment.batch.Augmentation.__call__")
+    called = arguments_of(lambda: source.read(StepPart(ids)), "data.augment.batch.Augmentation.__call__")
     assert called["threads"] == 3
     augmentation = (source.views[0] if views else source).augmentation
     called = arguments_of(lambda: augmentation(pixels, ids, 0, 0, 5), "data.threads.run_on_threads")
@@ -347,11 +350,11 @@ def test_replacements_are_the_first_readable_samples_of_their_stream(images, dam
         if expected is None:
             words = rf"sample {view_id % 53} .*; 10 other samples that could replace it cannot be read either"
             with pytest.raises(InputError, match=words):
-                source.read(ids, ids, epoch)
+                source.read(StepPart(ids, epoch))
             continue
-        pixels, decoded = source.read(ids, ids, epoch)
-        assert decoded.tolist() == [expected]
-        assert torch.equal(pixels, source.read(decoded, decoded, epoch)[0])
+        found = source.read(StepPart(ids, epoch))
+        assert found.view_ids.tolist() == [expected]
+        assert torch.equal(found.inputs, source.read(StepPart(found.view_ids, epoch)).inputs)
     assert outcomes == ({False} if readable == 50 else {False, True})
 
 

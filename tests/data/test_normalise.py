@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from widemix.data.grid import denormalise
-from widemix.data.normalise import normalise, normalise_with_torch, per_channel
+from widemix.data.normalise_and_mix import normalise, normalise_with_torch, per_channel
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 7, 3), (2, 224, 224, 3), (0, 8, 8, 3)])

@@ -7,7 +7,7 @@ import torch
 from tests.data.loading import place, read, section, train_loader
 from tests.sections import train_section
 from widemix.data.loader import EvalLoader
-from widemix.data.pixel_order import permute_pixels, pixel_permutation
+from widemix.data.normalise_and_mix import permute_pixels, pixel_permutation
 from widemix.errors import InputError
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model

@@ -9,8 +9,7 @@ import torch
 
 from tests.cli.test_arguments import arguments_of
 from tests.data.loading import no_thread_is_left
-from widemix.data.batches import Batches
-from widemix.data.prefetch import Prefetch
+from widemix.data.batches import Batches, Prefetch
 
 CPU = torch.device("cpu")
 DAMAGED = RuntimeError("sample 7 is damaged")
@@ -194,7 +193,7 @@ def test_exceptions_of_finishing_are_raised():
 def test_one_batch_is_ready_on_the_device_and_no_more():
     hosts = Prefetch(iter(range(9)), ahead=3)
     call = lambda: Batches(hosts, lambda host: host, CPU)  # noqa: E731
-    assert arguments_of(call, "data.prefetch.Prefetch")["ahead"] == 1
+    assert arguments_of(call, "data.batches.Prefetch")["ahead"] == 1
     hosts.close()
 
 

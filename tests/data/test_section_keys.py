@@ -37,7 +37,7 @@ SEEN = {
     "order": lambda loader: type(loader.order),
     "classes": lambda loader: {*loader.source.file.label[loader.order.step(0, 0) % len(loader)].tolist()},
     "window": lambda loader: arguments_of(lambda: train_loader(loader.data), "data.paged.PagedOrder")["window_bytes"],
-    "ahead": lambda loader: arguments_of(lambda: loader.batches(0), "data.prefetch.Prefetch")["ahead"],
+    "ahead": lambda loader: arguments_of(lambda: loader.batches(0), "data.batches.Prefetch")["ahead"],
     "evaluated": lambda loader: len(EvalLoader(loader.data, 8, place())),
     "damage": error,
 }

@@ -16,6 +16,7 @@ import torch
 
 from tests.data.loading import SMOOTH, place, read, section, text_section, train_loader
 from tests.sections import train_section
+from widemix.data.batches import StepPart
 from widemix.data.loader import EvalLoader, TrainLoader, check_model
 from widemix.data.tokens import vocabulary_size
 from widemix.data_prep.prepare import prepare
@@ -199,10 +200,10 @@ def test_every_view_is_the_pair_and_damage_names_it(damaged):
     """Views are numbered beyond the samples; the first of several damaged pairs is named."""
     checked, source = (EvalLoader(text_section(damaged, checksums=of), 4, place()).source for of in (True, False))
     samples, views = np.array([3, 16, 5, 6]), np.array([3, 16 + 17, 5 + 2 * 17, 6])
-    expected, (ids, found) = source.read(samples, samples, 0)[0], source.read(views, views, 0)
-    assert torch.equal(ids, expected)
-    assert found.tolist() == views.tolist()
-    assert source.labels(views).tolist() == source.labels(samples).tolist()
+    expected, found = (source.read(StepPart(of)) for of in (samples, views))
+    assert torch.equal(found.inputs, expected.inputs)
+    assert torch.equal(found.labels, expected.labels)
+    assert found.view_ids.tolist() == views.tolist()
     path = damaged / "dev_matched.beton"
     for sample in (5, 6):
         write_token(path, sample, 24)
@@ -216,7 +217,7 @@ def test_every_view_is_the_pair_and_damage_names_it(damaged):
         if size:
             os.truncate(path, size)
         with pytest.raises(InputError, match=words):
-            reader.read(chosen, chosen, 0)
+            reader.read(StepPart(chosen))
 
 
 def test_checksums_by_a_files_bytes_are_those_that_were_stored(pairs):
@@ -241,7 +242,7 @@ def test_a_batch_is_no_wider_than_the_files_pairs(tmp_path):
     prepare("mnli", tmp_path / "source", tmp_path / "prepared", PrepSettings(length=21))
     tokens = EvalLoader(text_section(tmp_path / "prepared"), 4, place()).source
     assert [tokens.width(np.array(samples, int)) for samples in ([0], [0, 1], [1, 2], [])] == [8, 16, 21, 8]
-    assert tokens.read(np.array([2]), np.array([2]), 0)[0].shape == (1, 21)
+    assert tokens.read(StepPart(np.array([2]))).inputs.shape == (1, 21)
     assert tokens.host_bytes(3) == 3 * 21 * 8
 
 

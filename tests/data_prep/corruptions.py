@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 
+from widemix.data.batches import StepPart
 from widemix.data.images import AugmentedImages
 from widemix.data.tokens import Tokens
 from widemix.data_prep.prepare import prepare
@@ -94,8 +95,8 @@ def read_all(kind: str, folder: Path, checksums: bool) -> Iterator[tuple[str, by
             for sample in range(len(source.file)):
                 view = np.array([sample])
                 try:
-                    read, _ = source.read(view, view, epoch)
-                    yield f"{name} {epoch} {sample}", read.numpy().tobytes() + source.labels(view).numpy().tobytes()
+                    host = source.read(StepPart(view, epoch))
+                    yield f"{name} {epoch} {sample}", host.inputs.numpy().tobytes() + host.labels.numpy().tobytes()
                 except InputError as error:
                     named = f"sample {sample} " in str(error) and "`widemix verify" in str(error)
                     yield f"{name} {epoch} {sample}", "named" if named else f"CRASH: {error}"

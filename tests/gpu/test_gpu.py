@@ -135,7 +135,7 @@ def test_benchmarks_run(words, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "hidden"),
     [
-        (["tests/gpu", "tests/data/test_finish.py"], False),
+        (["tests/gpu", "tests/data/test_normalise_and_mix.py"], False),
         (["tests/gpu/test_gpu.py::test_benchmarks_run"], False),
         (["tests/gpu", "tests/end_to_end"], True),
         (["tests"], True),

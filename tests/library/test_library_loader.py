@@ -18,6 +18,7 @@ from tests.data.loading import damage, no_thread_is_left, place, read, section, 
 from tests.sections import train_section
 from widemix.api.sections import jitter_strengths, process_topology
 from widemix.api.views import expand_views, view_sections
+from widemix.data.batches import StepPart
 from widemix.data.loader import EvalLoader
 from widemix.data.order import RandomOrder
 from widemix.errors import InputError
@@ -216,7 +217,7 @@ def test_every_view_is_what_a_loader_of_that_view_makes(images: Path, world: int
             for number, batch in enumerate((large[:, 0], small[:, 0], large[:, 1], small[:, 1])):
                 sections = view_sections(number, DINO[number], section(images), AugmentSection(**JITTERED))
                 source, ids = train_loader(*sections).source, samples + 53 * number
-                expected = source.finish(source.read(ids, ids, epoch)[0], ids, epoch)
+                expected = source.to_device(source.read(StepPart(ids, epoch)))
                 assert torch.equal(batch, expected), number
             assert torch.equal(torch.cat([labels for _, labels in seen[step]]), labels_of(images)[samples])
     assert seen[0][0][0][0][:, 0].is_contiguous(memory_format=torch.channels_last)

@@ -10,17 +10,16 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import widemix.data
 from tests.gpu_kernels import COMPILED, DEVICE, RUNS, check_accesses, compile_instead, run_interpreted
-from widemix.data import finish
+from widemix.data import normalise_and_mix as module
 from widemix.data.augment.erase import Erasing, sample_erasing
-from widemix.data.finish import Finish, finish_in_steps
 from widemix.data.mixup import Mixture, sample_mixture
+from widemix.data.normalise_and_mix import NormaliseAndMix, normalise_and_mix
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
 
 pytest.importorskip("triton", reason="Triton is missing")
-from widemix.data import finish_by_triton
+from widemix.data import normalise_and_mix_triton
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 MODES = [None, "const", "rand", "pixel"]
@@ -41,7 +40,7 @@ def test_by_the_interpreter(pytestconfig):
 
 @pytest.fixture(autouse=True)
 def accesses_stay_inside(monkeypatch):
-    check_accesses(finish_by_triton, monkeypatch)
+    check_accesses(normalise_and_mix_triton, monkeypatch)
 
 
 def sampled(count: int, side: int, mode: str | None, mix: str) -> tuple[torch.Tensor, Erasing | None, Mixture | None]:
@@ -56,7 +55,7 @@ def sampled(count: int, side: int, mode: str | None, mix: str) -> tuple[torch.Te
 def both_ways(images: torch.Tensor, erasing: Erasing | None, mixture: Mixture | None, dtype: torch.dtype):
     mean, std = (255 * torch.tensor(of, device=DEVICE)[:, None, None] for of in (IMAGENET_MEAN, IMAGENET_STD))
     arguments = images, mean, std, dtype, erasing, mixture
-    return finish_by_triton.finish(*arguments), finish_in_steps(*arguments)
+    return normalise_and_mix_triton.normalise_and_mix_at_once(*arguments), normalise_and_mix(*arguments)
 
 
 @pytest.mark.one_in(5)
@@ -92,7 +91,10 @@ SECTION = DataSection(path="none", num_classes=10, image_size=27, mean=(0.0, 0.2
 @RUNS
 def test_it_writes_where_it_is_told_to(capsys):
     section = DataSection(path="none", num_classes=10, image_size=27)
-    finisher, arguments = Finish(section, torch.device(DEVICE), finish_by_triton), sampled(8, 27, "rand", "nothing")
+    finisher, arguments = (
+        NormaliseAndMix(section, torch.device(DEVICE), normalise_and_mix_triton.normalise_and_mix_at_once),
+        sampled(8, 27, "rand", "nothing"),
+    )
     for _ in range(2):  # the first call is by the steps
         to = torch.full((8, 27, 27, 3), torch.nan, device=DEVICE)
         images = finisher(arguments[0], FP32, *arguments[1:], to)
@@ -115,7 +117,7 @@ def test_mean_and_deviation_are_there_when_it_is_made():
             return result
 
     with FakeTensorMode(), Recorder():
-        Finish(DataSection(path="none", num_classes=10, image_size=27), torch.device("cuda"))
+        NormaliseAndMix(DataSection(path="none", num_classes=10, image_size=27), torch.device("cuda"))
     assert on_gpu == [torch.ops.aten._to_copy] * 2
 
 
@@ -124,14 +126,13 @@ def test_mean_and_deviation_are_there_when_it_is_made():
 def test_without_a_sound_triton_there_is_no_kernel(kind, monkeypatch, system):
     class Missing:
         def find_spec(name, *_):
-            if name == finish_by_triton.__name__:
+            if name == normalise_and_mix_triton.__name__:
                 raise kind("libcuda.so: no such file")
 
-    assert finish.by_triton.__wrapped__() is finish_by_triton
-    monkeypatch.delattr(widemix.data, "finish_by_triton")
-    monkeypatch.delitem(sys.modules, finish_by_triton.__name__)
+    assert module.by_triton.__wrapped__() is normalise_and_mix_triton.normalise_and_mix_at_once
+    monkeypatch.delitem(sys.modules, normalise_and_mix_triton.__name__)
     system({"sys.meta_path": [Missing, *sys.meta_path]})
-    assert finish.by_triton.__wrapped__() is None
+    assert module.by_triton.__wrapped__() is None
 
 
 class Kernel:
@@ -139,10 +140,9 @@ class Kernel:
 
     calls, wrong_from = 0, 0
 
-    @classmethod
-    def finish(cls, *arguments) -> torch.Tensor:
+    def __new__(cls, *arguments) -> torch.Tensor:
         cls.calls += 1
-        images = finish_in_steps(*arguments)
+        images = normalise_and_mix(*arguments)
         if cls.calls > cls.wrong_from:
             images[0, 0, 0, 0] = torch.nextafter(images[0, 0, 0, 0], images.new_tensor(9.0))
         return images
@@ -152,24 +152,22 @@ class WrongLater(Kernel):
     wrong_from = 1
 
 
-class Broken:
-    @staticmethod
-    def finish(*arguments) -> torch.Tensor:
-        raise RuntimeError("PTX was compiled\nwith an unsupported toolchain")
+def broken(*arguments) -> torch.Tensor:
+    raise RuntimeError("PTX was compiled\nwith an unsupported toolchain")
 
 
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
         (Kernel, "its numbers are not PyTorch's"),
-        (Broken, "RuntimeError: PTX was compiled with an unsupported toolchain"),
+        (broken, "RuntimeError: PTX was compiled with an unsupported toolchain"),
     ],
 )
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_a_kernel_that_fails_or_is_wrong_is_not_used(kernel, reason, dtype, capsys):
     Kernel.calls, arguments = 0, sampled(8, 27, "pixel", "groups")
-    finisher = Finish(SECTION, torch.device("cpu"), kernel)
-    expected = Finish(SECTION, torch.device("cpu"))(arguments[0], dtype, *arguments[1:])
+    finisher = NormaliseAndMix(SECTION, torch.device("cpu"), kernel)
+    expected = NormaliseAndMix(SECTION, torch.device("cpu"))(arguments[0], dtype, *arguments[1:])
     for _ in range(3):
         assert torch.equal(finisher(arguments[0], dtype, *arguments[1:]), expected)
     [line] = capsys.readouterr().err.splitlines()
@@ -184,14 +182,14 @@ COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda one: pi
 def test_a_sound_kernel_is_checked_once_by_each_copy(way, capsys):
     """Its later numbers are taken as they are."""
     WrongLater.calls, pixels = 0, sampled(8, 27, None, "nothing")[0]
-    plain = Finish(SECTION, torch.device("cpu"))
-    finisher = Finish(SECTION, torch.device("cpu"), WrongLater)
+    plain = NormaliseAndMix(SECTION, torch.device("cpu"))
+    finisher = NormaliseAndMix(SECTION, torch.device("cpu"), WrongLater)
     assert [torch.equal(finisher(pixels), plain(pixels)) for _ in range(3)] == [True, False, False]
     assert not capsys.readouterr().err
     WrongLater.calls = 0
     other = COPIES[way](finisher)
     assert [torch.equal(other(pixels), plain(pixels)) for _ in range(2)] == [True, False]
-    meta = COPIES[way](Finish(SECTION, torch.device("meta")))
+    meta = COPIES[way](NormaliseAndMix(SECTION, torch.device("meta")))
     assert meta(pixels.to("meta")).device.type == "meta"
 
 
@@ -220,5 +218,5 @@ def test_it_compiles_for_gpus_and_rounds_each_operation(gpu, dtype, mode, mix, t
     compile_instead(monkeypatch, gpu, tmp_path, check)
     images, erasing, mixture = sampled(8, 224, mode, mix)
     mean, std = (255 * torch.tensor(of)[:, None, None] for of in (IMAGENET_MEAN, IMAGENET_STD))
-    finish_by_triton.finish(images, mean, std, dtype, erasing, mixture)
+    normalise_and_mix_triton.normalise_and_mix_at_once(images, mean, std, dtype, erasing, mixture)
     assert len(seen) == 1

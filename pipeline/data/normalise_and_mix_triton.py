@@ -1,4 +1,4 @@
-"""Finishes a batch of images in one pass over its numbers; see `widemix.data.finish`."""
+"""`widemix.data.normalise_and_mix` in one pass over the numbers of a batch."""
 
 import functools
 
@@ -18,7 +18,7 @@ _COUNTERS, _LEVELS = tl.constexpr(erase.COUNTERS), tl.constexpr(erase.LEVELS)
 _GOLDEN, _M1, _M2 = (tl.constexpr(int(word)) for word in (GOLDEN, M1, M2))
 
 
-def finish(
+def normalise_and_mix_at_once(
     images: Tensor,
     mean: Tensor,
     std: Tensor,
@@ -27,7 +27,7 @@ def finish(
     mixture: Mixture | None,
     to: Tensor | None = None,
 ) -> Tensor:
-    """See `widemix.data.finish.finish_in_steps`."""
+    """See `normalise_and_mix`."""
     device, (batch, side) = mean.device, images.shape[:2]
     images = images.to(device, non_blocking=True)
     to = torch.empty_like(images, dtype=dtype) if to is None else to
@@ -40,7 +40,7 @@ def finish(
     if mixture is not None:
         mixed = _on(device, mixture.partners, mixture.weights, mixture.boxes)
     _launch(
-        _finish, (batch * tiles,), images, to, mean, std, *erased, *mixed, batch, tiles,
+        _normalise_and_mix, (batch * tiles,), images, to, mean, std, *erased, *mixed, batch, tiles,
         SIDE=side, MODE=None if erasing is None else erasing.mode, BLOCK=_BLOCK,
     )  # fmt: skip
     return to.permute(0, 3, 1, 2)
@@ -62,25 +62,27 @@ def _launch(kernel, grid: tuple[int], first: Tensor, *arguments, **constants) ->
 
 
 @triton.jit
-def _finish(
+def _normalise_and_mix(
     images, out, mean, std, first, erased, streams, quantiles, partners, weights, cuts, batch, tiles,
     SIDE: tl.constexpr, MODE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0) // tiles
     n = tl.program_id(0) % tiles * BLOCK + tl.arange(0, BLOCK)  # place in the image: row, column, channel
-    values = _finished(images, b, n, mean, std, first, erased, streams, quantiles, SIDE, MODE)
+    values = _normalise_and_erase(images, b, n, mean, std, first, erased, streams, quantiles, SIDE, MODE)
     if partners is not None:
         own, other = tl.load(weights + b), tl.load(weights + batch + b)
         inside = _inside(cuts + 4 * b, n, SIDE)
         if (other != 0) | (tl.load(cuts + 4 * b + 2) > 0):
             partner = tl.load(partners + b)
-            others = _finished(images, partner, n, mean, std, first, erased, streams, quantiles, SIDE, MODE)
+            others = _normalise_and_erase(
+                images, partner, n, mean, std, first, erased, streams, quantiles, SIDE, MODE
+            )
             values = tl.where(inside, others, values * own + others * other)
     tl.store(out + b.to(tl.int64) * (3 * SIDE * SIDE) + n, values, n < 3 * SIDE * SIDE)
 
 
 @triton.jit
-def _finished(
+def _normalise_and_erase(
     images, b, n, mean, std, first, erased, streams, quantiles,
     SIDE: tl.constexpr, MODE: tl.constexpr,
 ):  # fmt: skip
