@@ -87,7 +87,7 @@ CLUSTER = PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpir
 
 stress-gpu: setup
 	$(PYTEST) -n $(PROCESSES) --all tests/gpu tests/models/test_batch_last_triton.py \
-		tests/data/test_finish.py tests/data/test_device_transfer.py $(ARGS)
+		tests/data/test_normalise_and_mix.py tests/data/test_device_transfer.py $(ARGS)
 
 stress-cluster: setup
 	@$(CLUSTER)

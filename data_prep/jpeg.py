@@ -17,7 +17,7 @@ import numpy as np
 from widemix.data_prep.opening import decoded_pixels
 from widemix.data_prep.settings import PrepSettings
 from widemix.formats import coefficients
-from widemix.formats.segments import NO_SEGMENTS, NUMBER
+from widemix.formats.beton import NO_SEGMENTS, SEGMENT_NUMBER
 from widemix.native import BuildError
 from widemix.native.library import open_library
 from widemix.tally import print_status
@@ -206,7 +206,7 @@ def segment_table(data: bytes) -> bytes:
     if len(starts) != ceil(frame.width / across) // interval * ceil(frame.height / down):
         return NO_SEGMENTS
     end = data.rindex(b"\xff\xd9")
-    return np.array([interval, across, down, *starts, end], NUMBER).tobytes()
+    return np.array([interval, across, down, *starts, end], SEGMENT_NUMBER).tobytes()
 
 
 def shrink_jpeg(data: bytes, frame: Frame, settings: PrepSettings) -> tuple[bytes, bytes, str] | None:

@@ -16,8 +16,7 @@ import urllib.request
 from pathlib import Path
 
 from widemix.errors import Exit, InputError
-from widemix.native.build import BuildError, compile_library, shipped
-from widemix.native.levels import LEVELS
+from widemix.native.build import LEVELS, BuildError, compile_library, shipped
 from widemix.terminal import print
 
 GLIBC = "2.28"  # Debian 10, RHEL 8 and what is newer

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     __version__: str
     from widemix.api.loader import Loader
+    from widemix.api.loader_arguments import View
     from widemix.api.prep import prepare
     from widemix.api.runs import build_model, choose_memory_layout, evaluate, train
-    from widemix.api.views import View
     from widemix.errors import InputError
     from widemix.recipe import Recipe, load_recipe
 
@@ -49,7 +49,7 @@ _HOMES = {
     "InputError": "widemix.errors",
     "Loader": "widemix.api.loader",
     "Recipe": "widemix.recipe",
-    "View": "widemix.api.views",
+    "View": "widemix.api.loader_arguments",
     "build_model": "widemix.api.runs",
     "choose_memory_layout": "widemix.api.runs",
     "evaluate": "widemix.api.runs",

@@ -45,7 +45,12 @@ settings.load_profile("untimed")
 # What sees GPUs: `make stress WHAT=gpu`. The other tests start more ranks than most machines have GPUs.
 ON_GPUS = [
     ROOT / "tests" / name
-    for name in ("gpu", "models/test_batch_last_triton.py", "data/test_finish.py", "data/test_device_transfer.py")
+    for name in (
+        "gpu",
+        "models/test_batch_last_triton.py",
+        "data/test_normalise_and_mix.py",
+        "data/test_device_transfer.py",
+    )
 ]
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from widemix.data.augment.hue import turn_hue
+from widemix.data.augment.batch import scratch_for
+from widemix.data.augment.color_jitter import turn_hue
+from widemix.data.augment.filters import gaussian_smooth
 from widemix.data.augment.operations import apply
+from widemix.data.augment.program import sample_argument
 from widemix.data.augment.registry import OPERATIONS, Operation
-from widemix.data.augment.sampling import sample_argument
-from widemix.data.augment.scratch import scratch_for
-from widemix.data.augment.smooth import gaussian_smooth
 
 AMPLIFIED = 128  # factor of differences, so that they are visible
 LARGEST = 128  # pixels: larger images are reduced, their differences to the maximum of each block

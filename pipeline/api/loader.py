@@ -9,9 +9,15 @@ import torch
 from pydantic import SkipValidation
 from torch.utils.data import IterableDataset, get_worker_info
 
-from widemix.api.sections import Device, jitter_strengths, process_topology
-from widemix.api.timm_names import ADVICE
-from widemix.api.views import View, expand_views, view_sections
+from widemix.api.loader_arguments import (
+    ADVICE,
+    Device,
+    View,
+    expand_views,
+    jitter_strengths,
+    process_topology,
+    view_sections,
+)
 from widemix.arguments import Epoch, FilePath, Numbers, Rank, Size, Whole, build_section, check_arguments
 from widemix.data.batches import Batch, Batches
 from widemix.data.images import Views

@@ -16,7 +16,7 @@ from typing import Any
 from timm.data import Mixup, create_loader
 
 import widemix
-from widemix.api.timm_names import NONE_MEANS, RENAMED, WITHOUT
+from widemix.api.loader_arguments import NONE_MEANS, RENAMED, WITHOUT
 from widemix.files import atomic_write
 
 _ABOUT = "Made from the docstrings, by `python -m widemix.api.reference docs/reference`."
@@ -139,8 +139,7 @@ def _ffcv() -> Iterator[str]:
     """From the source alone, since FFCV may be missing."""
     folder = Path(widemix.__file__).with_name("ffcv")
     page, *modules = (
-        ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
-        for name in ("__init__", "order", "decoding", "augmentation")
+        ast.parse((folder / f"{name}.py").read_text(encoding="utf-8")) for name in ("__init__", "order", "operations")
     )
     names = {alias.name for node in page.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     yield f"## widemix.ffcv\n\n```\n{ast.get_docstring(page)}\n```\n"

@@ -3,6 +3,10 @@
 numba's cache misses changes of functions and constants that a cached function has from another file, so the cache
 folder, in NUMBA_CACHE_DIR too, is named after numba's version and a hash of all sources, and of whether the code
 calls the C library.
+
+`run_on_threads` runs such functions on Python threads instead of numba's prange: nothing is compiled twice, no
+threading layer has to be installed, and numba's cache is not involved, which confuses the parallel and the serial
+code of a function.
 """
 
 import ctypes
@@ -10,6 +14,8 @@ import functools
 import hashlib
 import os
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -133,3 +139,21 @@ def optional_symbol(name: str, signature: Any) -> Any:
 @jit
 def _undone(*arguments):
     return False
+
+
+def run_on_threads(work: Callable[[int, int], None], threads: int) -> None:
+    """Call `work(k, threads)` for each k in range(threads) in parallel. The first exception is raised here."""
+    if threads == 1:
+        work(0, 1)
+    else:
+        for _ in _pool(threads).map(work, range(threads), [threads] * threads):
+            pass
+
+
+@functools.cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="images")
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has none of the threads, and would wait

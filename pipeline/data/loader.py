@@ -17,11 +17,19 @@ from widemix.data.batches import Batch, Batches, HostBatch, Prefetch, Source, St
 from widemix.data.images import AugmentedImages, Images, View, Views
 from widemix.data.mixup import sample_mixture, soft_labels
 from widemix.data.normalise_and_mix import permute_pixels, pixel_permutation
-from widemix.data.order import FileOrder, Order, RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
+from widemix.data.order import (
+    FileOrder,
+    Order,
+    RandomOrder,
+    SampledOrder,
+    Weighted,
+    evaluation_samples,
+    rank_slices,
+    steps_per_epoch,
+)
 from widemix.data.paged import PAGE_BYTES, PagedOrder, request_ranges
 from widemix.data.precision import DTYPES
 from widemix.data.random import NETWORK, key
-from widemix.data.sampling import SampledOrder, Weighted
 from widemix.data.split import PreparedFile
 from widemix.data.tokens import Tokens
 from widemix.distributed.topology import Topology

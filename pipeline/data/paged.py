@@ -13,9 +13,8 @@ import math
 import numpy as np
 
 from widemix.data.compiled import jit
-from widemix.data.order import shuffled, split_views
+from widemix.data.order import ClassSampling, Weighted, shuffled, split_views
 from widemix.data.random import PAGE, WINDOW, key, uniform
-from widemix.data.sampling import ClassSampling, Weighted
 from widemix.files import advise
 
 PAGE_BYTES = 1 << 20  # read at full speed from any disk, yet a window of 4 GiB has thousands
@@ -27,7 +26,7 @@ class PagedOrder:
     """Shuffles pages, and samples within windows of pages; see above.
 
     offset, size: int64 [n], the place of each sample in the file, bytes. window_bytes: of the file, over all lanes.
-    repeats: views of each sample, see `widemix.data.order`. weighted: an epoch has what `widemix.data.sampling` says,
+    repeats: views of each sample, see `widemix.data.order`. weighted: an epoch has what `widemix.data.order` says,
     sorted by the place in the file, in place of each sample once.
     """
 

@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from widemix.data.decode import centre_boxes
+from widemix.data.decode import centre_boxes, resized_box
 from widemix.data.normalise_and_mix import normalise, per_channel, permute_pixels, pixel_permutation
 from widemix.data.precision import DTYPES, autocast
-from widemix.data.with_pillow import resized_box
 from widemix.distributed.topology import read_topology, set_matmul_precision
 from widemix.errors import InputError
 from widemix.evaluation.networks import Network

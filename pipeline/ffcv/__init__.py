@@ -23,8 +23,7 @@ except ImportError as error:
         "libopencv-dev libturbojpeg0-dev python3-dev`, then `pip install 'widemix[ffcv]'`"
     ) from None
 
-from widemix.ffcv.augmentation import ColorJitter, Normalize, RandAugment, RandomErasing
-from widemix.ffcv.decoding import CenterCrop, RandomResizedCrop
+from widemix.ffcv.operations import CenterCrop, ColorJitter, Normalize, RandAugment, RandomErasing, RandomResizedCrop
 from widemix.ffcv.order import Order, resume
 
 __all__ = [

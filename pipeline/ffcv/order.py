@@ -9,7 +9,7 @@ import numpy as np
 from ffcv.pipeline.operation import Operation
 from ffcv.traversal_order.base import TraversalOrder
 
-from widemix.api.sections import process_topology
+from widemix.api.loader_arguments import process_topology
 from widemix.arguments import Epoch, Size, Whole, check_arguments
 from widemix.data.order import RandomOrder, rank_slices, steps_per_epoch
 from widemix.errors import InputError

@@ -47,7 +47,7 @@ struct entropy {
     char *message;    /* JMSG_LENGTH_MAX bytes: the error */
 };
 
-/* Set the table of segments of the JPEG that is decoded next: `numbers` uint32 (pipeline/formats/segments.py), or 0
+/* Set the table of segments of the JPEG that is decoded next: `numbers` uint32 (pipeline/formats/beton.py), or 0
  * numbers for none. Both must stay valid while it is decoded. */
 void entropy_set_segments(struct entropy *entropy, const uint8_t *jpeg, const uint32_t *table, size_t numbers);
 

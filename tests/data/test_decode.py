@@ -20,8 +20,7 @@ from PIL import Image
 from tests.data.crafted_jpegs import CHROMA, LUMA, OTHERS, crafted
 from tests.data.plain_batches import INTERPOLATION, stream_of, uniform
 from widemix import native
-from widemix.data.decode import Decoder, centre_boxes, cubic, random_boxes
-from widemix.data.with_pillow import read_with_pillow
+from widemix.data.decode import Decoder, centre_boxes, cubic, random_boxes, read_with_pillow
 from widemix.data_prep.beton_writer import BetonWriter
 from widemix.data_prep.image import Encoded
 from widemix.data_prep.jpeg import DamagedJpeg, pack, plain_frame, unpack, with_markers

@@ -38,13 +38,12 @@ from tests.data.plain_batches import CROP, FLIP, Numbers, stream_of, uniform
 from tests.layouts import two_classes
 from tests.sections import train_section
 from widemix.data.batches import StepPart
-from widemix.data.decode import Decoder, centre_boxes, padded_boxes, random_boxes
+from widemix.data.decode import Decoder, centre_boxes, padded_boxes, random_boxes, read_with_pillow
 from widemix.data.images import ATTEMPTS
 from widemix.data.loader import EvalLoader, stored_by_class
 from widemix.data.order import FileOrder, RandomOrder, rank_slices
 from widemix.data.paged import PagedOrder
 from widemix.data.split import open_split
-from widemix.data.with_pillow import read_with_pillow
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
@@ -169,7 +168,7 @@ def test_threads_are_those_asked_for_or_the_ranks_share(images, workers):
     assert source.threads == (workers or share_cpus(topology))
     ids = np.arange(4)
     assert (
-        arguments_of(lambda: source.read(StepPart(ids)), "data.threads.run_on_threads")["threads"] == source.threads
+        arguments_of(lambda: source.read(StepPart(ids)), "data.compiled.run_on_threads")["threads"] == source.threads
     )
 
 
@@ -184,7 +183,7 @@ def test_images_are_augmented_on_the_same_threads(images, augment, views):
     called = arguments_of(lambda: source.read(StepPart(ids)), "data.augment.batch.Augmentation.__call__")
     assert called["threads"] == 3
     augmentation = (source.views[0] if views else source).augmentation
-    called = arguments_of(lambda: augmentation(pixels, ids, 0, 0, 5), "data.threads.run_on_threads")
+    called = arguments_of(lambda: augmentation(pixels, ids, 0, 0, 5), "data.compiled.run_on_threads")
     assert called["threads"] == 5
 
 

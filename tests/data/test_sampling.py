@@ -16,9 +16,8 @@ from tests.data.plain_batches import permuted, stream_of
 from tests.sections import train_section
 from tests.unequal import prepare_unequal
 from widemix.data.loader import TrainLoader
-from widemix.data.order import steps_per_epoch
+from widemix.data.order import CYCLE, SampledOrder, Weighted, steps_per_epoch
 from widemix.data.paged import PagedOrder
-from widemix.data.sampling import CYCLE, SampledOrder, Weighted
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.recipe import load_recipe

@@ -35,7 +35,6 @@ def error(loader) -> str:
 SEEN = {
     "images": lambda loader: [batch.inputs.tolist() for batch in read(loader, 0)],
     "order": lambda loader: type(loader.order),
-    "classes": lambda loader: {*loader.source.file.label[loader.order.step(0, 0) % len(loader)].tolist()},
     "window": lambda loader: arguments_of(lambda: train_loader(loader.data), "data.paged.PagedOrder")["window_bytes"],
     "ahead": lambda loader: arguments_of(lambda: loader.batches(0), "data.batches.Prefetch")["ahead"],
     "evaluated": lambda loader: len(EvalLoader(loader.data, 8, place())),
@@ -50,7 +49,6 @@ KEYS: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
     "data.order": ("paged", {}, "order", PagedOrder),
     "data.memory_gib": (1e-6, {}, "order", PagedOrder),
     "data.shuffle_window_mib": (3, PAGED, "window", 3 << 20),
-    "data.sampling": ({"class0": 0}, {}, "classes", {1}),
     "data.prefetch_batches": (2, {}, "ahead", 2),
     "data.prefetch_mib": (1, {"image_size": 120}, "ahead", 1),  # a batch of 24 has 1,012 KiB
     "data.pixel_order": ("all", {}, "images", None),

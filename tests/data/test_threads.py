@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from widemix.data.threads import run_on_threads
+from widemix.data.compiled import run_on_threads
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -21,9 +21,8 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.samples import ImageFiles
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
-from widemix.formats.beton import open_beton
+from widemix.formats.beton import NO_SEGMENTS, open_beton, segments_of
 from widemix.formats.manifest import read_manifest
-from widemix.formats.segments import NO_SEGMENTS, segments_of
 
 pytestmark = pytest.mark.usefixtures("small_pages")
 

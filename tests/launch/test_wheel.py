@@ -16,8 +16,7 @@ import pytest
 from tests.conftest import ROOT
 from widemix.errors import Exit, InputError
 from widemix.launch import wheels
-from widemix.native.build import BuildError
-from widemix.native.levels import LEVELS
+from widemix.native.build import LEVELS, BuildError
 from widemix.recipe.files import SHIPPED, find_recipe, load_recipe
 
 # A folder of a checkout taken for a module: `pipeline.train`, `-m launch.pod`, `from data_prep import`; but paths and

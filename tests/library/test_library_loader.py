@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader
 import widemix
 from tests.data.loading import damage, no_thread_is_left, place, read, section, train_loader
 from tests.sections import train_section
-from widemix.api.sections import jitter_strengths, process_topology
-from widemix.api.views import expand_views, view_sections
+from widemix.api.loader_arguments import expand_views, jitter_strengths, process_topology, view_sections
 from widemix.data.batches import StepPart
 from widemix.data.loader import EvalLoader
 from widemix.data.order import RandomOrder

@@ -9,7 +9,7 @@ from timm.data.transforms_factory import transforms_imagenet_eval, transforms_im
 import widemix
 from tests.conftest import ROOT
 from widemix.api import reference
-from widemix.api.timm_names import NONE_MEANS, RENAMED, WITHOUT
+from widemix.api.loader_arguments import NONE_MEANS, RENAMED, WITHOUT
 from widemix.errors import InputError
 
 

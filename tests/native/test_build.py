@@ -17,7 +17,7 @@ import torch
 
 from tests.conftest import ROOT
 from widemix import engine
-from widemix.native import BuildError, build, compiled, levels
+from widemix.native import BuildError, build, compiled
 from widemix.native.build import FLAGS, cache_folder, compile_library, find_compiler, home_cache, planned
 from widemix.native.library import description, open_library
 from widemix.recipe.train import TrainSection
@@ -108,10 +108,10 @@ def test_the_compiler_is_told_what_keeps_the_numbers(home, tiny, cpu, compiler, 
 def test_each_level_has_a_build_of_its_own(home, tiny, cpu, compiler, monkeypatch):
     compiler()
     names = set()
-    for choice in ("native", *levels.runnable()):
+    for choice in ("native", *build.runnable()):
         monkeypatch.setenv("WIDEMIX_NATIVE", choice)
         names.add(compiled(tiny))
-    assert len(names) == 1 + len(levels.runnable())
+    assert len(names) == 1 + len(build.runnable())
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC")
     assert compiled(tiny) in names  # by its name alone
@@ -165,7 +165,7 @@ def test_the_code_in_use_is_the_packages_or_made_here(home, tiny, compiler, monk
     with pytest.raises(BuildError, match=f"^{words}"):
         open_library(tiny)
     assert re.match(f"no compiled code: {words}", description(tiny))
-    level = list(levels.runnable())[-1]
+    level = list(build.runnable())[-1]
     shutil.copy(made, tiny / f"{level}.so")
     assert description(tiny) == f"compiled code: {level} of the package, {library}"
 

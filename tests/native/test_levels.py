@@ -12,9 +12,9 @@ import torch
 
 from tests.conftest import ROOT
 from widemix.errors import InputError
-from widemix.native import BuildError, build, compiled, levels
+from widemix.native import BuildError, build, compiled
 
-RUNNABLE = levels.runnable()
+RUNNABLE = build.runnable()
 ON_X86 = pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="of x86-64 on Linux")
 
 
@@ -35,7 +35,7 @@ def of_native(tmp_path_factory) -> dict:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("level", levels.LEVELS.get(platform.machine(), {}))
+@pytest.mark.parametrize("level", build.LEVELS.get(platform.machine(), {}))
 def test_each_level_gives_the_same_numbers(level, of_native, tmp_path) -> None:
     if level not in RUNNABLE:
         pytest.skip(f"this processor does not run code for {level}; it runs {', '.join(RUNNABLE)}")
@@ -54,8 +54,8 @@ def test_the_levels_that_run_are_those_that_torch_finds() -> None:
 
 def known(last: str, *without: str) -> str:
     """What Linux lists of a processor that runs a level, without some."""
-    names = list(levels.LEVELS["x86_64"])
-    features = set().union(*(levels.LEVELS["x86_64"][name].features for name in names[: names.index(last) + 1]))
+    names = list(build.LEVELS["x86_64"])
+    features = set().union(*(build.LEVELS["x86_64"][name].features for name in names[: names.index(last) + 1]))
     return " ".join(sorted(features - {*without}))  # each process collects the same names
 
 
@@ -86,9 +86,9 @@ def test_a_level_needs_all_its_instructions_and_those_below(
     cpu(machine, f"processor : 0\n{'flags' if machine == 'x86_64' else 'Features'} : {features}\n")
     monkeypatch.setenv("WIDEMIX_NATIVE", value)
     if isinstance(outcome, list):
-        assert (levels.wanted(), list(levels.runnable())) == (value, outcome)
+        assert (build.wanted(), list(build.runnable())) == (value, outcome)
         return
-    for call in (levels.wanted, compiled):
+    for call in (build.wanted, compiled):
         with pytest.raises(InputError) as raised:
             call()
         assert str(raised.value) == f"WIDEMIX_NATIVE={outcome}"
@@ -105,7 +105,7 @@ def test_a_level_needs_all_its_instructions_and_those_below(
 )
 def test_instructions_are_those_that_linux_lists(text, line, cpu) -> None:
     cpu("x86_64", text)
-    assert levels.processor() == line
+    assert build.processor() == line
 
 
 def test_the_best_shipped_level_is_taken_by_default(monkeypatch, cpu, tmp_path) -> None:
@@ -126,11 +126,11 @@ AS_LINUX = {"LZCNT": "abm", "BMI": "bmi1", "PCLMUL": "pclmulqdq"}
 
 
 @ON_X86
-@pytest.mark.parametrize("level", levels.LEVELS["x86_64"])
+@pytest.mark.parametrize("level", build.LEVELS["x86_64"])
 def test_a_level_needs_all_that_the_compiler_may_use(level) -> None:
     """By the macros that say to programs which instructions there are."""
     compiler = build.find_compiler() or pytest.skip("there is no compiler")
-    command = [compiler, *levels.LEVELS["x86_64"][level].flags, "-dM", "-E", "-x", "c", "/dev/null"]
+    command = [compiler, *build.LEVELS["x86_64"][level].flags, "-dM", "-E", "-x", "c", "/dev/null"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     used = {name for name in MACROS.split() if f"#define __{name}__ 1" in text}
     assert {AS_LINUX.get(name, name.lower()) for name in used} == {*known(level, "cx16", "lahf_lm").split()}

@@ -14,9 +14,9 @@ import torch
 
 from tests.data.test_decode import KINDS, by_pillow, progressive, scene, written
 from tests.models.blocks import make_networks
+from widemix.data.augment.batch import scratch_for
 from widemix.data.augment.operations import apply
 from widemix.data.augment.registry import ROTATE
-from widemix.data.augment.scratch import scratch_for
 from widemix.data.decode import random_boxes
 from widemix.data_prep.jpeg import FAILED, TOO_LARGE, library, pack, run_codec, unpack
 from widemix.models.batch_last import by_c

@@ -10,16 +10,16 @@ from PIL import Image, ImageEnhance
 
 from tests.data.test_decode import KINDS, PACKED, by_pillow, scene
 from widemix import native
-from widemix.data.augment.affine import rotation
+from widemix.data.augment.operations import rotation
 from widemix.data_prep.jpeg import WRITTEN, pack, run_codec
 from widemix.formats.beton import COEFFICIENTS, JPEG, RAW
 from widemix.formats.checksums import crc32c
-from widemix.native import build, levels
+from widemix.native import build
 
 HEIGHT, WIDTH = 67, 90
 GREY = 0x7F7F7F
 LEVELS = [
-    pytest.param(of, marks=[pytest.mark.long] * (of == "v3")) for of in levels.LEVELS.get(platform.machine(), {})
+    pytest.param(of, marks=[pytest.mark.long] * (of == "v3")) for of in build.LEVELS.get(platform.machine(), {})
 ]
 
 
@@ -30,9 +30,9 @@ def library(request, tmp_path_factory) -> ctypes.CDLL:
     if request.param == "plain":
         path = tmp_path_factory.mktemp("plain") / "plain.so"
         build.compile_library([compiler], path, "-O0")
-    elif request.param in levels.runnable():
+    elif request.param in build.runnable():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(levels.VARIABLE, request.param)
+            patch.setenv(build.VARIABLE, request.param)
             path = build.compiled()
     else:
         pytest.skip(f"this processor does not run code for {request.param}")

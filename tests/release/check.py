@@ -15,7 +15,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-from widemix.native.levels import LEVELS, runnable
+from widemix.native.build import LEVELS, runnable
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = next(Path(path) for path in sys.path if path.endswith("site-packages"))

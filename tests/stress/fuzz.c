@@ -205,7 +205,7 @@ static void damage(struct jpeg *jpeg) {
     }
 }
 
-/* The table of segments of a JPEG that restart_jpeg wrote (pipeline/formats/segments.py); returns its numbers. */
+/* The table of segments of a JPEG that restart_jpeg wrote (pipeline/formats/beton.py); returns its numbers. */
 static size_t segments_of(const struct jpeg *jpeg, int across, int down, uint32_t *table) {
     size_t count = 3;
     table[0] = INTERVAL, table[1] = (uint32_t)across, table[2] = (uint32_t)down;

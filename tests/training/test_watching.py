@@ -246,10 +246,7 @@ def test_confusions_and_mistakes_are_of_all_ranks(digits, system, main):
     """True classes are rows, of mistakes the surest are shown; the second evaluation begins anew, on each rank."""
     section = load_recipe("digits/mixer", [("data.path", str(digits)), ("data.num_classes", "12")]).data
     images = torch.linspace(-1, 1, 360 * 3 * 64).view(360, 3, 8, 8)
-    source = SimpleNamespace(
-        read=lambda samples, views, epoch: ((samples, views, epoch), None),
-        finish=lambda host, samples, epoch: images[host[0]] + float(np.abs(host[0] - host[1]).sum() + epoch),
-    )
+    source = SimpleNamespace(read=lambda part: part, to_device=lambda part: images[part.view_ids] + part.epoch)
     loader = SimpleNamespace(data=section, source=source, topology=SimpleNamespace(device=torch.device("cpu")))
     other, sums, shown = [(-60, 1, 0, 2), (-20, 8, 2, 11)], [], {}  # of another rank
 
@@ -295,7 +292,7 @@ def test_confusions_and_mistakes_are_of_all_ranks(digits, system, main):
 def test_a_class_without_a_name_is_shown_by_number(digits):
     section = load_recipe("digits/mixer", [("data.path", str(digits))]).data
     images = torch.zeros(9, 3, 8, 8)
-    source = SimpleNamespace(read=lambda samples, *_: (samples, None), finish=lambda host, *_: images[host])
+    source = SimpleNamespace(read=lambda part: part.view_ids, to_device=lambda samples: images[samples])
     loader, wrong = SimpleNamespace(data=section, source=source), [(-9, 7, 0, 1), (-8, 4, 3, 0), (-7, 5, 0, 6)]
     captions = ["sample 7\nis cat\nnot dog: 9 %", "sample 4\nis 3\nnot cat: 8 %", "sample 5\nis cat\nnot 6: 7 %"]
     expected = grid(list(denormalise(images[:3], section)), captions, columns=8)

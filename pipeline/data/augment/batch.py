@@ -3,22 +3,133 @@
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from widemix.data.augment.blend import blend
 from widemix.data.augment.color_jitter import ColorJitter, apply_color_jitter, build_color_jitter
-from widemix.data.augment.operations import apply
-from widemix.data.augment.program import MIX, NO_POLICY, Program, compile_policy
+from widemix.data.augment.filters import REACH
+from widemix.data.augment.operations import apply, apply_chain
+from widemix.data.augment.program import (
+    MIX,
+    NO_POLICY,
+    Program,
+    compile_policy,
+    mixed_chain,
+    sample_chain,
+    sample_chain_weights,
+)
 from widemix.data.augment.registry import OPERATIONS, SKIP, Function
-from widemix.data.augment.run import run_mixture, run_policy
-from widemix.data.augment.sampling import sample_chain
-from widemix.data.augment.scratch import scratch_for
-from widemix.data.compiled import jit
+from widemix.data.augment.tables import copy_values
+from widemix.data.compiled import jit, jit_inline, jit_noalias, run_on_threads
 from widemix.data.random import AUGMENT, COLOR_JITTER, key
-from widemix.data.threads import run_on_threads
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.policy import parse_policy
+
+
+class Scratch(NamedTuple):
+    """Work space for images [H, W, 3]. No operation relies on what another has left there."""
+
+    counts: np.ndarray  # int32 [3, 256]: a histogram a channel
+    tables: np.ndarray  # uint8 [3, 256]: one table a channel
+    seen: np.ndarray  # int32 [256]
+    table: np.ndarray  # uint8 [256]
+    rows: np.ndarray  # uint8 [2, 3 W]
+    columns: np.ndarray  # uint16 [9 W + 224]: sums of three values
+    sums: np.ndarray  # uint32 [3 W]
+    weighted: np.ndarray  # float32 [3 W]
+    wide: np.ndarray  # float32 [3 (W + 22)]: a row with mirrored ends
+    taps: np.ndarray  # float32 [23]
+    copy: np.ndarray  # uint8 [H, 3 W]: for filters that work over rows
+    original: np.ndarray  # uint8 [H, W, 3]: the image before AugMix
+    mixed: np.ndarray  # float32 [H, W, 3]: the sum of AugMix's chains, rows of the blur
+
+
+@jit
+def scratch_for(height, width):
+    """Work space for images of this size; arrays that are not used take no memory."""
+    return Scratch(
+        np.empty((3, 256), np.int32),
+        np.empty((3, 256), np.uint8),
+        np.empty(256, np.int32),
+        np.empty(256, np.uint8),
+        np.empty((2, 3 * width), np.uint8),
+        np.empty(9 * width + 224, np.uint16),
+        np.empty(3 * width, np.uint32),
+        np.empty(3 * width, np.float32),
+        np.empty(3 * (width + 2 * REACH), np.float32),
+        np.empty(2 * REACH + 1, np.float32),
+        np.empty((height, 3 * width), np.uint8),
+        np.empty((height, width, 3), np.uint8),
+        np.empty((height, width, 3), np.float32),
+    )
+
+
+@jit_inline
+def run_policy(image, program, stream, scratch, chain):
+    """RandAugment or AutoAugment on image uint8 [H, W, 3], in place. Chain [layers, 3] is scratch."""
+    sample_chain(program, stream, chain)
+    apply_chain(image, chain, program.fill, scratch)
+
+
+@jit_inline
+def run_mixture(image, program, stream, scratch, chain):
+    """AugMix on image uint8 [H, W, 3], in place. Chain [layers or 3, 3] is scratch.
+
+    The chains' images are summed by their weights, or (`b1`) blended one after the other.
+    """
+    values, original = image.reshape(-1), scratch.original.reshape(-1)
+    mixture, sums = scratch.copy.reshape(-1), scratch.mixed.reshape(-1)  # no operation of AugMix uses these
+    weights = np.empty(program.width, np.float32)
+    weight = sample_chain_weights(program, stream, weights)
+    copy_values(values, original)
+    if program.blended:
+        _blend_weights(weights, weight)
+        copy_values(values, mixture)
+    else:
+        _clear(sums)
+    for k in range(program.width):
+        own, depth = mixed_chain(program, stream, k)
+        sample_chain(program, own, chain[:depth])
+        apply_chain(image, chain[:depth], program.fill, scratch)
+        if program.blended:
+            blend(mixture, values, weights[k])
+        else:
+            _accumulate(sums, values, weights[k])
+        copy_values(original, values)
+    if program.blended:
+        copy_values(mixture, values)
+    else:
+        _cut(sums, mixture)
+        blend(values, mixture, weight)
+
+
+@jit
+def _blend_weights(weights, weight):
+    """timm's weights of successive blends that give the same mixture."""
+    left = np.float32(1.0)
+    for k in range(len(weights) - 1, -1, -1):
+        weights[k] = weights[k] * weight / left
+        left *= np.float32(1.0) - weights[k]
+
+
+@jit_noalias
+def _clear(sums):
+    for i in range(sums.size):
+        sums[i] = np.float32(0)
+
+
+@jit_noalias
+def _accumulate(sums, values, weight):
+    for i in range(sums.size):
+        sums[i] += weight * np.float32(values[i])
+
+
+@jit_noalias
+def _cut(sums, values):
+    for i in range(sums.size):
+        values[i] = np.uint8(np.int32(min(max(sums[i], np.float32(0)), np.float32(255))))
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,15 @@ from torchvision.transforms import functional as F
 
 from tests.data.augment.timms import images_of
 from tests.data.plain_batches import jittered, uniform
-from widemix.data.augment.color_jitter import apply_color_jitter, build_color_jitter, sample_jitter, sample_sigma
-from widemix.data.augment.hue import turn_hue
-from widemix.data.augment.scratch import scratch_for
-from widemix.data.augment.smooth import gaussian_smooth
+from widemix.data.augment.batch import scratch_for
+from widemix.data.augment.color_jitter import (
+    apply_color_jitter,
+    build_color_jitter,
+    sample_jitter,
+    sample_sigma,
+    turn_hue,
+)
+from widemix.data.augment.filters import gaussian_smooth
 from widemix.data.random import COLOR_JITTER, key
 from widemix.recipe.augment import AugmentSection
 

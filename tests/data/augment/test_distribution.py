@@ -13,8 +13,7 @@ from timm.data import auto_augment
 from tests.data.augment.timms import FILL, MEAN, OPERATIONS, compiled, compiled_steps, sampled
 from tests.data.plain_batches import stream_with, uniform
 from widemix.data.augment import registry as op
-from widemix.data.augment.program import MIX, compile_policy
-from widemix.data.augment.sampling import mixed_chain, sample_argument
+from widemix.data.augment.program import MIX, compile_policy, mixed_chain, sample_argument
 from widemix.data.random import AUGMENT, key
 from widemix.recipe.policy import RandAugment, Step, parse_policy
 

@@ -15,11 +15,10 @@ from PIL import Image
 from tests.clone import ROOT
 from tests.data.augment.timms import OPERATIONS, PACKED, applied, by_timm, images_of
 from widemix.data.augment import registry as op
-from widemix.data.augment.affine import rotation
+from widemix.data.augment.batch import Scratch, scratch_for
 from widemix.data.augment.blend import blend, blend_tables
-from widemix.data.augment.operations import apply
-from widemix.data.augment.scratch import Scratch, scratch_for
-from widemix.data.augment.smooth import gaussian_smooth
+from widemix.data.augment.filters import gaussian_smooth
+from widemix.data.augment.operations import apply, rotation
 
 
 def below(whole: int, distance: int) -> float:

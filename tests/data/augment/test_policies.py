@@ -11,11 +11,8 @@ from timm.data import auto_augment, create_transform
 
 from tests.data.augment.timms import FILL, MEAN, by_timm, compiled, compiled_steps, sampled
 from widemix.data.augment import registry as op
-from widemix.data.augment.batch import build_augmentation
-from widemix.data.augment.program import MIX, Program, compile_policy
-from widemix.data.augment.run import run_mixture, run_policy
-from widemix.data.augment.sampling import mixed_chain, sample_chain_weights
-from widemix.data.augment.scratch import scratch_for
+from widemix.data.augment.batch import build_augmentation, run_mixture, run_policy, scratch_for
+from widemix.data.augment.program import MIX, Program, compile_policy, mixed_chain, sample_chain_weights
 from widemix.data.random import AUGMENT, key
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.policy import RandAugment, parse_policy

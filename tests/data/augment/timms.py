@@ -5,10 +5,9 @@ from PIL import Image
 from timm.data import auto_augment
 
 from widemix.data.augment import registry as op
+from widemix.data.augment.batch import scratch_for
 from widemix.data.augment.operations import apply
-from widemix.data.augment.program import Program, compile_policy
-from widemix.data.augment.sampling import sample_chain
-from widemix.data.augment.scratch import scratch_for
+from widemix.data.augment.program import Program, compile_policy, sample_chain
 from widemix.recipe.policy import RandAugment, Step, parse_policy
 
 MEAN, FILL, PACKED = (0.485, 0.456, 0.406), (124, 116, 104), np.uint32(124 | 116 << 8 | 104 << 16)
