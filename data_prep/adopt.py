@@ -25,8 +25,8 @@ from widemix.data_prep.write_dataset import LISTED, print_untrained
 from widemix.errors import InputError, RunError
 from widemix.files import atomic_write
 from widemix.formats.beton import COEFFICIENTS, JPEG, RAW, Beton, open_beton
-from widemix.formats.blocks import hash_blocks, hash_bytes
 from widemix.formats.checksums import NUMBER, SUFFIX, crc32c, sample_checksum
+from widemix.formats.chunks import hash_bytes, hash_chunks
 from widemix.formats.manifest import NAME, Manifest, Split, count_labels
 from widemix.formats.tables import TYPES
 from widemix.tally import print_status, track
@@ -108,7 +108,7 @@ def adopt(
                 samples=len(beton),
                 per_class=count_labels(beton.label, len(names)),
                 fields={name: TYPES[kind] for name, kind in beton.fields},
-                blocks=hash_blocks(beton.path),
+                blocks=hash_chunks(beton.path),
             )
             _link(beton.path, to / f"{split}.beton{UNFINISHED}")
         for name, data in files.items():

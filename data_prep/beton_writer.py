@@ -17,8 +17,8 @@ from widemix.data_prep.samples import Origin
 from widemix.data_prep.settings import PAGE
 from widemix.data_prep.unfinished import DiskFile, Journal
 from widemix.errors import InputError
-from widemix.formats.blocks import BlockHashes
 from widemix.formats.checksums import NUMBER, sample_checksum
+from widemix.formats.chunks import ChunkHashes
 from widemix.formats.tables import ALIGNED, ALLOCATION, FIELD, HEADER, VERSION
 
 SHARD = 64 << 20  # bytes of data between two journal entries; a kill loses up to three, with what waits for the disk
@@ -125,9 +125,9 @@ class BetonWriter:
         self.disk.write(self.pending_start, self.pending)
         self.pending, self.pending_start = [], self.written.position
 
-    def _recover(self) -> BlockHashes:
+    def _recover(self) -> ChunkHashes:
         """Continue after the last journal entry whose data are in the file; returns the hashes of these data."""
-        hashes = BlockHashes()
+        hashes = ChunkHashes()
         if not self.path.exists():
             return hashes
         with self.path.open("rb") as file, closing(self.journal.entries()) as entries:

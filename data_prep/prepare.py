@@ -29,7 +29,7 @@ from widemix.data_prep.sources.from_python import SOURCE
 from widemix.data_prep.subset import Subset, shuffle_train, take_subset
 from widemix.data_prep.write_dataset import Job, write_dataset
 from widemix.errors import InputError
-from widemix.formats.blocks import hash_bytes
+from widemix.formats.chunks import hash_bytes
 from widemix.formats.manifest import NAME, Manifest, read_manifest, split_path
 from widemix.tally import print_status
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from widemix.files import advise, open_regular, open_to_write
-from widemix.formats.blocks import BlockHashes, hash_bytes
+from widemix.formats.chunks import ChunkHashes, hash_bytes
 from widemix.tally import print_status
 
 MAX_PENDING = 16  # writes and flushes that may wait at a time, which bounds memory
@@ -26,13 +26,13 @@ class DiskFile:
     on disk. The error, such as a full disk, is raised by one of the next calls; `close` raises nothing.
     """
 
-    def __init__(self, path: Path, keep: int, hashes: BlockHashes | None = None) -> None:
+    def __init__(self, path: Path, keep: int, hashes: ChunkHashes | None = None) -> None:
         """Continue an existing file after its first `keep` bytes, of which `hashes` are; with 0, write a new one."""
         self.file = open_to_write(path, "r+b" if keep else "wb")
         if keep:
             self.file.truncate(keep)
         self._writer, self._flusher = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-        self.hashes = hashes or BlockHashes()
+        self.hashes = hashes or ChunkHashes()
         self._buffer = bytearray()
         self._pending: deque[Future[Any]] = deque()
         self._error: Exception | None = None

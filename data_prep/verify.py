@@ -13,8 +13,8 @@ from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import from_python
 from widemix.errors import InputError
 from widemix.formats.beton import Beton, open_beton
-from widemix.formats.blocks import BLOCK, hash_bytes, map_blocks
 from widemix.formats.checksums import Checksums, compute_checksums, open_checksums
+from widemix.formats.chunks import CHUNK, hash_bytes, map_chunks
 from widemix.formats.manifest import Manifest, Split, check_counts, read_manifest
 from widemix.formats.sources import describe_sample
 from widemix.formats.text import TOKENIZER, TextBeton, open_text
@@ -96,7 +96,7 @@ def _verify(folder: Path, name: str, manifest: Manifest) -> list[str]:
     except InputError as error:
         lines.append(str(error))
     wrong: list[int] = []
-    with map_blocks(lambda block: _check(opened, block), len(split.blocks)) as checked:
+    with map_chunks(lambda block: _check(opened, block), len(split.blocks)) as checked:
         for block, (digest, damaged) in enumerate(track(checked, name, len(split.blocks), "blocks")):
             wrong += damaged
             if digest != split.blocks[block]:
@@ -109,7 +109,7 @@ def _verify(folder: Path, name: str, manifest: Manifest) -> list[str]:
 
 def _check(opened: _Opened, block: int) -> tuple[str, list[int]]:
     """The block's hash, or an error message, which equals no hash; and the damaged samples that begin in it."""
-    start, stop = block * BLOCK, (block + 1) * BLOCK
+    start, stop = block * CHUNK, (block + 1) * CHUNK
     beton, samples = opened.beton, np.zeros(0, np.int64)
     if beton is not None and opened.checksums is not None:
         samples = np.flatnonzero((beton.offset >= start) & (beton.offset < stop))
@@ -120,7 +120,7 @@ def _check(opened: _Opened, block: int) -> tuple[str, list[int]]:
             data = file.read(stop - start)
     except OSError as error:
         return f"cannot be read: {error.strerror}", samples.tolist()
-    digest = hash_bytes(data[:BLOCK])
+    digest = hash_bytes(data[:CHUNK])
     if beton is None or opened.checksums is None:
         return digest, []
     wrong = compute_checksums(beton, samples, data, start) != opened.checksums.samples[samples]
@@ -129,7 +129,7 @@ def _check(opened: _Opened, block: int) -> tuple[str, list[int]]:
 
 def _describe_block(opened: _Opened, block: int, digest: str, wrong: np.ndarray) -> str:
     """The line about a damaged block. `wrong` are the damaged samples up to its end, int [n]."""
-    start, stop = block * BLOCK, (block + 1) * BLOCK
+    start, stop = block * CHUNK, (block + 1) * CHUNK
     reason = f" ({digest})" if digest.startswith("cannot") else ""
     line = f"{opened.path}: block {block} (bytes {start} to {stop - 1}) is damaged{reason}"
     beton = opened.beton

@@ -16,8 +16,8 @@ from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError, RunError
 from widemix.files import atomic_write
 from widemix.formats import checksums, sources
-from widemix.formats.blocks import hash_bytes
 from widemix.formats.checksums import crc32c
+from widemix.formats.chunks import hash_bytes
 from widemix.formats.manifest import Manifest, Split, count_labels
 from widemix.tally import print_status, track
 

@@ -26,7 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import quote, unquote
 
-from widemix.formats import blocks
+from widemix.formats import chunks
 from widemix.tally import print_status
 
 _MOST_UNPROVEN = 32  # connections of such clients; the oldest is closed
@@ -262,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _send(self, name: str, begin: int, end: int) -> None:
-        descriptor = self.server.relay.wait_for(name, begin // blocks.BLOCK)
+        descriptor = self.server.relay.wait_for(name, begin // chunks.CHUNK)
         if descriptor is None:
             self.send_error(503)
             return

@@ -32,7 +32,7 @@ from widemix.files import (
     try_lock,
     wait_for_lock,
 )
-from widemix.formats.blocks import BLOCK, HASH, PIECE, hash_block, hash_blocks, hash_bytes, map_blocks
+from widemix.formats.chunks import CHUNK, HASH, PIECE, hash_bytes, hash_chunk, hash_chunks, map_chunks
 from widemix.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
 from widemix.launch.relay import Neighbour, Relay
 from widemix.tally import print_status, track
@@ -159,7 +159,7 @@ def _is_intact(copy: Path, manifest: Manifest) -> bool:
         if copied != manifest:
             raise InputError(f"{copy / NAME}: differs from that of the source")
         for name, path in paths.items():
-            if hash_blocks(path) != manifest.splits[name].blocks:
+            if hash_chunks(path) != manifest.splits[name].blocks:
                 raise InputError(f"{path}: is damaged")
         for name, digest in manifest.files.items():
             if hash_bytes(FileSlice(str(copy / name)).read()) != digest:
@@ -217,12 +217,12 @@ def _copy_split(source: Folder | Remote, target: Path, name: str, split: Split, 
                 relay.add_blocks(split.file, range(block, block + 1))
 
         # Few blocks at a time, since each is handed on when it is whole.
-        with map_blocks(copy, count, RELAY_THREADS if relay else None) as copied:
+        with map_chunks(copy, count, RELAY_THREADS if relay else None) as copied:
             for _ in track(copied, name, count, "blocks"):
                 pass
         os.fsync(file.fileno())
         advise(file.fileno(), 0, 0, "DONTNEED")  # so that the check reads the disk
-    if hash_blocks(target) != split.blocks:
+    if hash_chunks(target) != split.blocks:
         raise InputError(f"{target}: differs from what was written to it; the disk is failing, use another one")
 
 
@@ -231,7 +231,7 @@ def _copy_block(
 ) -> None:
     """Copy a block unless an interrupted process has copied it. Raises `InputError` if the source is damaged."""
     wanted = split.blocks[block]
-    if hash_block(target, block) == wanted:
+    if hash_chunk(target, block) == wanted:
         return
     if neighbour and not neighbour.lost:
         try:
@@ -250,8 +250,8 @@ def _copy_block(
 def _transfer(source: Folder | Remote | Neighbour, descriptor: int, block: int, split: Split) -> str:
     """Write a block of the source, and return its hash."""
     digest, size = blake3(), remote.PIECE if isinstance(source, Remote) else PIECE
-    begin = block * BLOCK
-    end = min(begin + BLOCK, split.bytes)
+    begin = block * CHUNK
+    end = min(begin + CHUNK, split.bytes)
     for start in range(begin, end, size):
         piece = source.read(split.file, start, min(start + size, end))
         digest.update(piece)

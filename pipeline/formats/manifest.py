@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError, 
 
 from widemix.errors import InputError, command
 from widemix.files import parse_json, read_regular
-from widemix.formats.blocks import BLOCK, hash_bytes
+from widemix.formats.chunks import CHUNK, hash_bytes
 from widemix.formats.tables import pieces
 
 NAME = "manifest.json"
@@ -31,7 +31,7 @@ class Split(BaseModel):
 
     @model_validator(mode="after")
     def _blocks_cover_the_file(self) -> "Split":
-        if len(self.blocks) != -(-self.bytes // BLOCK):
+        if len(self.blocks) != -(-self.bytes // CHUNK):
             raise ValueError(f"{len(self.blocks)} blocks do not cover {self.bytes} bytes")
         return self
 

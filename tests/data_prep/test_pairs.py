@@ -18,8 +18,8 @@ from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import pairs, read_source
 from widemix.data_prep.verify import verify
 from widemix.errors import InputError
-from widemix.formats.blocks import hash_bytes
 from widemix.formats.checksums import crc32c
+from widemix.formats.chunks import hash_bytes
 from widemix.formats.manifest import data_hashes
 from widemix.formats.text import open_text
 from widemix.launch.stage import stage

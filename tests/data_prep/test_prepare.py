@@ -30,8 +30,8 @@ from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import SOURCES, check_origin, register_source, wanted_files
 from widemix.errors import InputError, RunError
 from widemix.formats.beton import open_beton
-from widemix.formats.blocks import hash_blocks
 from widemix.formats.checksums import crc32c
+from widemix.formats.chunks import hash_chunks
 from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.formats.sources import read_sources
 
@@ -71,7 +71,7 @@ def test_the_contents_of_a_prepared_folder(tmp_path, folder, image, prep, capsys
     assert PrepSettings(**manifest.settings) == SETTINGS
     for (name, split), samples in zip(manifest.splits.items(), (22, 6), strict=True):
         path = out / f"{name}.beton"
-        assert (split.bytes, split.blocks) == (path.stat().st_size, hash_blocks(path))
+        assert (split.bytes, split.blocks) == (path.stat().st_size, hash_chunks(path))
         assert len(open_beton(path)) == split.samples == samples
         assert split.fields == {"image": "RGBImageField", "label": "IntField", "segments": "BytesField"}
         stored = sorted(str(file.relative_to(folder)) for file in (folder / name).rglob("*.*") if file.stat().st_size)

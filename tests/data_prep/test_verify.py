@@ -22,7 +22,7 @@ from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import repair_command, verify
 from widemix.errors import InputError
 from widemix.formats.beton import open_beton
-from widemix.formats.blocks import map_blocks
+from widemix.formats.chunks import map_chunks
 from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.formats.tables import FIELD, HEADER
 from widemix.recipe.data import DataSection
@@ -33,8 +33,8 @@ TABLES = HEADER.itemsize + 3 * FIELD.itemsize
 @pytest.fixture
 def prepared(tmp_path, folder, limits):
     """A small prepared folder of many small blocks and pages."""
-    for module in ("formats.blocks", "formats.manifest", "data_prep.verify"):
-        limits({f"widemix.{module}.BLOCK": 4096})
+    for module in ("formats.chunks", "formats.manifest", "data_prep.verify"):
+        limits({f"widemix.{module}.CHUNK": 4096})
     limits({"widemix.data_prep.beton_writer.PAGE": 8192})
     prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
     return tmp_path / "out"
@@ -126,7 +126,7 @@ def test_what_is_ended_early_reads_no_further_blocks():
             ended.wait(300)
 
     timer = threading.Timer(0.5, ended.set)  # of those that have begun
-    with map_blocks(one, 1000, threads=3) as found:
+    with map_chunks(one, 1000, threads=3) as found:
         next(found)
         timer.start()
     timer.join()

@@ -20,7 +20,7 @@ from widemix.formats.manifest import (
     split_path,
 )
 
-BLOCK = 64 << 20  # in all folders that there are
+CHUNK = 64 << 20  # in all folders that there are
 
 
 def split(name: str = "train", **keys) -> Split:
@@ -61,7 +61,7 @@ def test_what_is_written_is_read(folder):
 
 
 @pytest.mark.parametrize(
-    ("size", "blocks"), [(0, 0), (1, 1), (BLOCK, 1), (BLOCK + 1, 2), (2 * BLOCK, 2), (2 * BLOCK + 1, 3)]
+    ("size", "blocks"), [(0, 0), (1, 1), (CHUNK, 1), (CHUNK + 1, 2), (2 * CHUNK, 2), (2 * CHUNK + 1, 3)]
 )
 def test_blocks_cover_the_file_and_no_more(size, blocks):
     assert split(bytes=size, blocks=("ab",) * blocks).bytes == size

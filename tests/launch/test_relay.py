@@ -18,7 +18,7 @@ import pytest
 
 from tests.forks import free_port
 from tests.launch.test_stage import contents, folder, prepared
-from widemix.formats import blocks
+from widemix.formats import chunks
 from widemix.launch import stage as staging
 from widemix.launch.relay import Neighbour, Relay, Waits
 from widemix.launch.stage import Folder, stage
@@ -335,7 +335,7 @@ def test_a_neighbour_is_waited_for_until_it_listens(ports, system, tmp_path):
 
 
 def test_only_checked_blocks_are_served_by_their_files_name(ports, tmp_path):
-    names, size = ("a b.beton", "c%20d.beton"), blocks.BLOCK
+    names, size = ("a b.beton", "c%20d.beton"), chunks.CHUNK
     with Relay(None, ports[0], TOKEN, Waits(answer=0.05)) as relay:
         for number, name in enumerate(names):
             (tmp_path / name).write_bytes(bytes([65 + number]) * (2 * size))

@@ -21,9 +21,9 @@ NODE = """
     from pathlib import Path
     from widemix.launch import stage
     from widemix.launch.relay import Neighbour, Relay
-    from widemix.formats import blocks, manifest
+    from widemix.formats import chunks, manifest
 
-    blocks.BLOCK = manifest.BLOCK = stage.BLOCK = blocks.PIECE = stage.PIECE = 4096
+    chunks.CHUNK = manifest.CHUNK = stage.CHUNK = chunks.PIECE = stage.PIECE = 4096
     folder, local, neighbour, place = sys.argv[1:]
     if neighbour:  # what every node reads of the shared file system itself: the manifest and small files
         stage.Folder.read = lambda self, name, begin=0, end=None: whole(name) if end is None else sys.exit("no chain")
@@ -41,7 +41,7 @@ NODE = """
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    for place in ("formats.blocks.BLOCK", "formats.blocks.PIECE", "formats.manifest.BLOCK"):
+    for place in ("formats.chunks.CHUNK", "formats.chunks.PIECE", "formats.manifest.CHUNK"):
         monkeypatch.setattr(f"widemix.{place}", 4096)
     monkeypatch.setattr("widemix.data_prep.beton_writer.PAGE", 8192)
     prepare("digits", None, tmp_path / "digits", PrepSettings())

@@ -31,11 +31,11 @@ STAGE = """
     import os
     import sys
     from pathlib import Path
-    from widemix.formats import blocks
+    from widemix.formats import chunks
     from widemix.formats import manifest
     from widemix.launch import stage
 
-    blocks.BLOCK = manifest.BLOCK = stage.BLOCK = blocks.PIECE = stage.PIECE = 4096
+    chunks.CHUNK = manifest.CHUNK = stage.CHUNK = chunks.PIECE = stage.PIECE = 4096
     if sys.argv[3:]:  # die at a call of this function
         place, name, left = {"pwrite": os, "fsync": os, "rename": Path}[sys.argv[3]], sys.argv[3], int(sys.argv[4])
         works = getattr(place, name)
@@ -55,12 +55,12 @@ STAGE = """
 def make_small(monkeypatch):
     """Blocks of 4 KiB and small pages."""
     for place in (
-        "widemix.formats.blocks.BLOCK",
-        "widemix.formats.blocks.PIECE",
-        "widemix.formats.manifest.BLOCK",
+        "widemix.formats.chunks.CHUNK",
+        "widemix.formats.chunks.PIECE",
+        "widemix.formats.manifest.CHUNK",
     ):
         monkeypatch.setattr(place, 4096)
-    for name in ("BLOCK", "PIECE"):
+    for name in ("CHUNK", "PIECE"):
         monkeypatch.setattr(f"widemix.launch.stage.{name}", 4096)
     monkeypatch.setattr("widemix.data_prep.beton_writer.PAGE", 8192)
 

@@ -8,18 +8,18 @@ import pytest
 from tests.shims import disk_of
 from widemix.data_prep.unfinished import DiskFile
 from widemix.errors import InputError
-from widemix.formats import blocks
-from widemix.formats.blocks import BlockHashes, hash_blocks, hash_bytes
+from widemix.formats import chunks
+from widemix.formats.chunks import ChunkHashes, hash_bytes, hash_chunks
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Blocks of 4 KiB: those of a test would have gigabytes else."""
-    for name, size in {"BLOCK": 4096, "PIECE": 1500, "CACHED": 1500}.items():
-        monkeypatch.setattr(blocks, name, size)
+    """Chunks of 4 KiB: those of a test would have gigabytes else."""
+    for name, size in {"CHUNK": 4096, "PIECE": 1500, "CACHED": 1500}.items():
+        monkeypatch.setattr(chunks, name, size)
 
 
-def written(path, start: int, pieces: list[tuple[int, int]], keep: int = 0) -> BlockHashes:
+def written(path, start: int, pieces: list[tuple[int, int]], keep: int = 0) -> ChunkHashes:
     """A file written from `start` on in pieces of so many bytes, each after a gap."""
     rng = np.random.default_rng(start)
     disk = DiskFile(path, keep)
@@ -42,13 +42,13 @@ def overwrite(path, place: int, data: bytes) -> None:
 @pytest.mark.parametrize("start", [0, 1, 4095, 4096, 9000])
 @pytest.mark.parametrize("sizes", [[100] * 300, [4096] * 5, [20_000, 1], [0, 5, 8192, 3]])
 @pytest.mark.parametrize("gap", [0, 17, 5000])
-def test_followed_blocks_have_the_hashes_of_the_file(tmp_path, start, sizes, gap):
+def test_followed_chunks_have_the_hashes_of_the_file(tmp_path, start, sizes, gap):
     hashes = written(tmp_path / "file", start, [(gap if number else 0, size) for number, size in enumerate(sizes)])
-    found = hash_blocks(tmp_path / "file")
-    assert {block: found[block] for block in hashes.known} == hashes.known
+    found = hash_chunks(tmp_path / "file")
+    assert {chunk: found[chunk] for chunk in hashes.known} == hashes.known
     assert hashes.start == -(-start // 4096) * 4096
     assert set(hashes.known) == set(range(hashes.start // 4096, len(found)))
-    assert hash_blocks(tmp_path / "file", hashes.known) == found
+    assert hash_chunks(tmp_path / "file", hashes.known) == found
 
 
 def test_what_is_written_again_or_was_there_before_is_read(tmp_path):
@@ -58,7 +58,7 @@ def test_what_is_written_again_or_was_there_before_is_read(tmp_path):
     more = written(tmp_path / "file", 54_096, [(0, 9_000)], keep=54_096)
     assert set(more.known) == {14, 15}
     assert more.start == 14 * 4096
-    assert hash_blocks(tmp_path / "file", more.known) == hash_blocks(tmp_path / "file")
+    assert hash_chunks(tmp_path / "file", more.known) == hash_chunks(tmp_path / "file")
 
 
 @pytest.mark.parametrize("keep", [100, 0])
@@ -106,7 +106,7 @@ def test_writes_that_wait_for_the_disk_are_bounded(tmp_path):
     """Else all of a data set would be held in memory."""
     free, queued = threading.Event(), []
 
-    class Waiting(BlockHashes):
+    class Waiting(ChunkHashes):
         def add(self, position, data):
             free.wait()
             super().add(position, data)
@@ -131,19 +131,19 @@ def test_writes_that_wait_for_the_disk_are_bounded(tmp_path):
 def test_hashes_tell_of_what_should_be_on_disk(tmp_path):
     hashes = written(tmp_path / "file", 0, [(0, 20_000)])
     overwrite(tmp_path / "file", 10_000, b"damage")
-    assert hash_blocks(tmp_path / "file", hashes.known)[2] != hash_blocks(tmp_path / "file")[2]
+    assert hash_chunks(tmp_path / "file", hashes.known)[2] != hash_chunks(tmp_path / "file")[2]
 
 
 @pytest.mark.parametrize("size", [3_000, 4_096, 30_000])
 @pytest.mark.parametrize("hit", [None, 10, 500, 620, 700, 2_000])
 def test_what_the_disk_does_not_hold_is_noticed(tmp_path, size, hit):
-    """The tables at the beginning, what lies between them and the data, and the data in their block are read back."""
+    """The tables at the beginning, what lies between them and the data, and the data in their chunk are read back."""
     path, head = tmp_path / "file", b"tables" * 100
     hashes = written(path, 640, [(0, size)])
     overwrite(path, 0, head)
     hashes.add(0, memoryview(head))
     if hit is None:
-        assert hashes.of_file(path, head) == hash_blocks(path)
+        assert hashes.of_file(path, head) == hash_chunks(path)
         return
     overwrite(path, hit, b"\x99")
     with pytest.raises(InputError, match="differs from what was written to it; the disk is failing"):
@@ -151,7 +151,7 @@ def test_what_the_disk_does_not_hold_is_noticed(tmp_path, size, hit):
 
 
 def test_a_read_file_has_the_hash_of_what_was_written(tmp_path):
-    hashes, found = written(tmp_path / "file", 4096, [(0, 10_000), (300, 9_000)]), BlockHashes()
+    hashes, found = written(tmp_path / "file", 4096, [(0, 10_000), (300, 9_000)]), ChunkHashes()
     with (tmp_path / "file").open("rb") as file:
         assert found.add_file(file, 4096, 9_000)
         known = dict(found.known)
