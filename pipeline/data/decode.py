@@ -138,12 +138,7 @@ class Decoder:
         )
 
     def try_read_views(
-        self,
-        samples: np.ndarray,
-        boxes: np.ndarray,
-        bicubic: np.ndarray,
-        views: Sequence[np.ndarray],
-        threads: int,
+        self, samples: np.ndarray, boxes: np.ndarray, bicubic: np.ndarray, views: Sequence[np.ndarray], threads: int
     ) -> dict[int, str]:
         """`try_read` of V boxes of each sample, which is decoded once.
 

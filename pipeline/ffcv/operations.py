@@ -218,12 +218,7 @@ class Normalize(Operation):
     """
 
     @check_arguments
-    def __init__(
-        self,
-        mean: Numbers = IMAGENET_MEAN,
-        std: Numbers = IMAGENET_STD,
-        device: Device = "cpu",
-    ):
+    def __init__(self, mean: Numbers = IMAGENET_MEAN, std: Numbers = IMAGENET_STD, device: Device = "cpu"):
         super().__init__()
         self.device = torch.device(device)
         data = build_section(DataSection, path="", mean=mean, std=std)

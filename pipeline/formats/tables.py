@@ -31,13 +31,7 @@ TYPES = {
     COEFFICIENTS_FIELD: "JPEG coefficients",
 }
 HEADER = np.dtype(
-    [
-        ("version", "<u2"),
-        ("num_fields", "<u2"),
-        ("page_size", "<u4"),
-        ("num_samples", "<u8"),
-        ("table", "<u8"),
-    ],
+    [("version", "<u2"), ("num_fields", "<u2"), ("page_size", "<u4"), ("num_samples", "<u8"), ("table", "<u8")],
     align=True,
 )
 FIELD = np.dtype([("type_id", "<u1"), ("name", ("<u1", 16)), ("arguments", ("<u1", (1024,)))], align=True)

@@ -58,8 +58,5 @@ def open_text(path: Path) -> TextBeton:
     length, second, label = (tables.samples[field].astype(np.int64) for field in ("f1", "f2", "f3"))
     offset, size = tables.offset[:, 0].copy(), tables.size[:, 0].copy()  # read where the file may be truncated
     misplaced = tables.samples["f0"].astype(np.int64) != offset
-    refuse(
-        path,
-        misplaced | (size != tokens * TOKEN.itemsize) | (second < 0) | (second > length) | (length > tokens),
-    )
+    refuse(path, misplaced | (size != tokens * TOKEN.itemsize) | (second < 0) | (second > length) | (length > tokens))
     return TextBeton(path, tables.bytes, tokens, offset, size, length, second, label)

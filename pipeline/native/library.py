@@ -14,13 +14,7 @@ MESSAGE = 200  # bytes of an error message of the C library, at most
 
 
 @ctypes.CFUNCTYPE(
-    ctypes.c_bool,
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
+    ctypes.c_bool, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p
 )
 def _decode_whole(jpeg: int, size: int, height: int, width: int, rows: int, message: int) -> bool:
     """Decode a JPEG by Pillow, see crop.h; called from C, from any thread."""

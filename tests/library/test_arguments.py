@@ -103,13 +103,7 @@ TABLE: dict[str, tuple[Callable[..., Any], dict[str, Any], Mapping[str, Set[str]
     "evaluate": (
         widemix.evaluate,
         {"path": "{tmp}"},
-        {
-            "path": PATH,
-            "data": PATH | OPTIONAL,
-            "split": TEXT | OPTIONAL,
-            "batch_size": OPTIONAL,
-            "ema": FLAG,
-        },
+        {"path": PATH, "data": PATH | OPTIONAL, "split": TEXT | OPTIONAL, "batch_size": OPTIONAL, "ema": FLAG},
     ),
 }
 CASES = [

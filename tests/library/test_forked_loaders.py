@@ -11,13 +11,6 @@ from tests.clone import CLONE
 
 @pytest.mark.long
 def test_loaders_in_forked_processes(images: Path) -> None:
-    command = [
-        sys.executable,
-        "-W",
-        "ignore::DeprecationWarning",
-        "-m",
-        "tests.library.forked_loaders",
-        str(images),
-    ]
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.library.forked_loaders", str(images)]
     done = subprocess.run(command, cwd=CLONE, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("done\n", "")

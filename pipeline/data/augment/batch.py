@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from widemix.data.augment.blend import blend
 from widemix.data.augment.color_jitter import ColorJitter, apply_color_jitter, build_color_jitter
 from widemix.data.augment.filters import REACH
 from widemix.data.augment.operations import apply, apply_chain
@@ -21,7 +20,7 @@ from widemix.data.augment.program import (
     sample_chain_weights,
 )
 from widemix.data.augment.registry import OPERATIONS, SKIP, Function
-from widemix.data.augment.tables import copy_values
+from widemix.data.augment.values import blend, copy_values
 from widemix.data.compiled import jit, jit_inline, jit_noalias, run_on_threads
 from widemix.data.random import AUGMENT, COLOR_JITTER, key
 from widemix.recipe.augment import AugmentSection

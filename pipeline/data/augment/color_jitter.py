@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from widemix.data.augment.blend import brightness, color, contrast
 from widemix.data.augment.filters import gaussian_smooth
-from widemix.data.augment.tables import solarize
+from widemix.data.augment.values import brightness, color, contrast, solarize
 from widemix.data.compiled import jit, jit_noalias
 from widemix.data.random import uniform
 from widemix.recipe.augment import AugmentSection

@@ -11,8 +11,7 @@ import math
 import numpy as np
 from numba import types
 
-from widemix.data.augment.blend import blend_tables, blended
-from widemix.data.augment.tables import copy_values
+from widemix.data.augment.values import blend_tables, blended, copy_values
 from widemix.data.compiled import jit, jit_noalias, optional_symbol
 
 _sharpen_image = optional_symbol(

@@ -11,7 +11,6 @@ import math
 import numpy as np
 from numba import types
 
-from widemix.data.augment.blend import brightness, color, contrast
 from widemix.data.augment.filters import gaussian_blur, sharpness
 from widemix.data.augment.registry import (
     AUTOCONTRAST,
@@ -33,7 +32,10 @@ from widemix.data.augment.registry import (
     TRANSLATE_X_REL,
     TRANSLATE_Y_REL,
 )
-from widemix.data.augment.tables import (
+from widemix.data.augment.values import (
+    brightness,
+    color,
+    contrast,
     count_values,
     identity_tables,
     invert,

@@ -8,13 +8,7 @@ import torch
 from scipy import stats
 from timm.data import random_erasing
 
-from widemix.data.augment.erase import (
-    Erasing,
-    erase,
-    erase_with_torch,
-    sample_boxes,
-    sample_erasing,
-)
+from widemix.data.augment.erase import Erasing, erase, erase_with_torch, sample_boxes, sample_erasing
 from widemix.data.random import ERASE, key, uniform
 from widemix.recipe.augment import AugmentSection
 

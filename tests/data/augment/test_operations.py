@@ -16,9 +16,9 @@ from tests.clone import ROOT
 from tests.data.augment.timms import OPERATIONS, PACKED, applied, by_timm, images_of
 from widemix.data.augment import registry as op
 from widemix.data.augment.batch import Scratch, scratch_for
-from widemix.data.augment.blend import blend, blend_tables
 from widemix.data.augment.filters import gaussian_smooth
 from widemix.data.augment.operations import apply, rotation
+from widemix.data.augment.values import blend, blend_tables
 
 
 def below(whole: int, distance: int) -> float:
