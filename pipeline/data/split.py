@@ -4,9 +4,7 @@ import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from widemix.errors import InputError
 from widemix.files import open_regular
@@ -16,37 +14,7 @@ from widemix.formats.manifest import check_counts, read_manifest, split_path
 from widemix.formats.text import TextBeton
 from widemix.recipe.data import AnyDataSection
 
-
-class PreparedFile(Protocol):
-    """What opened files of images and of text have in common: n samples, their places and labels."""
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-
-    @property
-    def bytes(self) -> np.ndarray:
-        """The whole file, mapped into memory: uint8 [size]."""
-
-    @property
-    def offset(self) -> np.ndarray:
-        """int64 [n]: where each sample begins, bytes."""
-
-    @property
-    def size(self) -> np.ndarray:
-        """int64 [n]: bytes of each sample."""
-
-    @property
-    def label(self) -> np.ndarray:
-        """int64 [n]: the class of each sample."""
-
-    @property
-    def target_count(self) -> int:
-        """Numbers that each sample has instead of a class; 0 if it has a class."""
-
-    def __len__(self) -> int: ...
-
-
+PreparedFile = Beton | TextBeton  # n samples, their places and labels
 Opened = TypeVar("Opened", bound=PreparedFile)
 
 
@@ -85,7 +53,7 @@ def open_split(section: AnyDataSection, split: str, open_file: Callable[[Path], 
     return opened
 
 
-def split_checksums(section: AnyDataSection, file: Beton | TextBeton) -> Checksums | None:
+def split_checksums(section: AnyDataSection, file: PreparedFile) -> Checksums | None:
     """The checksums of an open split's samples; None with `data.checksums` false."""
     return open_checksums(file) if section.checksums else None
 

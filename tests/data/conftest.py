@@ -14,13 +14,17 @@ from widemix.data_prep.settings import PrepSettings
 from widemix.formats.beton import COEFFICIENTS, open_beton
 
 
+def with_damage(folder: Path, parent: Path) -> Path:
+    """A copy of a folder in which `DAMAGED` of train and 5 of val are no images any more."""
+    copied = Path(shutil.copytree(folder, parent / folder.name))
+    damage(copied, *DAMAGED)
+    damage(copied, 5, split="val")
+    return copied
+
+
 @pytest.fixture(scope="session")
 def damaged(images, tmp_path_factory) -> Path:  # noqa: F811
-    """The images, of which `DAMAGED` of train and 5 of val are no JPEGs any more."""
-    folder = Path(shutil.copytree(images, tmp_path_factory.mktemp("damaged") / "images"))
-    damage(folder, *DAMAGED)
-    damage(folder, 5, split="val")
-    return folder
+    return with_damage(images, tmp_path_factory.mktemp("damaged"))
 
 
 @pytest.fixture(scope="session")
@@ -35,10 +39,7 @@ def coefficients(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def damaged_coefficients(coefficients, tmp_path_factory) -> Path:
-    folder = Path(shutil.copytree(coefficients, tmp_path_factory.mktemp("damaged") / "coefficients"))
-    damage(folder, *DAMAGED)
-    damage(folder, 5, split="val")
-    return folder
+    return with_damage(coefficients, tmp_path_factory.mktemp("damaged"))
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ torch.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -56,9 +57,18 @@ class Operation:
     title: str  # on the sheet
     magnitude_maps: Mapping[str, MagnitudeMap]  # by the names that policies use: timm's, for built-in operations
     shown: Sequence[float] | np.ndarray = ()  # arguments on the sheet; empty: those of the map
-    peer: str | None = None  # the function of timm.data.auto_augment that it is compared with
-    moves: bool = False  # it moves pixels, and so has an interpolation and a fill colour
     function: Function | None = None  # of a registered operation
+
+    @property
+    def peer(self) -> str | None:
+        """The function of timm.data.auto_augment that it is compared with; None for a registered one."""
+        name = next(iter(self.magnitude_maps))
+        return None if self.function else re.sub("(?<!^)(?=[A-Z])", "_", name).lower()
+
+    @property
+    def moves(self) -> bool:
+        """Whether it moves pixels, and so has an interpolation and a fill colour."""
+        return ROTATE <= self.number < FIRST_REGISTERED
 
     @property
     def has_argument(self) -> bool:
@@ -71,11 +81,17 @@ _TRANSLATE = MagnitudeMap(SIGNED, math.nan)
 _FACTORS = (0.1, 0.4, 0.7, 1.0, 1.3, 1.6, 1.9)
 _BOTH_WAYS = np.linspace(-1, 1, 7)
 
+
+def _enhance(number: int, name: str) -> Operation:
+    maps = {name: _ENHANCE, f"{name}Increasing": _ENHANCE_INCREASING}
+    return Operation(number, f"{name}, factor", maps, _FACTORS)
+
+
 # In the order of the sheet. The maps are timm's, and the arguments shown cover their whole range.
 OPERATIONS = [
-    Operation(AUTOCONTRAST, "AutoContrast", {"AutoContrast": MagnitudeMap()}, (0,), "auto_contrast"),
-    Operation(EQUALIZE, "Equalize", {"Equalize": MagnitudeMap()}, (0,), "equalize"),
-    Operation(INVERT, "Invert", {"Invert": MagnitudeMap()}, (0,), "invert"),
+    Operation(AUTOCONTRAST, "AutoContrast", {"AutoContrast": MagnitudeMap()}, (0,)),
+    Operation(EQUALIZE, "Equalize", {"Equalize": MagnitudeMap()}, (0,)),
+    Operation(INVERT, "Invert", {"Invert": MagnitudeMap()}, (0,)),
     Operation(
         POSTERIZE,
         "Posterize, bits kept",
@@ -85,7 +101,6 @@ OPERATIONS = [
             "PosterizeOriginal": MagnitudeMap(RISING, 4, 4),
         },
         (8, 6, 4, 3, 2, 1, 0),
-        "posterize",
     ),
     Operation(
         SOLARIZE,
@@ -95,14 +110,12 @@ OPERATIONS = [
             "SolarizeIncreasing": MagnitudeMap(FALLING, 256, 256, high=256),
         },
         (256, 230, 179, 128, 77, 26, 0),
-        "solarize",
     ),
     Operation(
         SOLARIZE_ADD,
         "SolarizeAdd, amount",
         {"SolarizeAdd": MagnitudeMap(RISING, 110, high=128)},
         (0, 11, 33, 55, 77, 99, 110),
-        "solarize_add",
     ),
     Operation(
         COLOR,
@@ -113,29 +126,10 @@ OPERATIONS = [
             "Desaturate": MagnitudeMap(ONE_MINUS, 0.5, 0.5, 0.5, 1),
         },
         (0.0, *_FACTORS[1:]),
-        "color",
     ),
-    Operation(
-        CONTRAST,
-        "Contrast, factor",
-        {"Contrast": _ENHANCE, "ContrastIncreasing": _ENHANCE_INCREASING},
-        _FACTORS,
-        "contrast",
-    ),
-    Operation(
-        BRIGHTNESS,
-        "Brightness, factor",
-        {"Brightness": _ENHANCE, "BrightnessIncreasing": _ENHANCE_INCREASING},
-        _FACTORS,
-        "brightness",
-    ),
-    Operation(
-        SHARPNESS,
-        "Sharpness, factor",
-        {"Sharpness": _ENHANCE, "SharpnessIncreasing": _ENHANCE_INCREASING},
-        _FACTORS,
-        "sharpness",
-    ),
+    _enhance(CONTRAST, "Contrast"),
+    _enhance(BRIGHTNESS, "Brightness"),
+    _enhance(SHARPNESS, "Sharpness"),
     Operation(
         BLUR,
         "GaussianBlur, pixels",
@@ -144,26 +138,13 @@ OPERATIONS = [
             "GaussianBlurRand": MagnitudeMap(UNIFORM, 2, 0.1),
         },
         (0.1, 0.4, 0.7, 1.0, 1.3, 1.6, 2.0),
-        "gaussian_blur",
     ),
-    Operation(ROTATE, "Rotate, degrees", {"Rotate": MagnitudeMap(SIGNED, 30)}, 30 * _BOTH_WAYS, "rotate", moves=True),
-    Operation(SHEAR_X, "ShearX", {"ShearX": MagnitudeMap(SIGNED, 0.3)}, 0.3 * _BOTH_WAYS, "shear_x", moves=True),
-    Operation(SHEAR_Y, "ShearY", {"ShearY": MagnitudeMap(SIGNED, 0.3)}, 0.3 * _BOTH_WAYS, "shear_y", moves=True),
+    Operation(ROTATE, "Rotate, degrees", {"Rotate": MagnitudeMap(SIGNED, 30)}, 30 * _BOTH_WAYS),
+    Operation(SHEAR_X, "ShearX", {"ShearX": MagnitudeMap(SIGNED, 0.3)}, 0.3 * _BOTH_WAYS),
+    Operation(SHEAR_Y, "ShearY", {"ShearY": MagnitudeMap(SIGNED, 0.3)}, 0.3 * _BOTH_WAYS),
+    Operation(TRANSLATE_X_REL, "TranslateX, fraction of the width", {"TranslateXRel": _TRANSLATE}, 0.45 * _BOTH_WAYS),
     Operation(
-        TRANSLATE_X_REL,
-        "TranslateX, fraction of the width",
-        {"TranslateXRel": _TRANSLATE},
-        0.45 * _BOTH_WAYS,
-        "translate_x_rel",
-        moves=True,
-    ),
-    Operation(
-        TRANSLATE_Y_REL,
-        "TranslateY, fraction of the height",
-        {"TranslateYRel": _TRANSLATE},
-        0.45 * _BOTH_WAYS,
-        "translate_y_rel",
-        moves=True,
+        TRANSLATE_Y_REL, "TranslateY, fraction of the height", {"TranslateYRel": _TRANSLATE}, 0.45 * _BOTH_WAYS
     ),
 ]
 
