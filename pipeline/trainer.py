@@ -31,7 +31,7 @@ from widemix.distributed.watchdog import Watchdog
 from widemix.engine import Engine, broadcasts_rank0_weights, build_engine, check_engine, prepare
 from widemix.engine.memory_layout import set_memory_layout
 from widemix.errors import Exit, InputError, command, explaining_disk_errors
-from widemix.estimate.utilisation import peak_fraction
+from widemix.estimate.hardware import peak_fraction
 from widemix.evaluation.evaluate import evaluate_engine
 from widemix.files import atomic_write
 from widemix.metrics import BY_CLASS, main_metric

@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     import widemix.engine.deepspeed
     import widemix.engine.fsdp
     import widemix.engine.memory_layout
-    import widemix.estimate.utilisation
+    import widemix.estimate.hardware
     import widemix.evaluation.assessment
     import widemix.launch.local
     import widemix.report.page

@@ -15,8 +15,16 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from widemix.analysis.cka import LEAST, MinibatchCka, centered_kernel, diagonal_mean, random_samples
-from widemix.analysis.features import layer_features, layers_before_skips, layers_by_pattern
+from widemix.analysis.cka import (
+    LEAST,
+    MinibatchCka,
+    centered_kernel,
+    diagonal_mean,
+    layer_features,
+    layers_before_skips,
+    layers_by_pattern,
+    random_samples,
+)
 from widemix.data.loader import EvalLoader
 from widemix.distributed.topology import read_topology
 from widemix.errors import InputError

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from widemix.bench.epochs import Epochs, data_of, training_loader
 from widemix.bench.sample import jpegs, link_repeatedly, prepare
-from widemix.bench.timing import Contestant, compare_loaders
+from widemix.bench.timing import Contestant, Epochs, compare_loaders, data_of, training_loader
 from widemix.data.decode import Decoder, cubic, random_boxes
 from widemix.data.split import open_split
 from widemix.formats.beton import open_beton

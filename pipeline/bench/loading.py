@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from widemix.bench.epochs import Epochs, data_of, training_loader
-from widemix.bench.timing import Contestant
+from widemix.bench.timing import Contestant, Epochs, data_of, training_loader
 from widemix.data.decode import Decoder, cubic, random_boxes
 from widemix.formats.beton import open_beton
 from widemix.formats.checksums import open_checksums

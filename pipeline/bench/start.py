@@ -74,7 +74,7 @@ def _ffcv(folder: Path):
 
 
 def _ours(folder: Path, policy: str | None):
-    from widemix.bench.epochs import data_of, training_loader
+    from widemix.bench.timing import data_of, training_loader
     from widemix.recipe.augment import AugmentSection
 
     augment = AugmentSection(auto_augment=policy, re_prob=0.25 if policy else 0.0)

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from widemix.bench.epochs import Epochs, data_of, training_loader
 from widemix.bench.sample import jpegs, link_repeatedly, prepare
-from widemix.bench.timing import Contestant, compare_loaders
+from widemix.bench.timing import Contestant, Epochs, compare_loaders, data_of, training_loader
 from widemix.recipe.augment import AugmentSection
 
 VERSIONS = ("torch", "numba", "numpy")

@@ -109,8 +109,7 @@ def _spectrum(arguments: argparse.Namespace) -> Exit:
     choose_networks(arguments, *arguments.networks)
     if arguments.products and arguments.layers:
         raise InputError("--products: has no layers to choose from; leave out --layers")
-    from widemix.analysis.spectrum_changes import as_lines, changes, plot_changes
-    from widemix.analysis.training_spectrum import as_json, course, plot_course
+    from widemix.analysis.training_spectrum import as_json, as_lines, changes, course, plot_changes, plot_course
 
     options = arguments.layers, arguments.ema, arguments.products
     courses = {name: course(name, *options) for name in arguments.networks}

@@ -159,7 +159,7 @@ def _scale(arguments: argparse.Namespace) -> int:
         return launch(["-m", "widemix", *(word for word in sys.argv[1:])], arguments.ranks)
     from widemix.bench.report import report
     from widemix.bench.scale import PARTS, VERSIONS, measure_scale, read_rows, settings_of, write_row
-    from widemix.plots.scaling import plot_scaling
+    from widemix.plots.lines import plot_scaling
     from widemix.plots.style import save
 
     read_rows(arguments.to, settings_of(recipe, arguments.batch, arguments.cpus))

@@ -108,7 +108,7 @@ def _print_named(_arguments: argparse.Namespace, _cluster: "Cluster") -> list[An
 
 
 def _print_rehearsals(arguments: argparse.Namespace, cluster: "Cluster") -> list[Any]:
-    from widemix.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
+    from widemix.estimate.rehearse import HEAD, rehearsal_line, rehearsal_rows
 
     rows: list[Any] = []
     for row in rehearsal_rows(arguments.table, cluster, arguments.overrides):
@@ -123,7 +123,7 @@ def _print_recipe(arguments: argparse.Namespace, cluster: "Cluster") -> list[Any
     cluster.check()
 
     from widemix.estimate.report import estimate  # imports torch and timm, for which no mistake should wait
-    from widemix.estimate.rows import show
+    from widemix.estimate.tables import show
 
     rows = estimate(recipe, cluster, arguments.samples, arguments.rehearse, arguments.measure)
     show(rows, arguments.recipe)

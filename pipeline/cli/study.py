@@ -136,7 +136,7 @@ def _plan(arguments: argparse.Namespace) -> Exit:
     states = {study_run.name: state(study_run, folder, leases, plan.table) for study_run in (*trials, *study_runs)}
     needs = {}
     if arguments.gpu:
-        from widemix.studies.requirements import requirements
+        from widemix.studies.plan import requirements
 
         needs = requirements([*trials, *study_runs], arguments.gpu)
     for study_run in (*trials, *study_runs):

@@ -34,7 +34,7 @@ def _results(arguments: argparse.Namespace) -> Exit:
     from widemix.estimate.recipe_tables import split_between
     from widemix.files import atomic_write
     from widemix.recipe.files import SHIPPED
-    from widemix.studies.forest import plot_statements
+    from widemix.studies.figure import plot_statements
     from widemix.studies.papers import FULL_SIZE, full_size_csv, read_papers
     from widemix.studies.results_page import STATEMENTS, results_page
 

@@ -74,9 +74,9 @@ def _dry_run(recipe: Recipe, title: str, ranks: int) -> Exit:
     from widemix.data.loader import TrainLoader
     from widemix.distributed.topology import read_topology
     from widemix.estimate.hardware import Cluster
+    from widemix.estimate.measure import describe_timing, time_run
     from widemix.estimate.report import estimate
-    from widemix.estimate.rows import show
-    from widemix.estimate.this_machine import describe_timing, time_run
+    from widemix.estimate.tables import show
 
     print(dump_recipe(recipe))
     topology = dataclasses.replace(read_topology(), world=ranks, local_world=ranks)

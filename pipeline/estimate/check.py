@@ -6,7 +6,7 @@ from widemix.estimate.hardware import Cluster
 from widemix.estimate.measure import compare
 from widemix.estimate.network import Pass, fake_pass
 from widemix.estimate.rehearse import rehearse
-from widemix.estimate.rows import Row, sample_of, size
+from widemix.estimate.tables import Row, sample_of, size
 from widemix.estimate.traffic import step_traffic
 from widemix.models.cost import model_cost
 from widemix.recipe import Recipe

@@ -1,9 +1,13 @@
-"""Peak speeds of GPUs and networks, from their makers' data sheets, and clusters of them."""
+"""Peak speeds of GPUs and networks, from their makers' data sheets, clusters of them, and a run's part of a peak."""
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from widemix.errors import InputError
+from widemix.recipe import Recipe
+
+if TYPE_CHECKING:  # importing torch takes seconds
+    from widemix.distributed.topology import Topology
 
 
 class Gpu(NamedTuple):
@@ -105,3 +109,41 @@ class Cluster(NamedTuple):
         if self.nodes is not None and (self.nodes < 1 or self.gpus % self.nodes):
             raise InputError(f"--nodes {self.nodes}: must divide the {self.gpus} GPUs")
         network_bandwidth(self.network)
+
+
+_OTHERS = {"pcie", "nvl", "ti", "mig"}  # PCIe cards (H100 NVL: 835 TFLOP/s of 989), an RTX 3090 Ti, parts of a GPU
+
+
+def find_gpu(name: str) -> Gpu | None:
+    """Return the GPU of `GPUS` that CUDA calls so, such as "NVIDIA A100-SXM4-80GB"; None for others.
+
+    Only the forms whose peaks are in the table: none of the same name with another speed.
+    """
+    words = name.lower().replace("geforce ", "").replace("rtx ", "rtx").replace("-", " ").split()
+    return None if _OTHERS & {*words} else next((gpu for kind, gpu in GPUS.items() if kind in words), None)
+
+
+def peak_fraction(recipe: Recipe, topology: "Topology") -> float | None:
+    """Return the seconds that training on a sample takes at the peak of all GPUs: samples/s times this is the MFU.
+
+    None on CPUs, on GPUs whose peak is not known, for products in float8 and fp32 by TF32, and where weights are
+    frozen, whose backward pass is shorter. FLOPs are those of `model_cost`, forward and backward; what activation
+    checkpointing computes again does not count.
+    """
+    import torch
+
+    if topology.device.type != "cuda":
+        return None
+    return fraction_of_peak(recipe, torch.cuda.get_device_name(topology.device), topology.world)
+
+
+def fraction_of_peak(recipe: Recipe, device: str, world: int) -> float | None:
+    """`peak_fraction` of so many GPUs of this name."""
+    from widemix.models.cost import model_cost
+
+    gpu, train = find_gpu(device), recipe.train
+    others = train.fp8 or (train.precision == "fp32" and train.matmul_precision == "high")  # float8, TF32
+    if gpu is None or train.freeze or others:
+        return None
+    cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    return cost.training_flops / (world * gpu.peak(train.precision))

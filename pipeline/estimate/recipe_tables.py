@@ -7,7 +7,7 @@ from pathlib import Path
 from widemix.errors import InputError
 from widemix.estimate.hardware import Cluster
 from widemix.estimate.report import estimate
-from widemix.estimate.rows import short
+from widemix.estimate.tables import short
 from widemix.files import atomic_write
 from widemix.models.cost import model_cost
 from widemix.recipe import load_recipe

@@ -8,13 +8,12 @@ from widemix.errors import InputError
 from widemix.estimate import check
 from widemix.estimate.check import cures
 from widemix.estimate.hardware import EFFICIENCY, LATENCY, LAUNCH, Cluster
-from widemix.estimate.memory import state_bytes
 from widemix.estimate.network import Pass, fake_pass
-from widemix.estimate.rows import Row, sample_of, short, size
-from widemix.estimate.structures import structure_rows
-from widemix.estimate.traffic import exposed, step_traffic
+from widemix.estimate.tables import Row, sample_of, short, size
+from widemix.estimate.traffic import exposed, state_bytes, step_traffic
 from widemix.formats.manifest import NAME, read_manifest
 from widemix.models.cost import model_cost
+from widemix.models.section import ModelSection
 from widemix.recipe import Recipe, check_world
 
 ENGINES: tuple[tuple[str, Literal["ddp", "fsdp", "deepspeed"], int], ...] = (
@@ -241,3 +240,23 @@ def _data(recipe: Recipe, samples: int | None) -> tuple[int | None, float | None
         return split.samples, bytes_each, str(folder)
     count, name = IMAGENETS.get(recipe.data.num_classes, (None, ""))
     return count, bytes_each, name
+
+
+def structure_rows(section: ModelSection) -> list[Row]:
+    """A row for each structured matrix of an inner block: sharing, rank and cost beside a dense matrix of its sizes.
+
+    The three are what Potapczynski et al. 2024 ("Searching for Efficient Linear Layers over a Continuous Space of
+    Structured Matrices") find to decide how a structure scales.
+    """
+    rows = []
+    for key, structure, inputs, outputs in section.structured_matrices():
+        factors = structure.factors(inputs, outputs)
+        weights = sum(factor.parameters for factor in factors)
+        products = sum(factor.multiply_adds for factor in factors)
+        rank, full = structure.full_rank(inputs, outputs), min(inputs, outputs)
+        sized = f" of rank {structure.rank_for(inputs, outputs)}" if structure.kind in ("low_rank", "btt") else ""
+        text = f"{structure.kind}{sized}, {inputs} to {outputs}"
+        note = f"{weights:,} weights, each used {products / weights:.3g} times a row; rank {rank} of {full}; "
+        note += f"{products / inputs:.3g} multiply-adds an input, {products / (inputs * outputs):.1%} of dense"
+        rows.append(Row(key.replace("_", " "), products, text, note))
+    return rows

@@ -1,4 +1,4 @@
-"""Lines over x with the spread of their points, what is missing of them, and one legend for all panels."""
+"""Lines over x with the spread of their points, what is missing of them, one legend for all panels, and scaling."""
 
 import itertools
 import re
@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from widemix.plots.style import COLORS, literal
+from widemix.plots.style import COLORS, literal, new_figure, styled
 
 _MARKERS = "osD^vP*X<>"
 # Places in COLORS of networks, by the words that the names of their lines begin with.
@@ -127,3 +127,34 @@ def add_legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
         longest = max(map(len, entries)) + 6  # characters, with the line and the gap
         columns = max(1, min(len(entries), 4, int(13 * figure.get_figwidth() / longest)))
         figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
+
+
+@styled
+def plot_scaling(rows: Sequence[dict[str, Any]], parts_of_step: Sequence[str]) -> Figure:
+    """Return images/s next to ideal scaling from the fewest ranks, and the milliseconds of each part of a step."""
+    figure, (speed, parts) = new_figure(9, 3.4, columns=2)
+    ranks = [row["ranks"] for row in rows]
+    rates = [row["images_per_s"] for row in rows]
+    ideal = [rates[0] * count / ranks[0] for count in ranks]
+    speed.plot(ranks, ideal, color="0.6", lw=1, ls=(0, (4, 3)), label="ideal")
+    speed.plot(ranks, rates, color=COLORS[0], marker="o", label="measured")
+    for row in rows[1:]:
+        text = f"{row['efficiency']:.0%}"
+        speed.annotate(text, (row["ranks"], row["images_per_s"]), (8, -10), textcoords="offset points", fontsize=8)
+    speed.set(xscale="log", yscale="log", xlabel="ranks", ylabel="images/s")
+    speed.set_xticks(ranks, [str(count) for count in ranks])
+    speed.set_yticks(rates, [f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}" for rate in rates])
+    speed.minorticks_off()
+    speed.margins(0.14)
+    speed.legend(loc="upper left")
+
+    places = range(len(rows))
+    below = [0.0] * len(rows)
+    for part, colour in zip(parts_of_step, COLORS, strict=False):
+        heights = [1e3 * row[part] for row in rows]
+        parts.bar(places, heights, 0.6, bottom=below, color=colour, label=part)
+        below = [a + b for a, b in zip(below, heights, strict=True)]
+    parts.set_xticks(places, [str(count) for count in ranks])
+    parts.set(xlabel="ranks", ylabel="a step, ms", ylim=(0, 1.35 * max(below)))
+    parts.legend(ncols=2, loc="upper left")
+    return figure

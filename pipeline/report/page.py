@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from widemix.metrics import METRICS, PERCENT, metric_heading, show_metric
-from widemix.plots.chart import MOST, Series, line_chart
-from widemix.plots.html import Html, document, element, join
-from widemix.report.parts import chip, formatted, named, section, table
-from widemix.report.run import ReportedRun
+from widemix.plots.chart import MOST, Html, Series, document, element, join, line_chart
+from widemix.report.run import ReportedRun, chip, formatted, named, section, table
 from widemix.run.listing import differing_keys
 from widemix.run.records import is_number
 

@@ -1,17 +1,19 @@
-"""What a run's page shows, read from the run folder; a run that is still going, or was killed, has a page too."""
+"""What a page shows of a run, read from its folder, also of one that was killed; sections, tables, names of runs."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from widemix.errors import InputError
+from widemix.plots.chart import STYLES, Html, element, join
 from widemix.recipe import Recipe, dump_recipe
 from widemix.run.events import describe_event
 from widemix.run.listing import RunSummary, metrics, summarise
-from widemix.run.records import CONFUSION, read_json
+from widemix.run.records import CONFUSION, is_number, read_json
 from widemix.run.starts import read_starts
 
 IMAGES = {
@@ -96,3 +98,37 @@ def short_paths(paths: Sequence[Path]) -> list[str]:
     whole = [str(path.resolve()) for path in paths]
     shared = os.path.commonpath([os.path.dirname(path) for path in whole])
     return [os.path.relpath(path, shared) for path in whole]
+
+
+def section(title: str, content: Html) -> Html:
+    """Content below a title; nothing where there is no content."""
+    if not content:
+        return join()
+    return element("section", "\n", element("h2", title), "\n", content, "\n") if title else content
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]], numbers: Sequence[int] = ()) -> Html:
+    """Return a table; the columns `numbers` are aligned to the right."""
+
+    def cells(tag: str, row: Iterable[object]) -> Html:
+        placed = zip(count(), row, strict=False)
+        return join(*(element(tag, cell, class_="n" if place in numbers else None) for place, cell in placed))
+
+    body = join(*(element("tr", cells("td", row)) for row in rows), between="\n")
+    top = element("thead", element("tr", cells("th", head)))
+    return element("div", element("table", "\n", top, "\n", element("tbody", body)), class_="scroll")
+
+
+def chip(number: int) -> Html:
+    """Return the mark of a run's curves, by its number on the page."""
+    return element("span", class_=f"chip s{number % STYLES}{' dashed' if number // STYLES % 2 else ''}")
+
+
+def named(runs: Sequence[ReportedRun], number: int) -> Html:
+    """Return the name of a run, after the mark of its curves if there are several."""
+    return join(*([chip(number)] if len(runs) > 1 else []), runs[number].name)
+
+
+def formatted(value: object, form: str) -> str:
+    """Format a number; a dash where there is none."""
+    return format(value, form) if is_number(value) else "–"

@@ -14,6 +14,7 @@ from widemix.recipe.files import SHIPPED
 from widemix.recipe.yaml_text import read_yaml
 from widemix.section import Section, key
 from widemix.studies.estimates import Estimate, samples_differ
+from widemix.studies.plan import requirements
 from widemix.studies.protocol import Statement
 from widemix.studies.study import read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
@@ -93,8 +94,6 @@ def full_size_hours(folder: Path) -> dict[str, float]:
 
 def full_size_csv(papers: Sequence[Paper], studies: Path, gpu: str) -> str:
     """Return the table of the full studies: runs, and hours on one GPU of this kind; nan where they are not known."""
-    from widemix.studies.requirements import requirements
-
     rows: list[list[object]] = [["study", "runs", "hours", "gpu"]]
     for name in dict.fromkeys(name for paper in papers for entry in paper.entries for name in entry.full):
         path = studies / f"{name}.yaml"

@@ -1,12 +1,14 @@
-"""A study with its table: its trials and runs, what is chosen for them, and what is still to be trained."""
+"""A study with its table: its trials and runs, what is chosen for them, what is still to be trained, and its cost."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from widemix.errors import Exit, InputError
 from widemix.lease import Leases
+from widemix.recipe import Recipe
 from widemix.studies.claims import verdicts
 from widemix.studies.protocol import Search
 from widemix.studies.quantity import COMPUTED, MEASURED, OF_RECIPE, is_number, value_of
@@ -175,3 +177,46 @@ def state(study_run: StudyRun, folder: Path, leases: Leases, table: Table) -> st
     if holder is not None and holder.alive:
         return f"running on {holder.host}"
     return "begun" if (folder / study_run.name / "recipe.yaml").exists() else "open"
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What one run takes: hours on one GPU (None if the number of samples is not known) and bytes of checkpoints."""
+
+    hours: float | None
+    bytes: int
+
+
+def requirements(study_runs: Sequence[StudyRun], gpu: str) -> dict[str, Requirements]:
+    """Return what each run takes, by its name: hours from a roofline, as `widemix cost` computes them."""
+    found: dict[str, Requirements] = {}
+    known: dict[str, Requirements] = {}  # runs that differ only in their seed take the same
+    for study_run in study_runs:
+        values = study_run.recipe.model_dump(mode="json")
+        values["train"]["seed"] = 0
+        alike = repr(values)
+        if alike not in known:
+            known[alike] = Requirements(_hours(study_run, gpu), _checkpoint_bytes(study_run.recipe))
+        found[study_run.name] = known[alike]
+    return found
+
+
+def _hours(study_run: StudyRun, gpu: str) -> float | None:
+    from widemix.estimate.hardware import Cluster  # these import torch, which takes seconds
+    from widemix.estimate.recipe_tables import header_fields
+    from widemix.estimate.report import estimate
+
+    stated = re.search(r"--samples (\d+)", header_fields(study_run.path).get("cost", ""))
+    samples = int(stated[1]) if stated and not (Path(study_run.recipe.data.path) / "manifest.json").exists() else None
+    rows = estimate(study_run.recipe, Cluster(1, gpu), samples)
+    return next((row.value for row in rows if row.name == "hours"), None)
+
+
+def _checkpoint_bytes(recipe: Recipe) -> int:
+    """Bytes of the checkpoints that a run keeps: weights, optimizer states and average, in fp32."""
+    from widemix.models.cost import FLOAT, model_cost
+
+    cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    copies = 1 + recipe.optim.spec.states + (recipe.train.ema_decay is not None)
+    kept = recipe.train.keep_last + (recipe.train.keep_best is not None)
+    return FLOAT * cost.parameters * copies * kept

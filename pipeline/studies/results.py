@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from widemix.files import csv_text
-from widemix.studies.plotted import Figure
+from widemix.studies.protocol import Figure
 from widemix.studies.quantity import MEASURED, is_number, label_of, value_of
 from widemix.studies.rows import Row, Table
 from widemix.studies.study import Study

@@ -16,10 +16,8 @@ from widemix.recipe import differences, load_recipe, suggest
 from widemix.recipe.files import SHIPPED, as_override, find_recipe
 from widemix.recipe.yaml_text import read_yaml, yaml_error_message, yaml_text
 from widemix.section import Section, key
-from widemix.studies.plotted import Figure, Published
-from widemix.studies.protocol import Claim, Condition, Place, Range, Search
-from widemix.studies.quantity import MEASURED
-from widemix.studies.solve import CONSTRAINTS, solve
+from widemix.studies.protocol import Claim, Condition, Figure, Place, Published, Range, Search
+from widemix.studies.quantity import CONSTRAINTS, MEASURED, solve
 from widemix.studies.study_run import StudyRun
 
 MOST_RUNS = 20_000  # each a folder and a process of its own

@@ -12,8 +12,17 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import ROOT
-from widemix.analysis.cka import LEAST, MinibatchCka, centered_kernel, cka, diagonal_mean, random_samples
-from widemix.analysis.features import layer_features, layers_before_skips, layers_by_pattern
+from widemix.analysis.cka import (
+    LEAST,
+    MinibatchCka,
+    centered_kernel,
+    cka,
+    diagonal_mean,
+    layer_features,
+    layers_before_skips,
+    layers_by_pattern,
+    random_samples,
+)
 from widemix.analysis.similarity import (
     Samples,
     Similarity,

@@ -26,8 +26,7 @@ from widemix.analysis.separation_rank import SeparationRank, plot_ranks
 from widemix.analysis.similarity import Similarity, plot_diagonals, plot_matrix
 from widemix.analysis.sparse_spectrum import plot_scaling, plot_widening
 from widemix.analysis.spectrum import LayerSpectrum
-from widemix.analysis.spectrum_changes import changes, plot_changes
-from widemix.analysis.training_spectrum import plot_course
+from widemix.analysis.training_spectrum import changes, plot_changes, plot_course
 from widemix.evaluation.assessment import BINS, Assessment, Details
 from widemix.plots.style import COLORS
 

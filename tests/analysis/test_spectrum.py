@@ -23,8 +23,7 @@ from widemix.analysis.spectrum import (
     sparse_edge,
     spectra,
 )
-from widemix.analysis.spectrum_changes import as_lines, changes
-from widemix.analysis.training_spectrum import course
+from widemix.analysis.training_spectrum import as_lines, changes, course
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError

@@ -13,8 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.bench.conftest import Clock
 from tests.conftest import ROOT, System
-from widemix.bench.network_step import Contestant, measure_networks, row_of
-from widemix.bench.operations import peak_memory, time_by_operation
+from widemix.bench.network_step import Contestant, measure_networks, peak_memory, row_of, time_by_operation
 from widemix.bench.step import ENGINE, LOOP, PLAIN, SMALL, compare_loops, contests, make_recipe, rows_of
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command

@@ -23,7 +23,7 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import repair_command, verify
 from widemix.estimate import tables
-from widemix.estimate.rehearsals import HEAD, rehearsal_line
+from widemix.estimate.rehearse import HEAD, rehearsal_line
 from widemix.formats.beton import open_beton
 from widemix.formats.manifest import Split
 

@@ -7,12 +7,11 @@ import torch
 
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
-from widemix.estimate.hardware import Cluster
+from widemix.estimate.hardware import Cluster, fraction_of_peak, peak_fraction
 from widemix.estimate.network import fake_pass
 from widemix.estimate.report import estimate
-from widemix.estimate.rows import size
+from widemix.estimate.tables import size
 from widemix.estimate.traffic import exposed, step_traffic
-from widemix.estimate.utilisation import fraction_of_peak, peak_fraction
 from widemix.formats.manifest import read_manifest
 from widemix.models.cost import model_cost
 from widemix.models.registry import build_model

@@ -16,7 +16,7 @@ from widemix.estimate.measure import measured_pass, measured_peaks, product_side
 from widemix.estimate.network import fake_pass
 from widemix.estimate.rehearse import rehearse
 from widemix.estimate.report import estimate
-from widemix.estimate.rows import size
+from widemix.estimate.tables import size
 from widemix.models.cost import model_cost
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, load_recipe

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from widemix.estimate.memory import state_bytes
+from widemix.estimate.traffic import state_bytes
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])

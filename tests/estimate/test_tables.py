@@ -15,12 +15,11 @@ from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.estimate import recipe_tables
-from widemix.estimate import rows as units
+from widemix.estimate import tables as units
 from widemix.estimate.hardware import Cluster
-from widemix.estimate.rehearsals import HEAD, rehearsal_line, rehearsal_rows
+from widemix.estimate.rehearse import HEAD, rehearsal_line, rehearsal_rows
 from widemix.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, estimate
-from widemix.estimate.rows import Row, show
-from widemix.estimate.tables import named_rows, pairs_rows, pairs_table
+from widemix.estimate.tables import Row, named_rows, pairs_rows, pairs_table, show
 from widemix.recipe import load_recipe
 
 B16 = ROOT / "recipes/imagenet/mixer_b16.yaml"

@@ -8,7 +8,7 @@ import torch
 from tests.conftest import System
 from widemix.cgroups import usable_cpus
 from widemix.distributed.topology import Topology
-from widemix.estimate import this_machine
+from widemix.estimate import measure as this_machine
 from widemix.models.cost import model_cost
 from widemix.recipe import load_recipe
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.models.dense import structured
 from tests.models.networks import SHAPE
-from widemix.estimate.structures import structure_rows
+from widemix.estimate.report import structure_rows
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.models.structured import linear_of

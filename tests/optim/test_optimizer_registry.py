@@ -15,7 +15,7 @@ from widemix.cli.machine import add_cost
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
-from widemix.estimate.memory import state_bytes
+from widemix.estimate.traffic import state_bytes
 from widemix.optim.section import OPTIMIZERS, OptimSection, register
 from widemix.optim.spec import OptimizerSpec
 from widemix.recipe import keys, load_recipe

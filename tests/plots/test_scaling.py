@@ -2,7 +2,7 @@
 
 import pytest
 
-from widemix.plots.scaling import plot_scaling
+from widemix.plots.lines import plot_scaling
 
 
 def test_throughput_is_next_to_the_ideal_one() -> None:

@@ -19,8 +19,7 @@ from widemix.command_line.commands import run_command
 from widemix.metrics import metric_heading
 from widemix.plots.chart import STYLES, Series, line_chart, thinned, tick_labels, ticks
 from widemix.recipe import dump_recipe, load_recipe
-from widemix.report.parts import chip, formatted
-from widemix.report.run import read_runs, short_paths
+from widemix.report.run import chip, formatted, read_runs, short_paths
 from widemix.run.records import is_number
 
 EVIL = "<script>alert('x')</script>\"'&"

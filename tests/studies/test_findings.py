@@ -7,7 +7,7 @@ import pytest
 
 from widemix.studies.claims import Verdict
 from widemix.studies.estimates import Estimate, exact
-from widemix.studies.forest import plot_statements
+from widemix.studies.figure import plot_statements
 from widemix.studies.protocol import Statement
 from widemix.studies.statements import Stated, findings
 

@@ -18,8 +18,7 @@ from widemix.models.cost import model_cost
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, dump_recipe, experiment_hash, load_recipe
-from widemix.studies.quantity import as_quantity, is_number, label_of, value_of
-from widemix.studies.solve import block_weights, solve
+from widemix.studies.quantity import as_quantity, block_weights, is_number, label_of, solve, value_of
 from widemix.studies.study import is_study, read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
 

@@ -16,7 +16,7 @@ import torch
 from tests.conftest import ROOT, SMALL, Fork
 from widemix.data.grid import denormalise, grid
 from widemix.errors import InputError
-from widemix.estimate.utilisation import find_gpu, fraction_of_peak
+from widemix.estimate.hardware import find_gpu, fraction_of_peak
 from widemix.models.cost import model_cost
 from widemix.recipe import load_recipe
 from widemix.run.run_dir import default_run_dir

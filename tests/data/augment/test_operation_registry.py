@@ -11,7 +11,7 @@ from timm.data import auto_augment
 from tests.clone import CLONE
 from tests.data.augment.timms import MEAN, applied, compiled, sampled
 from tests.data.loading import read, section, train_loader
-from widemix.analysis.operations import all_comparisons, comparison_tiles
+from widemix.analysis.augment import all_comparisons, comparison_tiles
 from widemix.data.augment.batch import build_augmentation
 from widemix.data.augment.program import compile_policy
 from widemix.data.augment.registry import LINEAR, OPERATIONS, ROTATE, SIGNED, SKIP, MagnitudeMap, register_operation
