@@ -15,9 +15,8 @@ from torch import nn
 
 from widemix.data.loader import EvalLoader, TrainLoader, check_model
 from widemix.data.precision import DTYPES, bf16_warning
-from widemix.distributed.requests import SharedRequests
-from widemix.distributed.signals import Stopped, StopRequest
-from widemix.distributed.start_times import StartTimes
+from widemix.distributed.requests import SharedRequests, Stopped, StopRequest
+from widemix.distributed.startup_timing import StartTimes
 from widemix.distributed.topology import (
     Topology,
     keep_freed_memory,

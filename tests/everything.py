@@ -18,10 +18,10 @@ with warnings.catch_warnings():
     import torch._dynamo  # noqa: F401 - any optimizer imports it
     import torchmetrics.classification  # noqa: F401
 
-    import widemix.engine.ddp
     import widemix.engine.deepspeed
     import widemix.engine.fsdp
     import widemix.engine.memory_layout
+    import widemix.engine.torch_engine
     import widemix.estimate.hardware
     import widemix.evaluation.assessment
     import widemix.launch.local

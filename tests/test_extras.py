@@ -18,7 +18,7 @@ from widemix.distributed.topology import Topology
 from widemix.engine import check_engine
 from widemix.engine.fp8 import check_fp8
 from widemix.errors import InputError
-from widemix.models.onnx import check_packages
+from widemix.models.program import check_packages
 from widemix.recipe import load_recipe
 from widemix.run.trackers import check_trackers
 

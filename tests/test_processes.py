@@ -18,7 +18,7 @@ import widemix.trainer
 from tests.clone import CLONE
 from tests.forks import Forks
 from tests.terminal import Terminal
-from widemix.distributed.signals import Stopped, StopRequest, stops_once
+from widemix.distributed.requests import Stopped, StopRequest, stops_once
 from widemix.processes import children_cpu_seconds, end_with_torchrun, peak_resident_bytes, stop_signals
 
 # A rank, or a run: says that it is up, and how it ends.
@@ -152,7 +152,7 @@ def test_terminals_signals_count_unless_ignored_at_the_start(number):
 
 STOPPABLE = """
 import os, signal, sys, time
-from widemix.distributed.signals import StopRequest, stops_once
+from widemix.distributed.requests import StopRequest, stops_once
 with stops_once():
     with StopRequest() as stop:
         os.write(1, b"up")  # in one piece: the end of a line is another, which may find the terminal closed

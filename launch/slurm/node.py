@@ -18,7 +18,7 @@ from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 from widemix.distributed.launchers import USES, route_from
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
-from widemix.distributed.start_times import note_part
+from widemix.distributed.startup_timing import note_part
 from widemix.errors import Exit, InputError
 from widemix.launch.environment import unpack
 from widemix.launch.relay import Neighbour, Relay

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from widemix.models.layers import BlockDiagonal, GroupedLinear
 from widemix.models.pk_layers import MixingLayer
-from widemix.models.shallow.network import Monarch
+from widemix.models.plain_mlps.network import Monarch
 from widemix.models.structured import StructuredLinear
 from widemix.models.sw_mlp.sparse import SparseLinear
 

@@ -25,8 +25,7 @@ from widemix.bench.network_step import measure_networks
 from widemix.bench.timing import Contestant, compute_clock, time_in_turns
 from widemix.command_line.commands import load_from_arguments
 from widemix.data.batches import Batch
-from widemix.distributed.requests import SharedRequests
-from widemix.distributed.signals import StopRequest
+from widemix.distributed.requests import SharedRequests, StopRequest
 from widemix.distributed.topology import Topology, process_group
 from widemix.distributed.watchdog import Watchdog
 from widemix.engine import Engine, build_engine

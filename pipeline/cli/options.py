@@ -9,7 +9,7 @@ from typing import Any
 
 from widemix.errors import Exit, InputError
 from widemix.files import write_output
-from widemix.models.names import FORMS, HUB, TIMM
+from widemix.models.hub import FORMS, HUB, TIMM
 from widemix.recipe.files import find_recipe
 from widemix.run.choice import LAST, choose
 from widemix.terminal import print

@@ -13,8 +13,8 @@ from widemix.command_line.commands import check_least, load_from_arguments
 from widemix.distributed.kernel_caches import use_node_caches
 from widemix.distributed.launchers import export_torchrun_env, unused_tasks
 from widemix.distributed.rank_status import has_rank_status, remove_earlier_statuses, write_rank_status
-from widemix.distributed.signals import stops_once
-from widemix.distributed.start_times import note_process
+from widemix.distributed.requests import stops_once
+from widemix.distributed.startup_timing import note_process
 from widemix.errors import Exit, InputError, command
 from widemix.recipe import Recipe, check_world, dump_recipe, match_folder
 from widemix.terminal import print

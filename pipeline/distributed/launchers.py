@@ -11,11 +11,72 @@ import socket
 import zlib
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from widemix.distributed.launcher_table import FLUX, LAUNCHERS, SRUN, Launcher
 from widemix.errors import LauncherError
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The variables in which a launcher tells each process its place; of several names the first that is set."""
+
+    name: str
+    rank: str
+    size: str
+    local_rank: tuple[str, ...]
+    local_size: tuple[str, ...]  # for srun and flux what it is computed from
+    job: tuple[str, ...]  # what all ranks of a job share, and no other job has
+    pass_on: str  # how it passes MASTER_ADDR on to the ranks
+
+
+_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+SRUN, FLUX = "srun", "flux run"
+
+
+def _of_prefix(name: str, prefix: str, job: tuple[str, ...], pass_on: str) -> Launcher:
+    local_rank, local_size = (f"{prefix}_LOCAL_RANK",), (f"{prefix}_LOCAL_SIZE",)
+    return Launcher(name, f"{prefix}_RANK", f"{prefix}_SIZE", local_rank, local_size, job, pass_on)
+
+
+_RSH = "mpirun_rsh needs `MASTER_ADDR=HOST`, with the host of rank 0, before the program"
+_JSRUN = "jsrun needs `-E MASTER_ADDR=HOST`, with the host of rank 0"
+# Those that others may have started come first: mpirun within a job of Slurm.
+LAUNCHERS = (
+    _of_prefix("mpirun", "OMPI_COMM_WORLD", ("PMIX_NAMESPACE", *_JOBS), "mpirun needs `-x MASTER_ADDR=$(hostname)`"),
+    _of_prefix("mpirun_rsh", "MV2_COMM_WORLD", _JOBS, _RSH),
+    _of_prefix("mpirun_rsh", "MVP_COMM_WORLD", _JOBS, _RSH),
+    _of_prefix("jsrun", "JSM_NAMESPACE", ("PMIX_NAMESPACE", *_JOBS), _JSRUN),
+    Launcher(  # MPICH's Hydra, Intel MPI, Cray PALS, ParaStation
+        "mpiexec",
+        "PMI_RANK",
+        "PMI_SIZE",
+        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"),
+        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"),
+        ("I_MPI_HYDRA_UUID", "PALS_APID", *_JOBS),
+        "mpiexec needs `-genv MASTER_ADDR HOST` (PALS: `--env MASTER_ADDR=HOST`), with the host of rank 0",
+    ),
+    _of_prefix("horovodrun", "HOROVOD", _JOBS, "horovodrun passes on what its shell exports"),
+    Launcher(
+        FLUX,
+        "FLUX_TASK_RANK",
+        "FLUX_JOB_SIZE",
+        ("FLUX_TASK_LOCAL_ID",),
+        ("FLUX_JOB_NNODES",),
+        ("FLUX_JOB_ID",),
+        "flux run needs `--env=MASTER_ADDR=HOST`, with the host of rank 0",
+    ),
+    Launcher(
+        SRUN,
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        ("SLURM_LOCALID",),
+        ("SLURM_STEP_TASKS_PER_NODE",),
+        ("SLURM_JOB_ID",),
+        "srun passes on what the job's script exports",
+    ),
+)
 
 PORTS = range(20_000, 32_000)  # below the ephemeral ports of Linux
 USES = ("train", "preflight", "rendezvous")  # a node may start one while others still end another

@@ -12,13 +12,13 @@ from torch import nn
 
 from widemix.distributed.topology import Topology
 from widemix.engine.batch_norm import sync_batch_norms
-from widemix.engine.contract import Engine, StepResult
 from widemix.engine.deepspeed_config import deepspeed_config
+from widemix.engine.interface import Engine, StepResult
 from widemix.engine.state import State
 from widemix.errors import InputError
 from widemix.files import check_ours, private_folder
 from widemix.models.drop_path import number_drop_paths
-from widemix.models.timm_methods import classifier, timm_method
+from widemix.models.registry import classifier, timm_method
 from widemix.native.build import cache_folder
 from widemix.optim.section import OptimSection
 from widemix.recipe.engine import EngineSection
@@ -41,7 +41,7 @@ def build_engine(
         from widemix.engine.fsdp import FSDPEngine
 
         return FSDPEngine(module, section, optim, train, topology)
-    from widemix.engine.ddp import DDPEngine
+    from widemix.engine.torch_engine import DDPEngine
 
     return DDPEngine(module, section, optim, train, topology)
 

@@ -17,11 +17,10 @@ from typing_extensions import override
 from widemix.data.batches import Batch
 from widemix.data.precision import DTYPES, autocast
 from widemix.distributed.topology import Topology
-from widemix.engine.contract import Engine, StepResult
 from widemix.engine.deepspeed_config import deepspeed_config, import_deepspeed
+from widemix.engine.interface import Engine, StepResult, set_timeout
 from widemix.engine.layout import adapt_network
 from widemix.engine.state import State
-from widemix.engine.torch_versions import set_timeout
 from widemix.errors import InputError
 from widemix.optim.build import build_optimizer
 from widemix.optim.section import OptimSection
@@ -39,7 +38,7 @@ class Slice:
 
 
 class DeepSpeedEngine(Engine):
-    """See `contract.Engine`. With ZeRO 1 to 3 an optimizer tensor holds slices of many parameters."""
+    """See `interface.Engine`. With ZeRO 1 to 3 an optimizer tensor holds slices of many parameters."""
 
     def __init__(
         self, module: nn.Module, section: EngineSection, optim: OptimSection, train: TrainSection, topology: Topology

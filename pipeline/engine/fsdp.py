@@ -21,9 +21,9 @@ from typing_extensions import override
 
 from widemix.data.precision import DTYPES, autocast
 from widemix.distributed.topology import Topology
+from widemix.engine.interface import set_timeout
 from widemix.engine.layout import adapt_network, separable_blocks
 from widemix.engine.torch_engine import TorchEngine
-from widemix.engine.torch_versions import set_timeout
 from widemix.errors import InputError
 from widemix.optim.section import OptimSection
 from widemix.recipe.engine import EngineSection
@@ -31,7 +31,7 @@ from widemix.recipe.train import TrainSection
 
 
 class FSDPEngine(TorchEngine):
-    """See `contract.Engine`. Weights stay in fp32 shards; each block is gathered and computed in bf16 or fp16.
+    """See `interface.Engine`. Weights stay in fp32 shards; each block is gathered and computed in bf16 or fp16.
 
     The optimizer tensors are the parameters, each a DTensor of which every rank has some rows. The first weights are
     rank 0's; unless they are offloaded to the CPU, the other ranks' module may be on the meta device.

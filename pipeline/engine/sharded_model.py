@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from widemix.distributed.topology import Topology
-from widemix.engine.average import Ema, swapped
 from widemix.engine.batch_norm import Frozen
+from widemix.engine.ema import Ema, swapped
 from widemix.engine.layout import all_names
 from widemix.engine.state import Shard, State, by_parameter
 from widemix.errors import InputError

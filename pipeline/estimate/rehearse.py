@@ -24,8 +24,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from widemix.data.batches import Batch
 from widemix.distributed.topology import Topology
 from widemix.engine import build_engine, check_engine
-from widemix.engine.contract import Engine
-from widemix.engine.ddp import DDPEngine
+from widemix.engine.interface import Engine
+from widemix.engine.torch_engine import DDPEngine
 from widemix.errors import InputError
 from widemix.estimate.fake import MemoryTracker, fake_inputs, fake_mode, fake_network, prepare_to_train, unused_of
 from widemix.estimate.hardware import Cluster

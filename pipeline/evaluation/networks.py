@@ -16,8 +16,8 @@ from widemix.errors import InputError
 from widemix.evaluation.trained import load_trained
 from widemix.formats.manifest import Prepared, read_manifest
 from widemix.models.export import Usage, read_usage
+from widemix.models.hub import FORMS, HUB, timm_name
 from widemix.models.mixer.network import from_timm
-from widemix.models.names import FORMS, HUB, timm_name
 from widemix.models.registry import build_model
 from widemix.models.section import ModelSection
 from widemix.models.timm_registry import load_pretrained

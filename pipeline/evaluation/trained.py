@@ -8,7 +8,7 @@ from torch import nn
 from widemix.errors import InputError
 from widemix.evaluation.model_card import LICENCE, model_card
 from widemix.models.export import export_model, loading_lines, loads_in_timm
-from widemix.models.onnx import check_packages
+from widemix.models.program import check_packages
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, parse_recipe
 from widemix.recipe.data import DataSection

@@ -20,8 +20,7 @@ from widemix.errors import InputError
 from widemix.files import atomic_write, fsync_path, parse_json, read_regular
 from widemix.formats.manifest import Prepared
 from widemix.formats.text import TOKENIZER
-from widemix.models.onnx import write_onnx
-from widemix.models.program import torch_program
+from widemix.models.program import torch_program, write_onnx
 from widemix.models.section import ModelSection
 from widemix.models.timm_registry import default_cfgs, is_stock
 from widemix.terminal import print

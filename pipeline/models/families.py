@@ -7,18 +7,13 @@ from inspect import isabstract
 from widemix.errors import InputError, shown
 from widemix.models.section import ModelSection
 
-# One line a family: its folder, whose section.py lists its sections in SECTIONS.
+# One line a family, or a few of a kind: its folder, whose section.py lists its sections in SECTIONS.
 FAMILIES = (
     "mixer",
     "sw_mlp",
-    "shallow",
-    "lasso",
-    "bottleneck_mlp",
-    "ff_only",
-    "permutator",
-    "repmlp",
-    "timm_mlp",
-    "timm_model",
+    "plain_mlps",
+    "baselines",
+    "timm_networks",
     "text",
 )
 

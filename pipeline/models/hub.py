@@ -1,14 +1,34 @@
-"""Shares exported networks on the Hugging Face Hub, or on another server that HF_ENDPOINT names."""
+"""The names that a user gives to networks, and networks shared on the Hugging Face Hub, or where HF_ENDPOINT says.
 
+Nothing here imports torch or huggingface_hub, which take seconds, before they are needed.
+"""
+
+import re
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
-
 from widemix.errors import InputError, RunError
-from widemix.models.names import check_repository
 
-_NEEDED = ("config.json", "model.safetensors")
+FORMS = (
+    "a run, a checkpoint, a folder of `widemix export`, a recipe or its name (its weights at the start), timm:NAME, "
+    "or hf:OWNER/NAME"
+)
+TIMM, HUB = "timm:", "hf:"
+
+
+def timm_name(name: str) -> str | None:
+    """The name by which timm loads `timm:NAME` or `hf:OWNER/NAME`; None for others. `InputError` for half a name."""
+    if name.startswith(HUB):
+        return "hf-hub:" + check_repository(name.removeprefix(HUB), name)
+    if name == TIMM:
+        raise InputError("timm:: should be timm:NAME, such as timm:mixer_b16_224")
+    return name.removeprefix(TIMM) if name.startswith(TIMM) else None
+
+
+def check_repository(repository: str, given: str) -> str:
+    """A repository's name; `InputError`, which names what was given, unless it is OWNER/NAME."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(@.+)?", repository):
+        raise InputError(f"{given}: a repository of the Hub is named OWNER/NAME")
+    return repository
 
 
 def push(folder: Path, repository: str, private: bool = False) -> str:
@@ -17,7 +37,10 @@ def push(folder: Path, repository: str, private: bool = False) -> str:
     The repository is created if there is none. The card's Python line loads it from there. `InputError` where the
     folder is no export, or the Hub refuses who asks; RunError where it cannot be reached.
     """
-    missing = [name for name in _NEEDED if not (folder / name).is_file()]
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+    missing = [name for name in ("config.json", "model.safetensors") if not (folder / name).is_file()]
     if missing:
         raise InputError(f"{folder}: has no {missing[0]}; give a folder that `widemix export` has written")
     check_repository(repository, repository)

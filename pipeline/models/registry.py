@@ -1,8 +1,10 @@
-"""From a recipe's model section to a network."""
+"""From a recipe's model section to a network, and methods that timm's networks have and somebody else's may lack."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from widemix.errors import InputError
@@ -55,3 +57,17 @@ def empty_inputs(section: ModelSection, batch: int, image_size: int) -> torch.Te
     """Return zeros of the shape and type of the network's inputs: float32 [batch, 3, H, W] or int64 [batch, T]."""
     dtype = torch.long if section.takes == "text" else torch.float32
     return torch.zeros(batch, *section.input_shape(image_size), dtype=dtype)
+
+
+def timm_method(module: nn.Module, name: str, key: str) -> Callable[..., Any]:
+    """Return the network's method; `InputError` that names the recipe's key that needs it where there is none."""
+    method = getattr(module, name, None)
+    if method is None:
+        raise InputError(f"{key}: needs the method {name} of timm's networks; define it in {type(module).__name__}")
+    return method
+
+
+def classifier(module: nn.Module, key: str) -> nn.Module:
+    """The network's head; of several, as distilled networks have, a list. `InputError` as from `timm_method`."""
+    head = timm_method(module, "get_classifier", key)()
+    return nn.ModuleList(head) if isinstance(head, tuple) else head

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from widemix.errors import InputError
-from widemix.models.timm_methods import classifier
+from widemix.models.registry import classifier
 from widemix.optim.section import OptimSection
 
 

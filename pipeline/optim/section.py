@@ -3,13 +3,14 @@
 Recipes read this table, so nothing here imports torch or an optimizer's code before a builder is called.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from widemix.arguments import Name, check_arguments
 from widemix.errors import InputError
-from widemix.optim.spec import Groups, OptimizerSpec
 from widemix.section import Amount, Decay, Decays, Epsilon, OneOf, PositiveAmount, Section, key
 
 if TYPE_CHECKING:
@@ -17,6 +18,34 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 TIMM = "timm:"
+Groups = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """One optimizer: how it is built, and what recipes, engines, checkpoints and estimates need to know of it.
+
+    Checkpoints keep of its state the tensors that have their parameter's shape, a scalar tensor "step", and
+    `group_counters`.
+    """
+
+    # From the groups of `parameter_groups` and the `OptimSection`. "lr" is overwritten before each step.
+    build: "Callable[[Groups, Any], Optimizer]"
+    help: str  # printed by `widemix train --help`
+    states: int  # fp32 numbers per weight, beside the weight itself: 2 for two moments
+    # The section's key with the weight of its penalty, and the name of it in the parameter groups.
+    penalty: Literal["weight_decay", "l1"] = "weight_decay"
+    # What its step computes from whole parameters. ZeRO 1 to 3 give it slices of many, so it is refused there.
+    needs_whole: str | None = None
+    # Whether the matrices inside the network get parameter groups of their own, marked "matrices".
+    splits_matrices: bool = False
+    # Numbers that it keeps in the parameter groups from step to step. Refused under ZeRO 3, which calls it several
+    # times a step.
+    group_counters: tuple[str, ...] = ()
+    # The weights to evaluate with, from the optimizer and a trained weight; None where they are the trained ones.
+    evaluation_weight: "Callable[[Optimizer, Tensor], Tensor] | None" = None
+    # Raises ValueError where the section has a value that this optimizer can't use.
+    check: Callable[[Any], None] | None = None
 
 
 def adam_options(section: "OptimSection") -> dict[str, Any]:
@@ -31,7 +60,7 @@ def _adamw(groups: Groups, section: "OptimSection") -> "Optimizer":
 
 
 def _sgd(groups: Groups, section: "OptimSection") -> "Optimizer":
-    from widemix.optim.sgd import FusedSgd
+    from widemix.optim.optimizers import FusedSgd
 
     return FusedSgd(groups, lr=section.lr, momentum=section.momentum, nesterov=section.momentum > 0, fused=True)
 
@@ -43,21 +72,23 @@ def _lamb(groups: Groups, section: "OptimSection") -> "Optimizer":
 
 
 def _muon(groups: Groups, section: "OptimSection") -> "Optimizer":
-    from widemix.optim.muon import MuonAndAdamW
+    from widemix.optim.optimizers import MuonAndAdamW
 
     return MuonAndAdamW(groups, adam_options(section) | {"fused": True}, section.momentum)
 
 
 def _schedule_free(groups: Groups, section: "OptimSection") -> "Optimizer":
-    from widemix.optim.schedule_free import build
+    from schedulefree import AdamWScheduleFree
 
-    return build(groups, adam_options(section))
+    optimizer = AdamWScheduleFree(groups, **adam_options(section))
+    optimizer.train()  # its mode of training: the parameters hold y, and `_schedule_free_average` computes x
+    return optimizer
 
 
 def _schedule_free_average(optimizer: "Optimizer", weight: "Tensor") -> "Tensor":
-    from widemix.optim.schedule_free import average
-
-    return average(optimizer, weight)
+    """x, to evaluate with, from the trained y = (1 - beta1) z + beta1 x (equation 4); a new tensor."""
+    z = optimizer.state.get(weight, {}).get("z")
+    return weight.clone() if z is None else weight.lerp(z, 1 - 1 / optimizer.defaults["betas"][0])
 
 
 def _check_schedule_free(section: "OptimSection") -> None:
@@ -66,7 +97,7 @@ def _check_schedule_free(section: "OptimSection") -> None:
 
 
 def _beta_lasso(groups: Groups, section: "OptimSection") -> "Optimizer":
-    from widemix.optim.beta_lasso import BetaLasso
+    from widemix.optim.optimizers import BetaLasso
 
     return BetaLasso(groups, section.lr, section.l1, section.lasso_beta, section.momentum)
 

@@ -18,7 +18,7 @@ from widemix.errors import InputError
 from widemix.files import atomic_write, parse_json, read_regular
 from widemix.formats.manifest import Prepared, data_hashes, read_manifest
 from widemix.lock import hold
-from widemix.models.names import timm_name
+from widemix.models.hub import timm_name
 from widemix.models.registry import build_on_meta
 from widemix.recipe import (
     Recipe,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE
-from widemix.distributed.start_times import StartTimes
+from widemix.distributed.startup_timing import StartTimes
 from widemix.files import read_regular
 from widemix.run.records import START, parse_record
 

@@ -15,8 +15,8 @@ from torch.func import functional_call
 
 from widemix.engine.batch_norm import freeze_batch_norms
 from widemix.errors import InputError
-from widemix.models.names import timm_name
-from widemix.models.timm_methods import classifier
+from widemix.models.hub import timm_name
+from widemix.models.registry import classifier
 from widemix.models.timm_registry import load_pretrained
 from widemix.run import checkpoint
 

@@ -14,8 +14,7 @@ from widemix.data.batches import Batch
 from widemix.data.grid import training_grid
 from widemix.data.loader import TrainLoader
 from widemix.data.random import DROPOUT, key
-from widemix.distributed.requests import Request, SharedRequests
-from widemix.distributed.signals import StopRequest
+from widemix.distributed.requests import Request, SharedRequests, StopRequest
 from widemix.distributed.topology import random_states, seed_device
 from widemix.distributed.watchdog import Watchdog
 from widemix.engine import Engine

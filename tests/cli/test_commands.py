@@ -18,7 +18,7 @@ from widemix.cli.parser import make_parser
 from widemix.command_line import commands
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import check_least, check_most, load_from_arguments, run_command, split_overrides
-from widemix.distributed.start_times import VARIABLE
+from widemix.distributed.startup_timing import VARIABLE
 from widemix.errors import Exit, InputError, LauncherError, RunError
 
 

@@ -6,8 +6,8 @@ from tests.clone import CLONE, ROOT
 from tests.distributed.test_launchers import SRUN
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
-from widemix.distributed.launcher_table import LAUNCHERS
 from widemix.distributed.launchers import (
+    LAUNCHERS,
     export_torchrun_env,
     how_to_train_alone,
     master_address,

@@ -16,8 +16,8 @@ from widemix.data_prep.samples import Dataset, PixelArrays
 from widemix.data_prep.sources import register_source
 from widemix.models.families import register as register_family
 from widemix.models.section import ModelSection
+from widemix.optim.section import OptimizerSpec
 from widemix.optim.section import register as register_optimizer
-from widemix.optim.spec import OptimizerSpec
 from widemix.section import Positive, key
 
 

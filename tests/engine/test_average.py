@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from widemix.engine.average import Ema, swapped
+from widemix.engine.ema import Ema, swapped
 from widemix.recipe.train import TrainSection
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.engine.ranks import Setting
 from widemix.engine import Engine
-from widemix.engine.contract import block_of
+from widemix.engine.interface import block_of
 from widemix.errors import InputError
 
 

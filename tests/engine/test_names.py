@@ -9,12 +9,11 @@ import timm
 import torch
 from torch import nn
 
-from widemix.engine.ddp import DDPEngine
 from widemix.engine.fsdp import FSDPEngine
 from widemix.engine.layout import adapt_network, all_names, separable_blocks
 from widemix.engine.sharded_model import ShardedModel
 from widemix.engine.state import State, by_parameter
-from widemix.engine.torch_engine import TorchEngine
+from widemix.engine.torch_engine import DDPEngine, TorchEngine
 
 
 class Tied(nn.Module):

@@ -12,7 +12,7 @@ from tests.engine.plain import plain_loop
 from tests.engine.ranks import CHAIN, EMA, ENGINES, PROBE, REPMLP, STEPS, SUPPORTED, Setting, chain, overrides_for
 from widemix.data.loader import EvalLoader
 from widemix.engine import State
-from widemix.engine.average import ema_decay
+from widemix.engine.ema import ema_decay
 from widemix.errors import InputError
 from widemix.evaluation.evaluate import evaluate_engine
 from widemix.run.saving import assembled

@@ -12,7 +12,8 @@ from tests.engine.ranks import FIXED, Setting, overrides_for
 from widemix.distributed.topology import Topology, read_topology
 from widemix.engine import check_engine
 from widemix.engine.deepspeed_config import deepspeed_config, import_deepspeed
-from widemix.engine.torch_versions import set_timeout, without_buffer_sync
+from widemix.engine.interface import set_timeout
+from widemix.engine.torch_engine import without_buffer_sync
 from widemix.errors import InputError
 from widemix.recipe import load_recipe
 

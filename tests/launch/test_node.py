@@ -16,7 +16,7 @@ from torch.distributed.run import parse_args
 from tests.conftest import ROOT
 from tests.forks import free_port
 from widemix.command_line.commands import split_overrides
-from widemix.distributed.start_times import VARIABLE
+from widemix.distributed.startup_timing import VARIABLE
 from widemix.errors import InputError, RunError
 from widemix.launch.relay import Relay
 from widemix.launch.slurm import node as module

@@ -10,13 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from tests.models.networks import MIXERS, NETWORKS, OTHERS, VARIANTS
 from widemix.models.cost import model_cost
 from widemix.models.families import KINDS, named_networks
-from widemix.models.lasso.network import LocallyConnected
 from widemix.models.layer_costs import LayerCost
 from widemix.models.layers import GroupedLinear
+from widemix.models.plain_mlps.network import LocallyConnected
 from widemix.models.registry import build_model
 from widemix.models.sw_mlp.section import SwMlpSection
 from widemix.models.sw_mlp.sparse import SparseLinear
-from widemix.models.timm_model.section import TimmSection
+from widemix.models.timm_networks.section import TimmSection
 
 
 def saved_bytes(model, x):

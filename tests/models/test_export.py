@@ -14,22 +14,17 @@ from safetensors.torch import load_file, save_file
 
 from widemix.errors import InputError
 from widemix.formats.manifest import Prepared
-from widemix.models.bottleneck_mlp.section import BottleneckMlpSection
+from widemix.models.baselines.section import FfOnlySection, PermutatorSection, RepMlpSection
 from widemix.models.export import Usage, export_model, loading_lines, loads_in_timm, read_usage
 from widemix.models.families import named_networks
-from widemix.models.ff_only.section import FfOnlySection
-from widemix.models.lasso.section import LassoSection
 from widemix.models.mixer.network import Mixer, from_timm
 from widemix.models.mixer.section import MixerSection
-from widemix.models.permutator.section import PermutatorSection
+from widemix.models.plain_mlps.section import BottleneckMlpSection, LassoSection, ShallowSection
 from widemix.models.program import inputs_for
 from widemix.models.registry import build_model
-from widemix.models.repmlp.section import RepMlpSection
-from widemix.models.shallow.section import ShallowSection
 from widemix.models.sw_mlp.section import SwMlpSection
 from widemix.models.text.section import TextMixerSection, TextTransformerSection
-from widemix.models.timm_mlp.section import GmlpSection, ResMlpSection
-from widemix.models.timm_model.section import TimmSection
+from widemix.models.timm_networks.section import GmlpSection, ResMlpSection, TimmSection
 from widemix.models.timm_registry import default_cfgs
 from widemix.recipe.data import DataSection, TextDataSection
 

@@ -12,10 +12,9 @@ from tests.models.hub_server import Hub, serve
 from tests.models.test_export import MIXER, OUTER, SECTIONS, trained
 from widemix.errors import InputError, RunError
 from widemix.evaluation.networks import load_network
-from widemix.models import onnx
 from widemix.models.export import export_model
-from widemix.models.hub import push
-from widemix.models.names import timm_name
+from widemix.models.hub import push, timm_name
+from widemix.models.program import PACKAGES, write_onnx
 from widemix.models.registry import build_model
 from widemix.models.timm_registry import load_pretrained
 from widemix.training.finetune import load_init_weights
@@ -142,7 +141,7 @@ def test_a_recipe_is_a_network_by_its_short_name() -> None:
 
 
 needs_onnx = pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, onnx.PACKAGES)), reason="pip install 'widemix[onnx]' brings what ONNX needs"
+    not all(map(importlib.util.find_spec, PACKAGES)), reason="pip install 'widemix[onnx]' brings what ONNX needs"
 )
 
 
@@ -159,12 +158,12 @@ def test_an_export_as_onnx_computes_the_modules_logits(tmp_path: Path) -> None:
     (logits,) = session.run(["logits"], {"images": images.numpy()})
     torch.testing.assert_close(torch.from_numpy(logits), model(images), rtol=1e-4, atol=1e-5)
     with pytest.raises(RuntimeError, match="onnxruntime's logits differ"):
-        onnx.write_onnx(model, 16, tmp_path / "other.onnx", tolerance=0.0)
-    onnx.write_onnx(trained(SECTIONS["sw_mlp"]), 16, tmp_path / "sparse.onnx")
+        write_onnx(model, 16, tmp_path / "other.onnx", tolerance=0.0)
+    write_onnx(trained(SECTIONS["sw_mlp"]), 16, tmp_path / "sparse.onnx")
 
 
 def test_onnx_without_its_packages_is_one_line(system, tmp_path: Path) -> None:
     model = trained(MIXER)
     system({"importlib.util.find_spec": lambda name: None})
     with pytest.raises(InputError, match=r"onnx, onnxscript, onnxruntime not installed; pip .* 'widemix\[onnx\]'"):
-        onnx.write_onnx(model, 16, tmp_path / "model.onnx")
+        write_onnx(model, 16, tmp_path / "model.onnx")

@@ -11,10 +11,10 @@ from torch import nn
 from tests.models.dense import logits
 from tests.models.networks import MASKED, NETWORKS, OTHERS, PATCHED, inputs_of, layers, random_model, section_of
 from widemix.errors import InputError
-from widemix.models.bottleneck_mlp.network import BottleneckMlp
+from widemix.models.baselines.network import RepMlp
 from widemix.models.families import KINDS, named_networks
+from widemix.models.plain_mlps.network import BottleneckMlp
 from widemix.models.registry import build_model
-from widemix.models.repmlp.network import RepMlp
 from widemix.models.section import hidden_width
 from widemix.models.text.network import PAD
 from widemix.training.finetune import load_init_weights

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from widemix.models import permutation
-from widemix.models.permutation import Permute
-from widemix.models.reorder import inverse
+from widemix.models.permutation import Permute, inverse
 
 sizes = st.integers(1, 9)
 seeds = st.integers(0, 2**63)

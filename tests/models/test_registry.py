@@ -8,9 +8,8 @@ import torch
 
 from widemix.errors import InputError
 from widemix.models.families import named_networks
-from widemix.models.registry import build_model, build_on_meta, empty_inputs
+from widemix.models.registry import build_model, build_on_meta, classifier, empty_inputs
 from widemix.models.section import ModelSection
-from widemix.models.timm_methods import classifier
 from widemix.models.timm_registry import default_cfgs
 from widemix.recipe import load_recipe
 

@@ -9,8 +9,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from widemix.models import permutation
-from widemix.models.permutation import Permute
-from widemix.models.reorder import inverse, reorder_columns
+from widemix.models.permutation import Permute, inverse, reorder_columns
 
 OURS, TORCHS = "widemix.reorder_columns.default", "aten.index_select.default"
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int16]

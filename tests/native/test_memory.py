@@ -20,7 +20,7 @@ from widemix.data.augment.registry import ROTATE
 from widemix.data.decode import random_boxes
 from widemix.data_prep.jpeg import FAILED, TOO_LARGE, library, pack, run_codec, unpack
 from widemix.models.batch_last import by_c
-from widemix.models.reorder import reorder_columns
+from widemix.models.permutation import reorder_columns
 
 CALLS = 30
 LEAST = 24  # bytes that malloc takes for the smallest of what it gives

@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from tests.engine.plain import plain_loop
 from tests.engine.ranks import ENGINES, STEPS, Setting, overrides_for
-from widemix.optim.section import register
-from widemix.optim.spec import OptimizerSpec
+from widemix.optim.section import OptimizerSpec, register
 
 
 def build(groups: list[dict[str, Any]], section: Any) -> torch.optim.Optimizer:

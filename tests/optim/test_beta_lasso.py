@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from widemix.optim.beta_lasso import BetaLasso
+from widemix.optim.optimizers import BetaLasso
 
 
 def weights():

@@ -29,9 +29,8 @@ from widemix.optim.build import (
     set_rate,
     undecayed,
 )
-from widemix.optim.muon import Muon, MuonAndAdamW
+from widemix.optim.optimizers import FusedSgd, Muon, MuonAndAdamW
 from widemix.optim.section import OPTIMIZERS, OptimSection
-from widemix.optim.sgd import FusedSgd
 from widemix.recipe import load_recipe
 from widemix.recipe.schedule import ScheduleSection
 from widemix.training.schedule import build_run_schedule, build_schedule

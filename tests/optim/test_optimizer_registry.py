@@ -16,8 +16,7 @@ from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.estimate.traffic import state_bytes
-from widemix.optim.section import OPTIMIZERS, OptimSection, register
-from widemix.optim.spec import OptimizerSpec
+from widemix.optim.section import OPTIMIZERS, OptimizerSpec, OptimSection, register
 from widemix.recipe import keys, load_recipe
 
 RECIPE = ROOT / "recipes/digits/mixer.yaml"

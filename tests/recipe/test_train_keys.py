@@ -16,8 +16,8 @@ import widemix.trainer
 from tests.conftest import ROOT
 from tests.recipe.small_runs import Row, SmallRun, differs, flat
 from widemix.data.batches import Batch
-from widemix.engine.average import Ema
 from widemix.engine.batch_norm import _OverRanks
+from widemix.engine.ema import Ema
 from widemix.models.registry import build_model
 from widemix.recipe.train import TrainSection
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.run.saved import ALONE
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE
-from widemix.distributed.start_times import VARIABLE, StartTimes, note_part
+from widemix.distributed.startup_timing import VARIABLE, StartTimes, note_part
 from widemix.distributed.topology import Topology
 from widemix.run.starts import StartRecord, read_starts
 
@@ -32,7 +32,7 @@ def test_the_parts_are_the_times_between_what_was_noted():
 
 
 PROGRAM = """
-from widemix.distributed.start_times import VARIABLE, StartTimes, note_process
+from widemix.distributed.startup_timing import VARIABLE, StartTimes, note_process
 for restarted in (False, True):
     environ = {VARIABLE: "submitted=100"}
     note_process(restarted, environ)

@@ -18,7 +18,7 @@ from widemix.models.mixer.network import Mixer
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.models.sw_mlp.sparse import SparseLinear
-from widemix.models.timm_model.section import TimmSection
+from widemix.models.timm_networks.section import TimmSection
 from widemix.run import checkpoint
 from widemix.training.finetune import check_indices, freeze, load_init_weights, unused_parameters
 

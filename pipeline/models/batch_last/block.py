@@ -26,9 +26,8 @@ from widemix.models.batch_last.layers import (
     weight_of,
 )
 from widemix.models.batch_last.operations import activate, add, images_of, norm, product
-from widemix.models.permutation import Permute, commutation, compose, identity
+from widemix.models.permutation import Permute, commutation, compose, identity, inverse
 from widemix.models.pk_layers import Mixing, MixingLayer, MixingMlp
-from widemix.models.reorder import inverse
 
 
 def needs_eager_ops(block: Block, x: Tensor) -> bool:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from widemix.models.reorder import inverse
+from widemix.models.permutation import inverse
 
 
 def norm(

@@ -1,13 +1,54 @@
-"""Recipe section of timm's networks."""
+"""Recipe sections of timm's networks: any by its name, and ResMLP and gMLP with blocks of any number and size."""
 
 from collections.abc import Container
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 from typing_extensions import override
 
-from widemix.models.section import ModelSection
-from widemix.section import DropPath, key
+from widemix.models.section import Expansion, ModelSection, PatchedSection
+from widemix.section import DropPath, PositiveAmount, key
+
+
+class ResMlpSection(PatchedSection):
+    """ResMLP (Touvron et al. 2021): a linear layer over tokens and an MLP over channels, without normalisation."""
+
+    kind: Literal["resmlp"] = key(..., "resmlp: a linear layer over tokens, an MLP over channels, no normalisation")
+    expansion: Expansion = key(4.0, "resmlp: hidden width of the channel MLP over C")
+    layer_scale: PositiveAmount = key(
+        1e-4, "resmlp: first value of the learnt factors of each mixing; timm's, 1e-5 for 24 blocks"
+    )
+
+    @override
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
+        from widemix.models.timm_networks.network import resmlp
+
+        return resmlp(self, img_size=image_size, num_classes=num_classes, **timm)
+
+
+class GmlpSection(PatchedSection):
+    """gMLP (Liu et al. 2021): an MLP over channels; half of its hidden features, mixed over tokens, gate the rest."""
+
+    kind: Literal["gmlp"] = key(..., "gmlp: an MLP over channels with a spatial gating unit")
+    expansion: Expansion = key(6.0, "gmlp: hidden width of the channel MLP over C; half of it gates the other half")
+
+    @model_validator(mode="after")
+    def has_halves(self) -> Self:
+        """The hidden features, as timm counts them, have two halves."""
+        hidden = int(self.expansion * self.channels)
+        if hidden % 2 or not hidden:
+            raise ValueError(
+                f"expansion {self.expansion:g}: gives {hidden} hidden features of {self.channels} channels, "
+                "which have no halves"
+            )
+        return self
+
+    @override
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
+        from widemix.models.timm_networks.network import gmlp
+
+        return gmlp(self, img_size=image_size, num_classes=num_classes, **timm)
+
 
 Argument = bool | int | float | str
 # Not for `arguments`: what other keys set, and what would download or read files that a recipe names.
@@ -44,7 +85,7 @@ class TimmSection(ModelSection):
 
     @override
     def build(self, image_size: int, num_classes: int) -> Any:
-        from widemix.models.timm_model.network import create_timm_model
+        from widemix.models.timm_networks.network import create_timm_model
 
         own = {"img_size": image_size, "drop_path_rate": self.drop_path}
         return create_timm_model(self.name, num_classes, **self.arguments | own)
@@ -56,7 +97,7 @@ class TimmSection(ModelSection):
 
     @override
     def timm_spec(self, image_size: int, own_names: Container[str]) -> tuple[str, dict[str, Any]]:
-        from widemix.models.timm_model.network import without_untaken
+        from widemix.models.timm_networks.network import without_untaken
 
         own = {"img_size": image_size, "drop_path_rate": self.drop_path}
         return self.name, without_untaken(self.name, self.arguments | own)
@@ -79,4 +120,4 @@ class TimmSection(ModelSection):
         return get_pretrained_cfg_value(self.name, "classifier")
 
 
-SECTIONS = (TimmSection,)
+SECTIONS = (ResMlpSection, GmlpSection, TimmSection)

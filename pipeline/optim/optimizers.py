@@ -1,13 +1,83 @@
-"""Muon for the matrices inside a network, AdamW for its other parameters."""
+"""Optimizers of our own: SGD by torch's fused kernel, beta-LASSO (Neyshabur 2020), and Muon with AdamW."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import SGD
+from torch.optim.sgd import sgd
 from typing_extensions import override
 
-from widemix.optim.dtensor import is_dtensor
+from widemix.optim.dtensor import is_dtensor, local_part
+
+
+class FusedSgd(SGD):
+    """torch's `SGD(fused=True)`, also of FSDP's DTensors, for which torch (2.15) has no fused SGD.
+
+    The kernel runs on their local tensors, and skips the step on the device where the gradient is not finite.
+    Momentum starts at zero: torch's own is left uninitialised where the first step is skipped.
+    """
+
+    @override
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            weights = [weight for weight in group["params"] if weight.grad is not None]
+            momenta: list[Tensor | None] = [None] * len(weights)
+            if group["momentum"]:
+                for weight in weights:
+                    if "momentum_buffer" not in self.state[weight]:
+                        self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+                momenta = [local_part(self.state[weight]["momentum_buffer"]) for weight in weights]
+            keys = ("weight_decay", "momentum", "lr", "dampening", "nesterov", "maximize")
+            sgd(
+                [local_part(weight) for weight in weights],
+                [local_part(weight.grad) for weight in weights],
+                momenta,
+                fused=True,
+                grad_scale=getattr(self, "grad_scale", None),
+                found_inf=getattr(self, "found_inf", None),
+                **{key: group[key] for key in keys},
+            )
+
+
+class BetaLasso(torch.optim.Optimizer):
+    """SGD on loss + l1 * |w|_1, and after each step every weight under beta * l1 becomes zero (algorithm 1).
+
+        w <- w - lr (gradient + l1 sign(w));  w <- w where |w| >= beta * l1, else 0
+
+    A weight at zero comes back when one step carries it over the threshold. `l1` may differ by parameter group: 0
+    for biases and norms, which makes them plain SGD. Momentum is heavy-ball, on gradient and sign together.
+    """
+
+    def __init__(self, params, lr: float, l1: float, beta: float, momentum: float = 0.0):
+        super().__init__(params, {"lr": lr, "l1": l1, "beta": beta, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step on the gradients that are there."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, group)
+        return loss
+
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict) -> None:
+        direction = gradient.add(weight.sign(), alpha=group["l1"]) if group["l1"] else gradient
+        if group["momentum"]:
+            state = self.state[weight]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(weight)
+            direction = state["momentum_buffer"].mul_(group["momentum"]).add_(direction)
+        weight.add_(direction, alpha=-group["lr"])
+        weight.masked_fill_(weight.abs() < group["beta"] * group["l1"], 0)
+
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: five steps bring singular values to 0.7 ... 1.2
 _STEPS = 5

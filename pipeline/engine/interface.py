@@ -5,9 +5,11 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from widemix.data.batches import Batch
@@ -136,3 +138,13 @@ class Engine(ShardedModel):
 def block_of(name: str) -> str:
     """The block of a parameter: blocks.3.norm.weight -> blocks.3, head.bias -> head."""
     return ".".join(name.split(".")[: 2 if re.match(r"\w+\.\d+\.", name) else 1])
+
+
+def set_timeout(seconds: int, group: dist.ProcessGroup) -> None:
+    """Set how long operations of a process group may take; `torch.distributed.set_timeout` of newer ones."""
+    if hasattr(dist, "set_timeout"):
+        dist.set_timeout(timedelta(seconds=seconds), group)
+    else:
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
+        _set_pg_timeout(timedelta(seconds=seconds), group)

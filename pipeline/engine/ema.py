@@ -10,7 +10,7 @@ from widemix.recipe.train import TrainSection
 
 
 class Ema:
-    """The average of this rank's local tensors (see `contract.Engine`) of the weights: nothing is ever gathered.
+    """The average of this rank's local tensors (see `interface.Engine`) of the weights: nothing is ever gathered.
 
     Where it is in host memory and the weights are not (`train.ema_device`), they are copied there behind the step,
     and a thread averages them while the device computes the next one; `tensors` and `updates` wait for it. `behind`:
@@ -96,7 +96,7 @@ def swapped(
 ) -> Iterator[None]:
     """A context in which `weights` and `others` have each other's values; after it they are as before, bit by bit.
 
-    `sync_module` is called after each change (`contract.Engine.sync_module`).
+    `sync_module` is called after each change (`interface.Engine.sync_module`).
     """
     _swap(weights, others)
     sync_module()

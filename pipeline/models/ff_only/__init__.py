@@ -1,1 +1,0 @@
-"""FF-only: a ViT with feed-forward layers over tokens in place of attention (Melas-Kyriazi 2021)."""

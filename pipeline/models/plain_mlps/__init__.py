@@ -1,0 +1,1 @@
+"""MLPs on all pixels, without tokens."""

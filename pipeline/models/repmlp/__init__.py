@@ -1,1 +1,0 @@
-"""RepMLP (Ding et al. 2022) with blocks of one size."""

@@ -1,1 +1,0 @@
-"""ResMLP and gMLP of any size."""

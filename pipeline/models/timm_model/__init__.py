@@ -1,1 +1,0 @@
-"""Any network of timm that takes img_size, by its name there."""
