@@ -173,7 +173,7 @@ def _check(split: str, beton: Beton, processes: int) -> _Checked:
 
 
 def _damage(beton: Beton, number: int, record: Encoded) -> str:
-    """What is wrong with an image, or ""."""
+    """Return what is wrong with an image, or ""."""
     if record.rule.startswith(("left out: ", "repaired: ")):
         return record.rule.partition(": ")[2]
     stated = int(beton.width[number]), int(beton.height[number])

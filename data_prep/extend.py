@@ -1,4 +1,4 @@
-"""What a source has gained since it was prepared, and samples that are prepared already and not encoded again."""
+"""Compare a source with what was prepared of it, and take prepared samples over without encoding them again."""
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ from widemix.formats.sources import SUFFIX, read_names, read_sources
 
 
 def find_changes(to: Path, manifest: Manifest, dataset: Dataset) -> list[str]:
-    """What the source has gained since the folder `to` was prepared, or says otherwise of samples: a phrase for each.
+    """Return a phrase for each change of the source since the folder `to` was prepared: samples that are new or say others.
 
     Samples are compared by name, class and targets, not by content; with the setting `holdout`, train's with those of
     that split. Raises `InputError` if some are gone. Of folders without names only the classes are compared.
@@ -62,7 +62,7 @@ def _changed_classes(then: Sequence[str], now: Sequence[str]) -> list[str]:
 
 
 def _by_name(named: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """What is said of each name; of one that comes several times, as a table may list an image, all of it."""
+    """Return the text of each name; of one that comes several times, as a table may list an image, all texts."""
     found: dict[str, str] = {}
     several: dict[str, list[str]] = {}
     for name, where in named:
@@ -93,7 +93,7 @@ def _listed(dataset: Dataset, split: str, whole: str) -> Iterator[tuple[str, str
 
 
 def _places(split: str, classes: Sequence[str]) -> list[str]:
-    """What is said of the samples of a split with each label; the last is that of those without one, -1."""
+    """Return the text for samples of a split by label; the last is that of those without one, -1."""
     return [*(f"{name} of {split}" for name in classes), split]
 
 

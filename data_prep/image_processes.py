@@ -132,7 +132,7 @@ def _receive(pipe: Connection, tasks: SimpleQueue[Task | None]) -> None:
 def in_order(
     samples: Sequence[Sample], start: int, settings: PrepSettings, pipes: list[Connection]
 ) -> Iterator[Encoded]:
-    """What the processes encode, and this one while it would only wait for them."""
+    """Yield what the processes encode, and this one while it would only wait for them."""
     results: dict[int, Result] = {}
     upcoming = start  # the first sample that no process has been given
     own_task: Iterator[None] | None = None

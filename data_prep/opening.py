@@ -75,7 +75,7 @@ def decoded_pixels(size: Size, stored: Size, progressive: bool) -> int:
 
 
 def more_than_rgb(data: bytes) -> str:
-    """What 8-bit RGB cannot hold of an image file: "16 bits per level", "5 channels"; "" of most.
+    """Return what 8-bit RGB cannot hold of an image file: "16 bits per level", "5 channels"; "" for most.
 
     By the headers of PNG, TIFF, PGM and PPM, JPEG 2000 and AVIF, which may have more: Pillow makes 8-bit RGB of most
     without a warning. An alpha channel is none of these channels.

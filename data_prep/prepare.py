@@ -210,7 +210,7 @@ def dry_run(
     force: bool = False,
     extend: bool = False,
 ) -> tuple[list[Estimate], int]:
-    """What `prepare` with the same arguments would write, and the free bytes on that disk. Writes nothing.
+    """Estimate what `prepare` with the same arguments would write; also returns the free bytes on that disk. Writes nothing.
 
     The list is empty if the folder is already prepared. Raises the `InputError` that `prepare` would raise before it
     encodes.

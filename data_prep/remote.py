@@ -56,7 +56,7 @@ class Remote(NamedTuple):
         return Remote(url, root, self.files)
 
     def info(self) -> dict[str, Any]:
-        """What is known of a file at the URL. Raises `InputError` if there is none."""
+        """Return what is known of a file at the URL. Raises `InputError` if there is none."""
 
         def ask() -> Any:
             try:
@@ -96,7 +96,7 @@ def _status(error: BaseException | None) -> int:
 
 
 def _try(where: str, what: str, action: Callable[[], Any]) -> Any:
-    """What the action returns, after several tries; `InputError` for what no further one cures, else `RunError`."""
+    """Return the action's result, of several tries; `InputError` for what no further one cures, else `RunError`."""
     reason = ""
     for attempt in range(TRIES):
         if attempt:
@@ -238,7 +238,7 @@ def _download_all(files: Iterable[tuple[Remote, dict[str, Any], Path]]) -> None:
 
 
 def _list(remote: Remote) -> Mapping[str, Any]:
-    """What fsspec says of each file of a folder, or of the one file at the URL, by path."""
+    """Return what fsspec says of each file of a folder, or of the one file at the URL, by path."""
     if not remote.url.startswith(HTTP):
         found: Mapping[str, Any] = _try(remote.url, "listed", lambda: remote.files.find(remote.root, detail=True))
         return found

@@ -1,4 +1,4 @@
-"""What a source returns: for each split a sequence of samples with labels, whose images are not read yet."""
+"""The dataset that a source returns: for each split samples with labels, whose images are not read yet."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ PIECE = 1 << 30  # bytes read by one call, of which Linux allows 2 GiB at most
 
 
 class Status(NamedTuple):
-    """What changes when a file is changed."""
+    """The status of a file, which differs when the file is changed."""
 
     size: int = -1  # bytes
     mtime_ns: int = 0
@@ -95,7 +95,7 @@ class Sample(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What a sample was read from: the CRC-32C of its `content`, and the status of the file then."""
+    """The CRC-32C of the `content` that a sample was read from, and the status of the file then."""
 
     checksum: int = 0
     status: Status = IN_MEMORY

@@ -23,7 +23,7 @@ from widemix.tally import print_status, track
 
 
 class Job(NamedTuple):
-    """What is written where."""
+    """A dataset to be written, and where."""
 
     plan: dict[str, Any]  # all that the output depends on, as `prep_dir` records it
     to: Path

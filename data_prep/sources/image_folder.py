@@ -30,7 +30,7 @@ def read(origin: Path) -> Dataset:
 
 
 def _cure(origin: Path) -> str:
-    """What to do with a folder that holds images in another layout."""
+    """Return the advice for a folder that holds images in another layout."""
     if any(path.suffix.lower() in SUFFIXES for path in origin.glob("*/*")):
         return f"; move its class folders into {origin / 'train'}, and --holdout 10% takes a split to evaluate on"
     if any(path.suffix.lower() in SUFFIXES for path in origin.glob("*")):

@@ -107,7 +107,7 @@ class ParquetImages(Sequence[Sample]):
 
 
 class _File(NamedTuple):
-    """What is listed of a file."""
+    """A file as it was listed."""
 
     image: str  # name of the column
     classes: tuple[str, ...]  # empty if the file names none

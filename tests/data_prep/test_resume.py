@@ -181,7 +181,7 @@ def test_a_stopped_preparation_says_how_it_goes_on(cut, out, capsys):
         *itertools.product(["journal", "beton"], ["cut", "zeros", "bit", "longer"], [0.0, 0.8, 0.999]),
     ],
 )
-def test_what_a_crash_has_torn_or_someone_changed_is_not_believed(cut, out, file, how, at, capsys):
+def test_torn_and_changed_files_are_not_believed(cut, out, file, how, at, capsys):
     path = out / f"train.{file}.unfinished"
     data = path.read_bytes()
     path.write_bytes(change(data, how, at if how in LINES else int(at * len(data))))
@@ -362,7 +362,7 @@ def test_a_journal_of_another_plan_is_not_believed(cut, out, decoded):
     assert len(decoded) == 27
 
 
-def test_a_journal_has_the_entries_of_its_seed_that_were_taken(tmp_path):
+def test_a_journal_has_the_entries_of_its_seed(tmp_path):
     """The last one goes if no more is asked, and what is appended then follows those before it."""
 
     def found(seed):

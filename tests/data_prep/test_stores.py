@@ -156,7 +156,7 @@ def store(request, monkeypatch, tmp_path, limits, system):
         yield store
 
 
-def test_a_source_and_a_prepared_folder_come_whole_over_cut_lines(store, folder, tmp_path):
+def test_sources_and_prepared_folders_come_whole_over_cut_lines(store, folder, tmp_path):
     origin = download(store.upload(folder, "set"), tmp_path / "downloaded")
     prepare("image-folder", origin, tmp_path / "there", PrepSettings(), processes=1)
     prepare("image-folder", folder, tmp_path / "here", PrepSettings(), processes=1)
