@@ -210,7 +210,9 @@ def dry_run(
     force: bool = False,
     extend: bool = False,
 ) -> tuple[list[Estimate], int]:
-    """Estimate what `prepare` with the same arguments would write; also returns the free bytes on that disk. Writes nothing.
+    """Estimate what `prepare` with the same arguments would write; returns the free bytes on that disk too.
+
+    Nothing is written.
 
     The list is empty if the folder is already prepared. Raises the `InputError` that `prepare` would raise before it
     encodes.

@@ -31,28 +31,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageFilter
 
+from tests.data_prep.interruptions import PREPARED
 from widemix.data.batches import StepPart
 from widemix.data.images import AugmentedImages
 from widemix.data.tokens import Tokens
 from widemix.data_prep.prepare import prepare
-from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection, TextDataSection
 
-SETTINGS = {
-    "markers": PrepSettings(),
-    "own bytes": PrepSettings(restart_markers=False),
-    "coefficients": PrepSettings(encoding="coefficients"),
-    "raw": PrepSettings(raw=True),
-    "text": PrepSettings(length=32),
-    "targets": PrepSettings(targets="*"),
-}
-SOURCES = {"text": ("mnli", "pairs"), "targets": ("csv", "images/table.csv")}
+KINDS = [kind for kind in PREPARED if kind != "arrays"]
 BAD = ("SILENT", "CRASH", "NOT VERIFIED")
 PLACE = Topology(0, 1, 0, 1, torch.device("cpu"))
 EPOCHS = 2
@@ -60,20 +51,12 @@ EPOCHS = 2
 
 def prepare_all(folder: Path) -> dict[str, Path]:
     """A small prepared folder of each kind."""
-    for i in range(20):
-        path = folder / f"images/train/{'ab'[i % 2]}/{i}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        noise = np.random.RandomState(i).randint(0, 256, (90 + 7 * i, 120 + 5 * i, 3), np.uint8)
-        Image.fromarray(noise).filter(ImageFilter.GaussianBlur(2)).save(path, quality=90, optimize=i % 3 == 0)
-    (folder / "pairs").mkdir()
-    rows = [f"{'neutral' if i % 2 else 'entailment'}\tsome people eat {i}\tpeople eat {i * i}" for i in range(60)]
-    (folder / "pairs/train.tsv").write_text("\n".join(["gold_label\tsentence1\tsentence2", *rows]) + "\n")
-    rows = [f"train/{'ab'[i % 2]}/{i}.jpg,{i / 7},{i * i}" for i in range(20)]
-    (folder / "images/table.csv").write_text("\n".join(["path,one,other", *rows]) + "\n")
-    for kind, settings in SETTINGS.items():
-        source, origin = SOURCES.get(kind, ("image-folder", "images"))
-        prepare(source, folder / origin, folder / kind, settings, processes=1)
-    return {kind: folder / kind for kind in SETTINGS}
+    for kind in KINDS:
+        source, make, settings = PREPARED[kind]
+        (folder / "in" / kind).mkdir(parents=True)
+        make(folder / "in" / kind)
+        prepare(source, folder / "in" / kind, folder / kind, settings, processes=1)
+    return {kind: folder / kind for kind in KINDS}
 
 
 def read_all(kind: str, folder: Path, checksums: bool) -> Iterator[tuple[str, bytes | str]]:
@@ -199,7 +182,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000, help="corruptions of each kind (default: 1000)")
     parser.add_argument("--seed", type=int, default=0, help="number of the first (default: 0)")
-    parser.add_argument("--kinds", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
     parser.add_argument("--no-checksums", action="store_true", help="load with data.checksums false, to compare")
     arguments = parser.parse_args()
     bad = 0

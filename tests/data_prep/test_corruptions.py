@@ -10,7 +10,7 @@ def folders(tmp_path_factory):
     return corruptions.prepare_all(tmp_path_factory.mktemp("corruptions"))
 
 
-@pytest.mark.parametrize("kind", corruptions.SETTINGS)
+@pytest.mark.parametrize("kind", corruptions.KINDS)
 def test_none_is_silent(folders, kind):
     lines = corruptions.in_child(kind, folders[kind], count=15, seed=0, checksums=True)
     assert len(lines) == 15
@@ -19,5 +19,5 @@ def test_none_is_silent(folders, kind):
 
 
 def test_without_checksums_some_are(folders):
-    lines = corruptions.in_child("raw", folders["raw"], count=15, seed=0, checksums=False)
+    lines = corruptions.in_child("pixels", folders["pixels"], count=15, seed=0, checksums=False)
     assert any(line.startswith("SILENT") for line in lines)

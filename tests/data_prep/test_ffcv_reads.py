@@ -109,18 +109,16 @@ def unaltered_types(monkeypatch):
 def load(path, image="image"):
     """All images and labels in file order, as FFCV's Loader gives them. `image` is the name of that field."""
     others = dict.fromkeys(Reader(str(path)).field_names)
-    loader = Loader(
-        str(path),
-        batch_size=4,
-        num_workers=1,
-        order=OrderOption.SEQUENTIAL,
-        drop_last=False,
-        os_cache=True,
-        pipelines=others | {image: [SimpleRGBImageDecoder(), ToTensor()], "label": [IntDecoder(), ToTensor()]},
-    )
-    batches = [(batch[0].clone(), batch[1].clone()) for batch in loader]
-    images, labels = (torch.cat(parts).numpy() for parts in zip(*batches, strict=True))
+    images, labels = columns(path, others | {image: [SimpleRGBImageDecoder()], "label": [IntDecoder()]})
     return images, labels[:, 0]
+
+
+def columns(path, pipelines):
+    """The fields that have a pipeline, in file order."""
+    chosen = {name: steps and [*steps, ToTensor()] for name, steps in pipelines.items()}
+    loader = Loader(str(path), 4, 1, os_cache=True, order=OrderOption.SEQUENTIAL, drop_last=False, pipelines=chosen)
+    batches = [[part.clone() for part in batch] for batch in loader]
+    return [torch.cat(parts).numpy() for parts in zip(*batches, strict=True)]
 
 
 @pytest.fixture
@@ -213,9 +211,8 @@ def test_reader_and_decoder_see_the_targets(tmp_path, folder):
     places = reader.metadata["f3"].astype(np.int64)
     stored = np.fromfile(path, np.uint8)
     assert np.array_equal([stored[place : place + 12].view(np.float32) for place in places], targets)
-    pipelines = {"targets": [NDArrayDecoder(), ToTensor()], "image": None, "label": None, "segments": None}
-    loader = Loader(str(path), 1, 1, os_cache=True, order=OrderOption.SEQUENTIAL, pipelines=pipelines)
-    assert np.array_equal(np.concatenate([batch[0].numpy().copy() for batch in loader]), targets)
+    (found,) = columns(path, {"targets": [NDArrayDecoder()], "image": None, "label": None, "segments": None})
+    assert np.array_equal(found, targets)
 
 
 class Squares:
@@ -279,16 +276,8 @@ def test_loader_gives_token_arrays(tmp_path):
         for i, row in enumerate(tokens):
             writer.add(records.EncodedPair(str(i), row.tobytes(), "", i % 7, i % 7 // 2, i % 2))
         writer.finish()
-    numbers = {name: [IntDecoder(), ToTensor()] for name in ("length", "second", "label")}
-    loader = Loader(
-        str(path),
-        batch_size=10,
-        num_workers=1,
-        order=OrderOption.SEQUENTIAL,
-        os_cache=True,
-        pipelines={"tokens": [NDArrayDecoder(), ToTensor()], **numbers},
-    )
-    ((found, length, second, label),) = [tuple(part.clone().numpy() for part in batch) for batch in loader]
+    numbers = {name: [IntDecoder()] for name in ("length", "second", "label")}
+    found, length, second, label = columns(path, {"tokens": [NDArrayDecoder()], **numbers})
     assert np.array_equal(found, tokens)
     ours = open_text(path)
     assert length[:, 0].tolist() == ours.length.tolist() == [i % 7 for i in range(10)]
