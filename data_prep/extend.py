@@ -20,7 +20,7 @@ from widemix.formats.sources import SUFFIX, read_names, read_sources
 
 
 def find_changes(to: Path, manifest: Manifest, dataset: Dataset) -> list[str]:
-    """Return a phrase for each change of the source since the folder `to` was prepared: new samples, or other targets.
+    """Return a phrase for each change of the source since the folder `to` was prepared: new samples or other targets.
 
     Samples are compared by name, class and targets, not by content; with the setting `holdout`, train's with those of
     that split. Raises `InputError` if some are gone. Of folders without names only the classes are compared.

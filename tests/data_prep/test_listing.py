@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data_prep.conftest import saved
 from tests.data_prep.test_sources import DEVKIT, OF_VAL, ROWS, TRAIN, VAL, WNIDS, devkit
 from tests.data_prep.writing import Link, found, put, tar
 from widemix.data_prep.prepare import prepare
@@ -39,12 +40,7 @@ def _cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def of_format(image):
-    def make(kind, mode="RGB"):
-        buffer = io.BytesIO()
-        image(0, mode=mode).save(buffer, kind)
-        return buffer.getvalue()
-
-    return make
+    return lambda kind, mode="RGB": saved(image(0, mode=mode), kind)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +99,8 @@ def test_a_suffix_tells_an_image_whatever_is_in_it(tmp_path):
 
 def test_images_are_read_whatever_their_names(tmp_path, of_format, capsys):
     images = {f"train/a/{kind}{suffix}": of_format(kind) for kind, suffix in FORMATS.items()}
-    others = {
-        "1.HEIC": b"\0\0\0\x18ftypheic",
-        "2.heic": b"",
-        "3.txt": b"x",
-        "README": b"x",
-        "4.NEF": of_format("TIFF"),
-    }
+    others = {"1.HEIC": b"\0\0\0\x18ftypheic", "2.heic": b"", "3.txt": b"x", "README": b"x"}
+    others["4.NEF"] = of_format("TIFF")
     strange = (".DS_Store", "._1.jpg", ".ipynb_checkpoints/1.jpg", "__MACOSX/1.jpg", "@eaDir/1.jpg")
     put(tmp_path / "in", images | {f"train/a/{name}": data for name, data in others.items()} | {"train/a/fifo|": ""})
     put(tmp_path / "in", {f"train/{place}{name}": of_format("JPEG") for place in ("a/", "") for name in strange})
@@ -130,10 +121,7 @@ def test_images_are_read_whatever_their_names(tmp_path, of_format, capsys):
 
 
 def test_kaggles_val_of_other_names(tmp_path, jpeg, capsys):
-    put(
-        tmp_path,
-        {"train/n01440764/1.JPEG": jpeg(0), "val/a": jpeg(1), "val/b.JPG_large": jpeg(2), "val/notes.md": "x"},
-    )
+    put(tmp_path, {"train/n01440764/1.JPEG": jpeg(0), "val/a": jpeg(1), "val/b.JPG_large": jpeg(2), "val/a.md": "x"})
     put(tmp_path, {"val/.cache/a": b"", "val/._a.jpg": b""})  # which make no class folder and no image of it
     put(tmp_path, {SOLUTION: "ImageId,PredictionString\na,n01440764 1\nb,n01440764 1\n"})
     assert list(found(imagenet.read(tmp_path), "val")) == ["val/a", "val/b.JPG_large"]
@@ -213,16 +201,10 @@ def names_alone(_):
     return content.getvalue()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: data[: len(data) // 2],
-        lambda data: b"",
-        lambda data: b"PK" + data[2:9],
-        lambda data: b"x" * 99,
-        names_alone,
-    ],
-)
+HALF, NOTHING, ZIP, OTHER = lambda d: d[: len(d) // 2], lambda d: b"", lambda d: b"PK" + d[2:9], lambda d: b"x" * 99
+
+
+@pytest.mark.parametrize("damage", [HALF, NOTHING, ZIP, OTHER, names_alone])
 def test_a_damaged_list_of_a_tar_is_made_again(tmp_path, damage):
     put(tmp_path, {"a.tar": {"x": "abc"}})
     listed = tar_listing.list_tar(tmp_path / "a.tar")
@@ -263,6 +245,10 @@ def tars(tmp_path, jpeg):
     return tmp_path / "tars"
 
 
+def betons(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.beton")}
+
+
 @pytest.mark.parametrize("wnids", [None, [*WNIDS[::-1], "n09999999"]])
 def test_tars_give_the_bytes_of_folders(tmp_path, folders, tars, wnids):
     for origin in (folders, tars):
@@ -270,11 +256,7 @@ def test_tars_give_the_bytes_of_folders(tmp_path, folders, tars, wnids):
             (origin / "wnids.txt").write_text("\n".join(wnids))
         manifest = prepare("imagenet", origin, tmp_path / f"of-{origin.name}", PrepSettings(), processes=1)
         assert manifest.classes == tuple(wnids or WNIDS)
-    of_tars, of_folders = (
-        {path.name: path.read_bytes() for path in (tmp_path / name).glob("*.beton")}
-        for name in ("of-tars", "of-folders")
-    )
-    assert of_tars == of_folders
+    assert betons(tmp_path / "of-tars") == betons(tmp_path / "of-folders")
     assert len(manifest.exceptions) == 3  # none of the three is the official file
 
 

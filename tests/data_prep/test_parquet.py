@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data_prep.conftest import saved
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import parquet
@@ -99,11 +100,7 @@ def test_bytes_are_kept(hub, tmp_path):
 def test_several_processes_give_the_same(tmp_path, image, limits):
     """Workers read the files themselves."""
     limits({"widemix.data_prep.image_processes.MIN_SECONDS_PER_PROCESS": 1e-6})
-    images = []
-    for seed in range(80):
-        buffer = io.BytesIO()
-        image(seed).save(buffer, "PNG")
-        images.append(buffer.getvalue())
+    images = [saved(image(seed), "PNG") for seed in range(80)]
     write(tmp_path / "hub" / "0000.parquet", images, [i % 3 for i in range(80)], group=50)
     for processes in (1, 2):
         prepare("parquet", tmp_path / "hub", tmp_path / f"out{processes}", PrepSettings(), processes=processes)
@@ -221,11 +218,8 @@ def test_a_file_that_is_cut_short_is_refused(hub, size):
         parquet.read(hub[0])
 
 
-ONE, NO_IMAGE, NO_LABEL = (
-    images_of(b"."),
-    "no column 'image' of the type {bytes, path}",
-    "no column 'label' of integers",
-)
+ONE, NO_LABEL = images_of(b"."), "no column 'label' of integers"
+NO_IMAGE = "no column 'image' of the type {bytes, path}"
 
 
 @pytest.mark.parametrize(
@@ -273,17 +267,11 @@ def test_a_column_that_comes_twice_is_refused(tmp_path, name):
         refused(tmp_path, f"has the column '{name}' twice; remove one")
 
 
-@pytest.mark.parametrize(
-    ("kind", "labels"),
-    [
-        (pa.large_binary(), [0, 1]),
-        (pa.binary(1), [0, 1]),
-        (pa.binary_view(), [0, 1]),
-        (pa.binary(), [0.0, 10.0]),  # as pandas may write them
-        (pa.binary(), [False, True]),
-    ],
-    ids=str,
-)
+KINDS = [(kind, [0, 1]) for kind in (pa.large_binary(), pa.binary(1), pa.binary_view())]
+KINDS += [(pa.binary(), labels) for labels in ([0.0, 10.0], [False, True])]  # as pandas may write them
+
+
+@pytest.mark.parametrize(("kind", "labels"), KINDS, ids=str)
 def test_bytes_and_labels_of_each_type_are_read(tmp_path, kind, labels):
     table = {"image": images_of(b".", b"x", kind=kind), "width": [1.5] * 2, "label": labels}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")

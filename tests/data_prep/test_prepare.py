@@ -232,21 +232,6 @@ def test_a_strangers_file_is_replaced_only_by_force(tmp_path, prep, name, ours):
         assert prep(force=True).splits["train"].samples == 21
 
 
-@pytest.mark.parametrize(
-    ("to", "words"),
-    [
-        *((to, "lies within the source") for to in ("images/prepared", "images/train", "images", "link/new")),
-        ("itself", r"(Too many levels of symbolic links|File exists)"),
-    ],
-)
-def test_a_wrong_target_creates_nothing(tmp_path, folder, prep, to, words):
-    put(tmp_path, {"link": f"-> {folder}/train", "itself": "-> itself"})
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(InputError, match=words):
-        prep(tmp_path / to, force=True)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.parametrize(("number", "raised"), [(errno.EDQUOT, InputError), (errno.EIO, OSError)])
 def test_a_quota_that_is_used_up_is_a_full_disk(tmp_path, number, raised):
     """And other errors are not."""

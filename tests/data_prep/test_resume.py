@@ -293,13 +293,16 @@ def test_no_link_in_an_output_folder_is_followed(tmp_path, cut, out, name):
     assert (theirs.stat().st_mtime_ns, theirs.stat().st_size) == (before.st_mtime_ns, before.st_size)
 
 
+def origins_of(samples):
+    return np.array([(crc32c(sample.content()), *sample.status()) for sample in samples], ORIGIN)
+
+
 def test_a_change_is_noticed_by_size_times_and_content(tmp_path):
     """A file that was only touched is the same."""
     samples = ImageFiles(tmp_path, ["a", "b"], [0, 0])
     for sample in samples:
         (tmp_path / sample.name).write_bytes(b"12345")
-    origins = np.array([(crc32c(b"12345"), *sample.status()) for sample in samples], ORIGIN)
-    path, before = tmp_path / "b", (tmp_path / "b").stat()
+    path, before, origins = tmp_path / "b", (tmp_path / "b").stat(), origins_of(samples)
     check_unchanged(samples, origins, tmp_path)
     os.utime(path, ns=(1, 1))
     check_unchanged(samples, origins, tmp_path)
@@ -326,7 +329,7 @@ def test_a_tar_of_another_size_has_changed(tmp_path):
     path.write_bytes(b"1234567890")
     zeros, names = np.zeros(2, int), np.array([b"a", b"b"])
     samples = TarImages([path], ["x"], zeros, names, zeros, np.array([0, 5]), np.array([5, 5]))
-    origins = np.array([(crc32c(sample.content()), *sample.status()) for sample in samples], ORIGIN)
+    origins = origins_of(samples)
     check_unchanged(samples, origins, tmp_path)
     path.write_bytes(b"1234567890+")
     with pytest.raises(InputError, match=r"^x/a, x/b: changed since the interrupted preparation"):

@@ -1,7 +1,6 @@
 """Tables of images and pairs from Python: labels, numbers of classes, targets, names of splits and of classes."""
 
 import csv
-import io
 import json
 import os
 import tempfile
@@ -10,7 +9,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import widemix
 from tests.data_prep.test_sources import ROWS
@@ -173,7 +171,11 @@ def test_there_are_at_most_a_million_classes():
             refused("x", more)
 
 
-def test_classes_of_one_name_are_refused_or_told(capsys):
+def test_classes_of_one_name_are_refused_or_told(tmp_path, capsys):
+    """Of each source."""
+    put(tmp_path, {"list.csv": f"path,label\n0.jpg,{LATIN[0]}\n1.jpg,{LATIN[1]}\n"})
+    with pytest.raises(InputError, match=r"list\.csv: names the class .* twice, in two Unicode forms"):
+        read_source("csv", tmp_path / "list.csv", PrepSettings())
     for names, words in (
         (("crane", "duck", "crane"), r"'crane' twice \(classes 0 and 2\); rename one"),
         (("caf\u00e9", "cafe\u0301"), ".* twice, in two Unicode forms"),
@@ -200,12 +202,6 @@ def test_lists_of_names(tmp_path):
 
 
 # Pairs that a program gives.
-
-
-def jpeg(shade: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(np.full((24, 32, 3), shade, np.uint8)).save(buffer, "JPEG")
-    return buffer.getvalue()
 
 
 def collected(tmp_path, splits, targets=""):
@@ -304,7 +300,7 @@ def test_names_of_splits_that_files_can_have(split):
 
 
 @pytest.mark.parametrize("unnamed", [True, False])
-def test_bytes_from_python_go_to_the_outputs_disk(tmp_path, system, unnamed):
+def test_bytes_from_python_go_to_the_outputs_disk(tmp_path, jpeg, system, unnamed):
     """Not to /tmp, often a small one in memory; to a file without a name, or one that is removed."""
     asked = []
     for kind in ("TemporaryFile", "NamedTemporaryFile"):
@@ -321,18 +317,11 @@ def test_bytes_from_python_go_to_the_outputs_disk(tmp_path, system, unnamed):
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-def test_a_generator_of_bytes_is_read_once(tmp_path):
+def test_a_generator_of_bytes_is_read_once(tmp_path, jpeg):
     """An image without bytes is left out, by its own name; names of classes may be any bytes."""
-    pairs = ((jpeg(20 * number) if number else b"", "b\udcff" if number % 2 else "a") for number in range(12))
+    pairs = ((jpeg(number) if number else b"", "b\udcff" if number % 2 else "a") for number in range(12))
     manifest = widemix.prepare(pairs, tmp_path / "data", processes=2, max_bad=0.5)
     assert manifest.classes == ("a", "b\udcff")
     assert manifest.exceptions == ({"file": "train/0-00000000", "rule": "left out: is empty"},)
     assert open_beton(tmp_path / "data/train.beton").label.tolist() == [number % 2 for number in range(1, 12)]
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
-def test_every_sources_classes_are_checked(tmp_path):
-    """A label of each kind of table is one of a class, and each source's names are compared."""
-    put(tmp_path, {"list.csv": f"path,label\n0.jpg,{LATIN[0]}\n1.jpg,{LATIN[1]}\n"})
-    with pytest.raises(InputError, match=r"list\.csv: names the class .* twice, in two Unicode forms"):
-        read_source("csv", tmp_path / "list.csv", PrepSettings())
