@@ -32,7 +32,7 @@ from widemix.errors import InputError
 from widemix.formats.beton import COEFFICIENTS, JPEG, RAW
 from widemix.formats.checksums import crc32c, image_blocks, sample_checksum
 from widemix.formats.tables import ALIGNED
-from widemix.pillow_support import older_pillow
+from widemix.versions import older_pillow
 
 ONLY_RGB = "and prepared images are 8-bit RGB; convert it"
 MAX_SIDE, MAX_JPEG_SIDE = 65_535, 65_500  # pixels: of FFCV's records, and of libjpeg

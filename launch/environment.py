@@ -25,19 +25,19 @@ _INTERPRETER = re.compile(r"(\./)?bin/python[\w.-]*")
 
 
 class _Hashed:
-    """A file of which everything that is written is hashed."""
+    """Write to a file, and hash what is written."""
 
     def __init__(self, file: BinaryIO):
         self._file, self.digest, self.bytes = file, blake3(), 0
 
     def write(self, data: bytes) -> int:
-        """As a file's."""
+        """Write and hash; returns the number of bytes."""
         self.digest.update(data)
         self.bytes += len(data)
         return self._file.write(data)
 
     def name(self) -> str:
-        """The archive's name, which has the hash."""
+        """Return the archive's name, which has the hash."""
         return f"environment-{self.digest.hexdigest(length=8)}-{self.bytes}.tar"
 
 
@@ -110,7 +110,7 @@ def _unpack(archive: Path, place: Path) -> None:
 
 
 def _inside(member: tarfile.TarInfo, folder: str | Path) -> tarfile.TarInfo:
-    """What tarfile's data filter makes of a member; it raises an error for what would be, or lead, out of `folder`.
+    """Return a member as tarfile's data filter does; raises an error for what would be, or lead, out of `folder`.
 
     The interpreter of a virtual environment alone is a link to that of the system. Nothing is written through it.
     """
@@ -120,6 +120,6 @@ def _inside(member: tarfile.TarInfo, folder: str | Path) -> tarfile.TarInfo:
 
 
 def _checked(member: tarfile.TarInfo, folder: Path) -> tarfile.TarInfo:
-    """The member itself, if it can be unpacked."""
+    """Return the member itself, if it can be unpacked."""
     _inside(member, folder)
     return member

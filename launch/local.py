@@ -1,8 +1,13 @@
-"""Start ranks on this machine, as torchrun does on one node, but pass on their exit code and signals to them."""
+"""Start ranks on this machine, as torchrun does on one node, but pass on their exit code and signals to them.
 
+As a program it prints this machine's free ports for all that a job starts; train.sbatch hands them on to the nodes.
+"""
+
+import argparse
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,8 +15,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from widemix.cgroups import usable_cpus
-from widemix.errors import InputError
-from widemix.launch.slurm.ports import free_ports
+from widemix.command_line.arguments import Parser
+from widemix.command_line.commands import run_command
+from widemix.distributed.launchers import PORTS, USES, job_port
+from widemix.errors import Exit, InputError, RunError
 from widemix.processes import KEYS, end_with_parent, leave_closed_terminal, stop_signals
 from widemix.terminal import print
 
@@ -88,3 +95,54 @@ def _wait(workers: list[subprocess.Popen]) -> int:
         if None not in codes or time.monotonic() >= deadline:
             return 128 - code if code < 0 else code
         time.sleep(0.05)
+
+
+def free_ports(job: int) -> dict[str, int]:
+    """Return a port of this machine for each of USES: the job's own, or the next one that is free.
+
+    Raises `RunError` if there is none.
+    """
+    ports: dict[str, int] = {}
+    for use in USES:
+        first = PORTS.index(job_port(job, use))
+        # In steps of all uses, so that two uses never meet.
+        candidates = (PORTS[(first + len(USES) * number) % len(PORTS)] for number in range(len(PORTS) // len(USES)))
+        found = next((port for port in candidates if is_free(port)), None)
+        if found is None:
+            raise RunError(f"this node has no free port from {PORTS[0]} to {PORTS[-1]}")
+        ports[use] = found
+    return ports
+
+
+def is_free(port: int) -> bool:
+    """Whether a server of this process could listen on all addresses, IPv4 and IPv6."""
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            probe = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # this machine has no IPv6
+            continue
+        with probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: what has just ended is free
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                probe.bind((address, port))
+            except OSError:
+                return False
+    return True
+
+
+def _print_ports(arguments: argparse.Namespace) -> Exit:
+    print(",".join(str(port) for port in free_ports(arguments.job).values()))
+    return Exit.DONE
+
+
+def main() -> None:
+    """Run on the first node of a job, before srun."""
+    parser = Parser(prog="python -m widemix.launch.local", description="Print free ports of this machine.")
+    parser.add_argument("job", type=int, help="the job's number")
+    sys.exit(run_command(parser, _print_ports))
+
+
+if __name__ == "__main__":
+    main()

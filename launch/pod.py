@@ -1,4 +1,4 @@
-"""What each pod of a job on Kubernetes runs: it stages the data, runs torchrun, and ends with a code that tells the
+"""The program of each pod on Kubernetes: it stages the data, runs torchrun, and ends with a code that tells the
 operator whether to start it again.
 
 The operator says by torchrun's own variables (PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, ...) which node this is.

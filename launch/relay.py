@@ -65,7 +65,7 @@ class Neighbour:
         self._connections: list[HTTPConnection] = []
 
     def read(self, name: str, begin: int, end: int) -> bytes:
-        """The bytes from `begin` to `end` of a file, once the neighbour has their block. Raises OSError."""
+        """Return the bytes from `begin` to `end` of a file, once the neighbour has their block. Raises OSError."""
         while True:
             try:
                 data = self._request(name, begin, end)
@@ -86,7 +86,7 @@ class Neighbour:
             connection.close()
 
     def _request(self, name: str, begin: int, end: int) -> bytes | None:
-        """The bytes; None if the neighbour does not have them yet."""
+        """Return the bytes; None if the neighbour does not have them yet."""
         if not hasattr(self._own, "connection") or self._own.connection.sock is None:
             self._own.connection, self._own.proof = self._connect()
             self._connections.append(self._own.connection)
@@ -109,7 +109,7 @@ class Neighbour:
         return data
 
     def _connect(self) -> tuple[HTTPConnection, str]:
-        """A connection to a server that knows the token, and the proof that this node does. Raises OSError."""
+        """Return a connection to a server that knows the token, and the proof that this node does. Raises OSError."""
         connection, challenge = HTTPConnection(self.address, self._port, timeout=self._timeout), secrets.token_hex(16)
         connection.connect()
         server = connection.sock.getpeername()

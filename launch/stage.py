@@ -47,12 +47,12 @@ class Folder(NamedTuple):
     path: Path
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
-        """The bytes from `begin` to `end` of a file, by default all."""
+        """Return the bytes from `begin` to `end` of a file, by default all."""
         return FileSlice(str(self.path / name), begin, -1 if end is None else end - begin).read()
 
 
 def stage(folder: Path | str, local: Path, relay: Relay | None = None) -> Path:
-    """The path of the folder's copy in `local`, or in `private_folder` of it. A str is a URL.
+    """Return the path of the folder's copy in `local`, or in `private_folder` of it. A str is a URL.
 
     All processes of a node may call this at once: the first one copies, the others wait. The copy's name contains a
     hash of its manifest, so that other data get another copy. It appears whole, and each block has been checked
@@ -123,7 +123,7 @@ def _is_open(folder: Path) -> bool:
 
 
 def _read_manifest(source: Folder | Remote) -> Manifest:
-    """The manifest of a folder. Raises `InputError` unless it is intact, and files on disk have the sizes in it."""
+    """Return the manifest of a folder; raises `InputError` if it is damaged, or files on disk have other sizes."""
     if isinstance(source, Folder):
         manifest = read_manifest(source.path)
         for name in manifest.splits:

@@ -1,4 +1,4 @@
-"""What a node or a pod does before it trains, and torchrun in the same process."""
+"""Check and stage on a node or in a pod before it trains, and run torchrun in the same process."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from widemix.launch.relay import Relay
 from widemix.launch.stage import stage
 from widemix.recipe import load_recipe
 from widemix.recipe.yaml_text import yaml_text
-from widemix.torch_support import OLDEST, TORCHRUN_STOPS_RANKS, torch_is_at_least
+from widemix.versions import OLDEST, TORCHRUN_STOPS_RANKS, torch_is_at_least
 
 SHUTDOWN_TIMEOUT_S = 270  # for the ranks to save; train.sbatch and the manifests ask for 300
 

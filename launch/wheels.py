@@ -1,4 +1,4 @@
-"""Builds what a release consists of: the source distribution, a wheel without compiled code, and those for Linux.
+"""Build what a release consists of: the source distribution, a wheel without compiled code, and those for Linux.
 
 The compiler is zig's, a package of PyPI, which has the C library of each Linux and each processor: what it makes on
 any machine runs wherever pip installs the wheel. libjpeg-turbo, of the version in Pillow's wheels, is part of each
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def download(folder: Path) -> Path:
-    """The folder of libjpeg-turbo's sources, downloaded if they are not there. Raises `BuildError`."""
+    """Return the folder of libjpeg-turbo's sources, downloaded if they are not there. Raises `BuildError`."""
     if not folder.exists():
         print(f"downloading {JPEG_URL}")
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -12,18 +12,18 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def usable_cpus() -> int:
-    """The number of threads or processes that can run at once: the allowed CPUs, or fewer by a cgroup's quota."""
+    """Return how many threads or processes can run at once: the allowed CPUs, or fewer by a cgroup's quota."""
     quota = cpu_quota()
     return allowed_cpus() if quota is None else max(1, min(allowed_cpus(), int(quota)))
 
 
 def allowed_cpus() -> int:
-    """The number of CPUs in this process's affinity mask; of the machine where processes have none."""
+    """Return the number of CPUs in this process's affinity mask; of the machine where processes have none."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float | None:
-    """The CPU quota of this process's cgroups (version 1 or 2), in CPUs; None without a limit."""
+    """Return the CPU quota of this process's cgroups (version 1 or 2), in CPUs; None without a limit."""
     quotas = []
     for folder in _cgroups("cpu", root, own):
         words = [
@@ -37,7 +37,7 @@ def cpu_quota(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float | None:
 
 
 def cpu_fraction(seconds: float = 0.5) -> float:
-    """The fraction of a CPU that a busy thread gets within `seconds`; below 1 if the node is shared or limited."""
+    """Return the fraction of a CPU that a busy thread gets in `seconds`: below 1 if the node is shared or limited."""
     began, used = time.perf_counter(), time.thread_time()
     while time.perf_counter() - began < seconds:
         pass
@@ -45,14 +45,14 @@ def cpu_fraction(seconds: float = 0.5) -> float:
 
 
 def memory_limit(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int | None:
-    """The memory limit of this process's cgroups (version 1 or 2), in bytes; None without a limit."""
+    """Return the memory limit of this process's cgroups (version 1 or 2), in bytes; None without a limit."""
     names = ("memory.max", "memory.limit_in_bytes")
     words = [word for folder in _cgroups("memory", root, own) for name in names for word in _words(folder / name)]
     return min((int(word) for word in words if word != "max"), default=None)
 
 
 def _cgroups(controller: str, root: Path, own: Path) -> Iterator[Path]:
-    """The folders of this process's cgroup and of all its parents."""
+    """Return the folders of this process's cgroup and of all its parents."""
     try:
         lines = own.read_text().splitlines()
     except OSError:

@@ -22,7 +22,7 @@ class InputError(ValueError):
 
 
 class LauncherError(InputError):
-    """What the launcher's variables say of this rank is wrong. Printed by every rank that finds it, not by rank 0."""
+    """The launcher's variables are wrong for this rank. Printed by every rank that finds it, not by rank 0."""
 
 
 class RunError(RuntimeError):

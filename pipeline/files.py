@@ -39,7 +39,7 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def read_regular(path: str | Path, most: int = MOST) -> bytes:
-    """The bytes of such a file; `InputError` if there are more than `most`, more than such a file can need."""
+    """Return the bytes of such a file; `InputError` if there are more than `most`, more than such a file can need."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= most:

@@ -176,7 +176,7 @@ class Leases:
         return self.folder / f"{run}.{generation}"
 
     def _now(self) -> float:
-        """The time of the file system, s: that of a file written now."""
+        """Return the time of the file system, s: that of a file written now."""
         clock = self.folder / f"clock-{self._id}"
         atomic_write(clock, "")
         now = clock.stat().st_mtime
@@ -185,7 +185,7 @@ class Leases:
 
 
 def read_record(path: Path) -> dict:
-    """The record of a lease; empty if it is gone, or its holder has not written it yet."""
+    """Return the record of a lease; empty if it is gone, or its holder has not written it yet."""
     try:
         return _parse_record(read_regular(path))
     except OSError:
@@ -208,7 +208,7 @@ def _has_ended(record: dict) -> bool:
 
 
 def _start_time(pid: int) -> float | None:
-    """When a process of this machine started, which tells it from a later one of its number; None if it has ended."""
+    """Return when a process of this machine started, unlike a later one of its number; None if it has ended."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
@@ -217,7 +217,7 @@ def _start_time(pid: int) -> float | None:
 
 
 def machine_name() -> str:
-    """A name of this boot of this machine and of the space of process numbers in it, which containers have alone."""
+    """Return a name of this boot of this machine and of its space of process numbers, which each container has."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     if not boot.exists():  # not Linux
         return f"{platform.node()} {psutil.boot_time():.0f}"

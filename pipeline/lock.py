@@ -149,5 +149,5 @@ def _wait_for(
 
 
 def _machine_and_name() -> str:
-    """The same, and its name: what has another name may have another network, and live on when that is cut."""
+    """Return the names of machine and host: another host may have another network, and live on when that is cut."""
     return f"{machine_name()} {platform.node()}"

@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """The signals that ask a process to save what it has and end, the same for all that handle any of them.
+    """Return the signals that ask a process to save what it has and end, the same for all that handle any of them.
 
     SIGHUP, of a closed terminal, and SIGQUIT, of Ctrl-\\, are not among them where they were ignored when the process
     started, as nohup does with the first.
@@ -95,13 +95,13 @@ def keep_current_folder_off_path() -> None:
 
 
 def children_cpu_seconds() -> float:
-    """The CPU time of the child processes that have ended and were waited for, and of theirs."""
+    """Return the CPU time of the child processes that have ended and were waited for, and of theirs."""
     times = os.times()
     return times.children_user + times.children_system
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process has held so far."""
+    """Return the most memory that this process has held so far."""
     if sys.platform == "win32":
         import psutil
 

@@ -1,4 +1,4 @@
-"""What reaches a terminal or a log: names of strangers' files, classes and keys may hold control characters."""
+"""Show text on a terminal or in a log: names of strangers' files, classes and keys may hold control characters."""
 
 import builtins
 import codecs

@@ -1,4 +1,4 @@
-"""What happens when timm is imported: our networks' names join its registry; and what stays out then.
+"""Watch the import of timm: our networks' names join its registry, and slow imports wait until they are needed.
 
 timm imports Weights & Biases wherever it is installed, asked for or not. It takes a second, and a process that is
 killed leaves two folders of it in /tmp. What torch.compile consists of takes longer than timm itself: timm imports it

@@ -22,7 +22,7 @@ FOR_DATA_PREP = {
     "widemix.lock",
     "widemix.cgroups",
     "widemix.native",
-    "widemix.pillow_support",
+    "widemix.versions",
     "widemix.tally",
     "widemix.formats",
 }

@@ -23,7 +23,7 @@ _LONG = timedelta(days=30)
 
 
 class Meeting:
-    """What the nodes of a job agree on, as one of `nodes` sees it.
+    """Agree with the other nodes of a job on who trains, as one of `nodes`.
 
     store: a client of the first node's. sizes: the numbers of nodes that may train, the largest first.
     """

@@ -74,7 +74,7 @@ def judge(
 
 
 def _causes(statuses: Sequence[RankStatus], ranks: int) -> list[str]:
-    """The ranks that were killed and the first that failed: the others failed because of these."""
+    """Name the ranks that were killed and the first that failed: the others failed because of these."""
     if not statuses:
         return ["no rank started: see the log above and node-*/"]
     lines = []
@@ -127,7 +127,7 @@ def _saved_nothing(summary: dict) -> bool:
 
 
 def _summaries(folder: Path) -> dict[str, dict]:
-    """The summaries of the earlier starts in a run folder, the oldest first, by the names of their logs.
+    """Return the summaries of the earlier starts in a run folder, the oldest first, by the names of their logs.
 
     Those that a full disk or a crash has torn are left out.
     """

@@ -191,7 +191,7 @@ def _run_elastic(arguments: argparse.Namespace, train: list[str]) -> Exit:
 
 
 def make_relay(arguments: argparse.Namespace, environ: Mapping[str, str]) -> AbstractContextManager[Relay | None]:
-    """What hands staged blocks on from the node before this one to the next; nothing on a single node."""
+    """Return the relay of staged blocks from the node before this one to the next; nothing on a single node."""
     node, token = int(environ["SLURM_NODEID"]), environ.get("WIDEMIX_STAGE_TOKEN")
     if not arguments.stage or not token or len(arguments.addresses) == 1:
         return nullcontext()

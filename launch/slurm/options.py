@@ -1,11 +1,12 @@
-"""Checks of `widemix submit`'s options, apart from the recipe."""
+"""The options of `widemix submit`, and their checks, apart from the recipe."""
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import check_least
 from widemix.errors import InputError
 from widemix.launch.slurm.finish import NOTICE_MIN
@@ -13,8 +14,73 @@ from widemix.recipe import Recipe, check_world
 from widemix.recipe.files import find_study
 from widemix.studies.study import is_study
 
+SCRIPT = Path(__file__).resolve().with_name("train.sbatch")
+PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to sbatch, under the same names
 # Options of sbatch that submit sets itself; a value may follow a short one at once.
 _RESERVED, _RESERVED_SHORT = ("--array", "--nodes", "--output", "--wrap"), ("-a", "-N", "-o")
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `widemix submit`."""
+    add = parser.add_argument
+    add("recipe", metavar="FILE.yaml", nargs="?", help="recipe or study: a file, or a shipped one's name")
+    folder = "run folder, on a disk that all nodes share; of a study, the folder of its run folders"
+    add("--run-dir", type=Path, required=True, metavar="DIR", help=folder)
+    add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
+    add("--gpus-per-node", type=int, default=4, metavar="N", help="0: train on CPUs (default: 4)")
+    add("--ranks-per-node", type=int, metavar="N", help="processes on each node (default: one per GPU, or 1)")
+    add("--time", metavar="TIME", help="time limit of the job, as sbatch's: 24:00:00")
+    add("--dry-run", action="store_true", help="print the sbatch command and the script, and submit nothing")
+    _add_studies(parser.add_section("studies", "a study, or a recipe with some keys varied").add_argument)
+    _add_slurm(parser.add_section("slurm", "options of sbatch, and the batch script").add_argument)
+    _add_environment(parser.add_section("environment", "the software and data on the nodes").add_argument)
+    _add_faults(parser.add_section("faults", "restarts, requeues and faulty nodes").add_argument)
+    parser.take_keys()
+
+
+def _add_studies(add: Callable) -> None:
+    vary = (
+        "train a recipe once for every combination of the values of all --vary, such as --vary train.seed=0,1,2: "
+        "a study without a file, as an array job"
+    )
+    add("--vary", action="append", default=[], metavar="KEY=A,B", help=vary)
+    add("--at-once", type=int, metavar="N", help="of a study: most runs at the same time (default: all)")
+
+
+def _add_slurm(add: Callable) -> None:
+    for name in PASSED:
+        if name != "time":
+            add(f"--{name}", metavar="VALUE", help=f"sbatch's --{name}")
+    add("--cpus-per-node", type=int, metavar="N", help="CPUs of each node to request (default: whole nodes)")
+    other = "another option of sbatch: --sbatch=--mem=64G"
+    add("--sbatch", action="append", default=[], metavar="OPTION", help=other)
+    script = "batch script, if not launch/slurm/train.sbatch: a copy of it that you have changed"
+    add("--script", type=Path, default=SCRIPT, metavar="FILE", help=script)
+
+
+def _add_environment(add: Callable) -> None:
+    environment = "archive of `widemix stage --environment`: nodes unpack it to --stage-to and run that Python"
+    add("--environment", type=Path, metavar="FILE.tar", help=environment)
+    add("--setup", default="", metavar="COMMANDS", help="shell commands to run first: 'module load cuda/12.4'")
+    add("--container", type=Path, metavar="IMAGE.sif", help="run in this Apptainer image")
+    pyxis = "run in this image by Pyxis: nvcr.io#nvidia/pytorch:25.01-py3, or a file of Enroot's, IMAGE.sqsh"
+    add("--container-image", type=container_image, metavar="IMAGE", help=pyxis)
+    stage = "first copy the data to this folder on each node's own disk, such as '$TMPDIR'"
+    add("--stage-to", default="", metavar="DIR", help=stage)
+
+
+def _add_faults(add: Callable) -> None:
+    restarts = "how often torchrun restarts all ranks within a job after one has crashed (default: 2)"
+    add("--restarts", type=int, default=2, metavar="N", help=restarts)
+    requeues = "how often the job is requeued after a signal or a failure that cost no progress (default: 100)"
+    add("--requeues", type=int, default=100, metavar="N", help=requeues)
+    elastic = "go on with fewer nodes, at least MIN, after some have failed: the most by which the batch divides"
+    add("--elastic", type=int, metavar="MIN", help=elastic)
+    preflight = (
+        "run `widemix doctor --cluster` on all ranks first. report: print its table; exclude: if it finds faulty "
+        "nodes, also requeue the job without them (default: no)"
+    )
+    add("--preflight", choices=("no", "report", "exclude"), default="no", help=preflight)
 
 
 def elastic_sizes(arguments: argparse.Namespace, recipes: Sequence[Recipe], ranks: int) -> str:
@@ -102,7 +168,7 @@ def check_options(arguments: argparse.Namespace) -> None:
 
 
 def limit_minutes(text: str) -> float:
-    """Minutes of a time limit in one of sbatch's forms; raises `InputError` for another."""
+    """Return the minutes of a time limit in one of sbatch's forms; raises `InputError` for another."""
     days = r"(?:(?P<d>\d+)-)?"
     clock = r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)" if "-" not in text else r"(?P<h>\d+)(?::(?P<m>\d+)(?::(?P<s>\d+))?)?"
     match = re.fullmatch(days + clock, text) or re.fullmatch(r"(?P<m>\d+)(?::(?P<s>\d+))?", text)

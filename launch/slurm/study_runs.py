@@ -1,4 +1,4 @@
-"""The runs of a study as a job array, one line each in cells.tsv.
+"""The runs of a study as a job array, one line each in runs.tsv.
 
 A line is the run's name, a copy of its recipe and its overrides, separated by tabs. The number of a line is the
 run's index in Slurm's arrays, so lines keep their numbers. The name has a hash of the resolved recipe, so that runs
@@ -18,7 +18,7 @@ from widemix.recipe.key_table import takes_text
 from widemix.recipe.yaml_text import QUOTED, parse_yaml, yaml_text
 from widemix.studies.study_run import StudyRun
 
-TABLE = "cells.tsv"
+TABLE = "runs.tsv"
 _PATHS = re.compile(rf"(?:^|,)(\s*(?:{QUOTED.pattern})\s*(?=,|$)|[^,]*)", re.DOTALL)  # or names, separated by commas
 
 
@@ -75,7 +75,7 @@ def kept_path(folder: Path, recipe: Recipe) -> Path:
 
 
 def table_line(study_run: StudyRun, folder: Path) -> str:
-    """Return the run's line of the folder's cells.tsv, without the line break.
+    """Return the run's line of the folder's runs.tsv, without the line break.
 
     Raises `InputError` for an override that would be cut there.
     """
@@ -86,7 +86,7 @@ def table_line(study_run: StudyRun, folder: Path) -> str:
 
 
 def merge(folder: Path, study_runs: Sequence[StudyRun]) -> list[str]:
-    """Return the lines of the folder's cells.tsv, with those of these runs replaced, or appended if they are new."""
+    """Return the lines of the folder's runs.tsv, with those of these runs replaced, or appended if they are new."""
     table = folder / TABLE
     lines = table.read_text().splitlines() if table.exists() else []
     known = {line.partition("\t")[0]: line for line in lines}

@@ -1,20 +1,24 @@
 """`widemix submit`: a recipe, a study file, or a recipe with some keys varied, as one sbatch command."""
 
 import argparse
+import getpass
 import json
+import os
+import re
 import shlex
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import load_from_arguments
 from widemix.errors import Exit, InputError
 from widemix.files import atomic_write, open_to_write, refuse_link
 from widemix.formats.manifest import read_manifest
-from widemix.launch.slurm.commands import check_array, check_pyxis, queued, run, waits_for
-from widemix.launch.slurm.options import check_options, container_image, elastic_sizes, run_folder
+from widemix.launch.slurm.options import PASSED, check_options, elastic_sizes, run_folder
 from widemix.launch.slurm.study_runs import TABLE, cross, kept_path, merge, ranges, unfinished
 from widemix.launch.torchrun import check_torch
 from widemix.recipe import Recipe, check_world, dump_recipe
@@ -23,18 +27,22 @@ from widemix.studies.study import is_study, read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
 from widemix.terminal import print
 
-SCRIPT = Path(__file__).resolve().with_name("train.sbatch")
-_PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to sbatch, under the same names
 _CLOSED = ("PartitionDown", "PartitionInactive")
+_REASON_S, _POLL_S = 5.0, 0.2
+# Reasons why Slurm leaves a job in the queue that do not pass by themselves; those of an administrator may.
+_NEVER = re.compile(
+    r"Partition(Config|TimeLimit|NodeLimit)|BadConstraints|Invalid(Account|QOS)|\w+NotAllowed|\w+PerJobLimit"
+)
+_OF_A_JOB = re.compile(r"SRUN_|SLURM_(?!CONF|CLUSTERS$|JWT$)")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What is to be submitted.
+    """A job to submit.
 
     command: sbatch and its arguments.
     folder: the run folder, or the study's folder.
-    table: the lines of the study's cells.tsv; empty for a single run.
+    table: the lines of the study's runs.tsv; empty for a single run.
     numbers: the lines, from 1, of the runs that are submitted; empty for a single run.
     recipes: the recipes to keep in the folder, of all runs.
     """
@@ -44,69 +52,6 @@ class Submission:
     table: list[str]
     numbers: list[int]
     recipes: list[Recipe]
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the arguments of `widemix submit`."""
-    add = parser.add_argument
-    add("recipe", metavar="FILE.yaml", nargs="?", help="recipe or study: a file, or a shipped one's name")
-    folder = "run folder, on a disk that all nodes share; of a study, the folder of its run folders"
-    add("--run-dir", type=Path, required=True, metavar="DIR", help=folder)
-    add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
-    add("--gpus-per-node", type=int, default=4, metavar="N", help="0: train on CPUs (default: 4)")
-    add("--ranks-per-node", type=int, metavar="N", help="processes on each node (default: one per GPU, or 1)")
-    add("--time", metavar="TIME", help="time limit of the job, as sbatch's: 24:00:00")
-    add("--dry-run", action="store_true", help="print the sbatch command and the script, and submit nothing")
-    _add_studies(parser.add_section("studies", "a study, or a recipe with some keys varied").add_argument)
-    _add_slurm(parser.add_section("slurm", "options of sbatch, and the batch script").add_argument)
-    _add_environment(parser.add_section("environment", "the software and data on the nodes").add_argument)
-    _add_faults(parser.add_section("faults", "restarts, requeues and faulty nodes").add_argument)
-    parser.take_keys()
-
-
-def _add_studies(add: Callable) -> None:
-    vary = (
-        "train a recipe once for every combination of the values of all --vary, such as --vary train.seed=0,1,2: "
-        "a study without a file, as an array job"
-    )
-    add("--vary", action="append", default=[], metavar="KEY=A,B", help=vary)
-    add("--at-once", type=int, metavar="N", help="of a study: most runs at the same time (default: all)")
-
-
-def _add_slurm(add: Callable) -> None:
-    for name in _PASSED:
-        if name != "time":
-            add(f"--{name}", metavar="VALUE", help=f"sbatch's --{name}")
-    add("--cpus-per-node", type=int, metavar="N", help="CPUs of each node to request (default: whole nodes)")
-    other = "another option of sbatch: --sbatch=--mem=64G"
-    add("--sbatch", action="append", default=[], metavar="OPTION", help=other)
-    script = "batch script, if not launch/slurm/train.sbatch: a copy of it that you have changed"
-    add("--script", type=Path, default=SCRIPT, metavar="FILE", help=script)
-
-
-def _add_environment(add: Callable) -> None:
-    environment = "archive of `widemix stage --environment`: nodes unpack it to --stage-to and run that Python"
-    add("--environment", type=Path, metavar="FILE.tar", help=environment)
-    add("--setup", default="", metavar="COMMANDS", help="shell commands to run first: 'module load cuda/12.4'")
-    add("--container", type=Path, metavar="IMAGE.sif", help="run in this Apptainer image")
-    pyxis = "run in this image by Pyxis: nvcr.io#nvidia/pytorch:25.01-py3, or a file of Enroot's, IMAGE.sqsh"
-    add("--container-image", type=container_image, metavar="IMAGE", help=pyxis)
-    stage = "first copy the data to this folder on each node's own disk, such as '$TMPDIR'"
-    add("--stage-to", default="", metavar="DIR", help=stage)
-
-
-def _add_faults(add: Callable) -> None:
-    restarts = "how often torchrun restarts all ranks within a job after one has crashed (default: 2)"
-    add("--restarts", type=int, default=2, metavar="N", help=restarts)
-    requeues = "how often the job is requeued after a signal or a failure that cost no progress (default: 100)"
-    add("--requeues", type=int, default=100, metavar="N", help=requeues)
-    elastic = "go on with fewer nodes, at least MIN, after some have failed: the most by which the batch divides"
-    add("--elastic", type=int, metavar="MIN", help=elastic)
-    preflight = (
-        "run `widemix doctor --cluster` on all ranks first. report: print its table; exclude: if it finds faulty "
-        "nodes, also requeue the job without them (default: no)"
-    )
-    add("--preflight", choices=("no", "report", "exclude"), default="no", help=preflight)
 
 
 def plan(arguments: argparse.Namespace) -> Submission:
@@ -139,7 +84,7 @@ def _sbatch_options(arguments: argparse.Namespace, folder: Path, numbers: list[i
     options += ["--gpus-per-node", str(arguments.gpus_per_node)] if arguments.gpus_per_node else []
     cpus = arguments.cpus_per_node
     options += ["--cpus-per-task", str(cpus)] if cpus else ["--exclusive", "--mem", "0"]
-    for name in _PASSED:
+    for name in PASSED:
         if value := getattr(arguments, name):
             options += [f"--{name}", value]
     if numbers:
@@ -235,3 +180,70 @@ def submit(arguments: argparse.Namespace) -> Exit:
         print(f"job {job} waits for the partition, which is down: see `sinfo --summarize`")
     print(f"job {job}{count}; logs in {logs}")
     return Exit.DONE
+
+
+def run(command: list[str]) -> str:
+    """Run a command of Slurm and return its output; raises `InputError` with Slurm's message if it fails."""
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True, env=_environ()).stdout
+    except FileNotFoundError:
+        raise InputError(f"{command[0]}: not found; submit on a machine that has Slurm's commands") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
+        message = re.sub(rf"^{command[0]}: (error: )?", "", lines[-1])
+        raise InputError(f"{command[0]} failed: {message}") from None
+
+
+def _environ() -> dict[str, str]:
+    """Return the environment without what describes the job or salloc in which this runs: sbatch would hand it on."""
+    return {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
+
+
+def queued(folder: Path) -> list[str]:
+    """Return the jobs submitted for this folder that are queued or running: `12_3` (array, index) or `12_N/A`."""
+    record = folder / "slurm" / "jobs.jsonl"
+    if not record.exists():
+        return []
+    jobs = {json.loads(line)["job"] for line in record.read_text().splitlines()}
+    command = ["squeue", "--noheader", "--array", "--user", getpass.getuser(), "--format", "%F_%K"]
+    return [job for job in run(command).split() if job.partition("_")[0] in jobs]
+
+
+def waits_for(job: str) -> str:
+    """Return Slurm's reason why a job is in the queue; raises `InputError`, and cancels it, if it could never start.
+
+    `sbatch --test-only` does not look at the limits of partitions and accounts.
+    """
+    reason = "PartitionConfig"  # Slurm's first word for any limit, until its scheduler has looked
+    deadline = time.monotonic() + _REASON_S
+    while reason == "PartitionConfig" and time.monotonic() < deadline:
+        reason = next(iter(run(["squeue", "--noheader", "--job", job, "--format", "%r"]).split()), "")
+        time.sleep(_POLL_S)
+    if _NEVER.fullmatch(reason):
+        run(["scancel", job])
+        raise InputError(
+            f"sbatch: job {job} could never start ({reason}) and is cancelled: see `scontrol show partition` and ask "
+            "for less"
+        )
+    return reason
+
+
+def check_array(last: int) -> None:
+    """Raise `InputError` if Slurm's arrays end before this index; a machine that can't ask Slurm does not know."""
+    try:
+        size = re.search(r"MaxArraySize\s*= (\d+)", run(["scontrol", "show", "config"]))
+    except InputError:
+        return
+    if size and last >= int(size[1]):
+        raise InputError(
+            f"{last} runs: an array of Slurm's has at most {int(size[1]) - 1} here (MaxArraySize {size[1]}); divide "
+            "them among several --run-dir, each with some of the values"
+        )
+
+
+def check_pyxis() -> None:
+    """Raise `InputError` if srun starts no containers; a machine that has only sbatch does not know."""
+    if shutil.which("srun") and "--container-image" not in run(["srun", "--help"]):
+        raise InputError(
+            "--container-image: srun has no such option here, it is Pyxis's; an Apptainer image is run by --container"
+        )

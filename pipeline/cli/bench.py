@@ -215,8 +215,8 @@ def _bench(arguments: argparse.Namespace) -> Exit:
     from packaging.requirements import Requirement
 
     from widemix.bench.report import report
+    from widemix.doctor.checks import unmet
     from widemix.doctor.finding import install
-    from widemix.doctor.software import unmet
 
     bench = import_module(f"widemix.bench.{arguments.bench}")
     absent = [name for name in bench.VERSIONS if unmet(Requirement(name))]

@@ -3,7 +3,8 @@
 
 def add_submit(commands) -> None:
     """Add `widemix submit`."""
-    from widemix.launch.slurm.submit import add_arguments, submit
+    from widemix.launch.slurm.options import add_arguments
+    from widemix.launch.slurm.submit import submit
 
     parser = commands.add_parser(
         "submit",

@@ -12,11 +12,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from widemix.doctor import machine, software
+from widemix.doctor.checks import CHECKS
 from widemix.doctor.finding import Check, Finding, first_line, install, repair
 from widemix.tally import Console, announce
-
-CHECKS: Mapping[str, Check] = software.CHECKS | machine.CHECKS
 
 
 def run_doctor(checks: Mapping[str, Check] = CHECKS) -> int:

@@ -22,8 +22,7 @@ from widemix.distributed.rank_status import node_name
 from widemix.distributed.rendezvous import Rendezvous
 from widemix.distributed.topology import Topology, read_topology, set_gloo_interface
 from widemix.doctor.compare import Problem, Survey, compare_nodes
-from widemix.doctor.links import measure_links
-from widemix.doctor.survey import disk_name, read_rate, survey
+from widemix.doctor.survey import disk_name, measure_links, read_rate, survey
 from widemix.errors import InputError
 from widemix.tally import Console
 from widemix.terminal import print

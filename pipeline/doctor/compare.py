@@ -16,7 +16,7 @@ BUSY_MIB = 4096  # GPU memory in use before the job starts
 OPEN_FILES = 1024
 
 Survey = dict[str, Any]
-"""What one rank measured: `survey.survey`, with "disk" on the rank that reads it, and `links.measure_links`."""
+"""A rank's `survey.survey`, with "disk" on the rank that reads it, and `survey.measure_links`."""
 
 
 class Problem(NamedTuple):

@@ -1,16 +1,23 @@
-"""What a rank measures without the network: versions, limits, state and speed of its GPU, CPU and disk."""
+"""Measure on a rank: versions, limits, state and speed of its GPU, CPU and disk, and of the network.
+
+The network by an all-reduce over all ranks, and by transfers between pairs of nodes, to find slow ones.
+"""
 
 import importlib.metadata
 import io
 import os
 import platform
 import shutil
+import statistics
 import subprocess
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from widemix.cgroups import cpu_fraction
 from widemix.distributed.rank_status import node_name
@@ -21,6 +28,8 @@ PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "numba", "numpy", "pill
 MAX_READ_S = 4.0  # a large file is read for so long
 MIN_READ_S = 0.5  # and a small one repeatedly for so long
 CHUNK = 4 << 20  # bytes
+LARGE = 16 << 20  # bytes of the large all-reduce; four times as many on GPUs
+ROUNDS = 3  # of transfers between pairs of nodes
 # From nvidia-smi: uncorrected memory errors since the driver was loaded, hardware slowdown, temperature, memory use.
 _QUERY = "ecc.errors.uncorrected.volatile.total,clocks_throttle_reasons.hw_slowdown,temperature.gpu,memory.used"
 
@@ -70,7 +79,7 @@ def read_rate(folder: Path) -> float:
 
 
 def _read(file: io.FileIO) -> float:
-    """Bytes/s of reading a file from its beginning, for at most `MAX_READ_S`."""
+    """Return the bytes/s of reading a file from its beginning, for at most `MAX_READ_S`."""
     advise(file.fileno(), 0, 0, "DONTNEED")  # read the disk, not the page cache
     file.seek(0)
     began, size = time.perf_counter(), 0
@@ -92,7 +101,7 @@ def _versions() -> dict[str, str]:
 
 
 def _gpu(device: torch.device) -> dict[str, Any] | None:
-    """The name of the GPU, and its `health` if nvidia-smi is installed; None without a GPU."""
+    """Return the name of the GPU, and its `health` if nvidia-smi is installed; None without a GPU."""
     if device.type != "cuda":
         return None
     gpu: dict[str, Any] = {"name": torch.cuda.get_device_name(device)}
@@ -126,14 +135,87 @@ def health(line: str) -> dict[str, Any]:
 
 
 def _flops(device: torch.device) -> float:
-    """FLOP/s of a matrix product, the best of some, so that only a throttled node is slow and not one busy moment."""
+    """Return the FLOP/s of the fastest of some matrix products: a throttled node is slow, one busy moment is not."""
     side, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (256, torch.float32)
     a, b = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(2))
+    times = 20 if device.type == "cuda" else 200  # on a CPU each is shorter than a time slice
+    return 2 * side**3 / _shortest(lambda: a @ b, device, times)
+
+
+def measure_links(topology: Topology) -> dict[str, Any]:
+    """Measure the network on this rank; all ranks must call it.
+
+    Returns "clock", the time of all ranks at one moment (s since 1970); "latency", of an all-reduce of one number
+    (s); "bus", the bus bandwidth of a large one (bytes/s, as NCCL defines it); "pairs", bytes/s with other nodes.
+    """
+    clocks = []
+    for _ in range(5):  # of which a busy machine may miss one or two
+        dist.all_reduce(torch.zeros(1))  # by gloo: all ranks leave it at nearly the same moment
+        clocks.append(time.time())
+    clock = statistics.median(clocks)
+    device = topology.device
+    tiny, large = torch.zeros(1, device=device), torch.zeros(_size(device) // 4, device=device)
+    _all_reduce(large)  # not timed: it connects
+    latency = _shortest(lambda: _all_reduce(tiny), device, 10)
+    seconds = _shortest(lambda: _all_reduce(large), device, 3)
+    bus = 2 * (topology.world - 1) / topology.world * large.nbytes / seconds
+    return {"clock": clock, "latency": latency, "bus": bus, "pairs": _pairs(topology, large)}
+
+
+def pairings(count: int) -> list[list[int]]:
+    """Return the partner of each of `count` nodes for some rounds; a node that is its own partner pauses.
+
+    By the circle method for round-robin tournaments: a node has another partner in every round.
+    """
+    places = count + count % 2
+    rounds = []
+    for turn in range(min(ROUNDS, places - 1)):
+        circle = [places - 1, *((turn + i) % (places - 1) for i in range(places - 1))]
+        partner = list(range(places))
+        for one, other in zip(circle[: places // 2], reversed(circle[places // 2 :]), strict=True):
+            partner[one], partner[other] = other, one
+        rounds.append([p if p < count else i for i, p in enumerate(partner[:count])])
+    return rounds
+
+
+def _all_reduce(tensor: torch.Tensor) -> None:
+    dist.all_reduce(tensor, async_op=True).wait()  # only so NCCL notices here that it fails, or its timeout
+
+
+def _pairs(topology: Topology, payload: torch.Tensor) -> list[float]:
+    """Return the bytes/s, there and back, with each partner. Each node's first rank measures, the others wait."""
+    rates = []
+    nodes = topology.world // topology.local_world
+    node = topology.rank // topology.local_world
+    for partners in pairings(nodes) if nodes > 1 else []:
+        dist.barrier()
+        other = partners[node]
+        if topology.local_rank == 0 and other != node:
+            exchange = partial(_exchange, payload, other * topology.local_world, node < other)
+            rates.append(2 * payload.nbytes / _shortest(exchange, payload.device, 3))
+    dist.barrier()
+    return rates
+
+
+def _exchange(payload: torch.Tensor, other: int, sends_first: bool) -> None:
+    for sends in (sends_first, not sends_first):
+        if sends:
+            dist.send(payload, other)
+        else:
+            dist.recv(payload, other)
+
+
+def _shortest(action: Callable[[], object], device: torch.device, times: int) -> float:
+    """Return the shortest time of some repetitions, s."""
     shortest = float("inf")
-    for _ in range(20 if device.type == "cuda" else 200):  # on a CPU each is shorter than a time slice
+    for _ in range(times):
         began = time.perf_counter()
-        a @ b
+        action()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         shortest = min(shortest, time.perf_counter() - began)
-    return 2 * side**3 / shortest
+    return shortest
+
+
+def _size(device: torch.device) -> int:
+    return 4 * LARGE if device.type == "cuda" else LARGE

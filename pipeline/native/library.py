@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from widemix.native.build import SOURCES, BuildError, compiled, planned
-from widemix.pillow_support import older_pillow
 from widemix.terminal import print
+from widemix.versions import older_pillow
 
 MESSAGE = 200  # bytes of an error message of the C library, at most
 

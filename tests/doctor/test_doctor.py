@@ -21,7 +21,7 @@ from tests.conftest import System
 from widemix.data.precision import SLOW, bf16_slowdown
 from widemix.doctor import CHECKS, Check, Finding, run_check, run_doctor
 from widemix.doctor.finding import install, repair
-from widemix.torch_support import runs_on
+from widemix.versions import runs_on
 
 PIP = r"\S*bin/python\S* -m pip install"
 AGAIN = f"{PIP} --force-reinstall --no-cache-dir"

@@ -20,8 +20,7 @@ from tests.forks import Forks, be_widemix, free_port
 from widemix.distributed.topology import Topology
 from widemix.doctor.cluster import measure_network, print_report
 from widemix.doctor.compare import compare_nodes
-from widemix.doctor.links import measure_links, pairings
-from widemix.doctor.survey import health, read_rate, survey
+from widemix.doctor.survey import health, measure_links, pairings, read_rate, survey
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.transcripts import check_transcript, transcript
-from widemix.launch.slurm.submit import SCRIPT
+from widemix.launch.slurm.options import SCRIPT
 
 # Of a job of two nodes, in the script's order.
 WORDS = {"folder": "{tmp}/a run", "ranks": "1", "restarts": "2", "requeues": "100", "preflight": "no", "stage": ""}
@@ -27,7 +27,7 @@ COMMANDS = {
         ls "$WIDEMIX_RANK_STATUS_DIR" | sed "s/^/+ with /" >>$NOTED/words""",
     "sleep": "",
     "python": """case $2 in
-            *.ports) echo 1,2,3 ;;
+            *.local) echo 1,2,3 ;;
             *.finish) printf "${EXCLUDED:+%s\\n}" "$EXCLUDED" >"$4/excluded-nodes"; exit $CODE ;;
         esac""",
     "scontrol": """asked=$(grep -cFx -- "$words" $NOTED/words)
@@ -79,5 +79,5 @@ def answer(tmp_path, programs):
 @transcript(Path(__file__).with_name("batch_script.txt"))
 def test_what_the_script_does(case, answer, tmp_path, request):
     (tmp_path / "study").mkdir()
-    (tmp_path / "study/cells.tsv").write_text("a\tr a.yaml\t--x.y=1\nb\tr b.yaml\t--x.y=2\t--z=p q\nc\tr c.yaml\n")
+    (tmp_path / "study/runs.tsv").write_text("a\tr a.yaml\t--x.y=1\nb\tr b.yaml\t--x.y=2\t--z=p q\nc\tr c.yaml\n")
     check_transcript(case, answer, request.config)

@@ -11,8 +11,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from tests.conftest import System
+from widemix.launch.local import free_ports
 from widemix.launch.slurm.elastic import GRACE_S, Meeting, train_elastic
-from widemix.launch.slurm.ports import free_ports
 
 DIED, SLEEP = "died", time.sleep
 

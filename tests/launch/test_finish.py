@@ -12,7 +12,7 @@ from tests.transcripts import check_transcript, transcript
 from widemix.distributed.rank_status import RankStatus
 from widemix.launch.slurm import finish
 from widemix.launch.slurm.finish import NOTICE_MIN, saved_step
-from widemix.launch.slurm.submit import SCRIPT
+from widemix.launch.slurm.options import SCRIPT
 from widemix.launch.torchrun import SHUTDOWN_TIMEOUT_S
 
 NOW = 1_000_000_000.0

@@ -18,11 +18,11 @@ from tests.forks import free_port
 from widemix.command_line.commands import split_overrides
 from widemix.distributed.startup_timing import VARIABLE
 from widemix.errors import InputError, RunError
+from widemix.launch import local
+from widemix.launch.local import free_ports, is_free, job_port
 from widemix.launch.relay import Relay
 from widemix.launch.slurm import node as module
-from widemix.launch.slurm import ports
 from widemix.launch.slurm.node import can_exclude, make_relay, torchrun_command, wait_for_all_nodes
-from widemix.launch.slurm.ports import free_ports, is_free, job_port
 from widemix.launch.torchrun import train_program
 from widemix.recipe import load_recipe
 
@@ -309,7 +309,7 @@ def test_a_faulty_node_is_excluded_where_slurm_does_not_answer(programs, monkeyp
 def test_a_port_in_use_is_passed_over(run_main, capsys):
     job = 50_000 + os.getpid()
     own = free_ports(job)
-    assert run_main(ports, job) == 0
+    assert run_main(local, job) == 0
     assert capsys.readouterr().out == "{train},{preflight},{rendezvous}\n".format(**own)
     with socket.create_server(("127.0.0.1", own["train"])):
         others = free_ports(job)

@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import ROOT
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
+from widemix.launch.slurm import options
 from widemix.launch.slurm import submit as module
 
 SRUN = """#!{python}
@@ -22,7 +23,7 @@ if "--help" in sys.argv:
     sys.exit(print("{options}"))
 with open("{folder}/calls", "a") as file:
     print(json.dumps([sys.argv[1:], dict(os.environ)]), file=file)
-if "widemix.launch.slurm.ports" in sys.argv:
+if "widemix.launch.local" in sys.argv:
     print("20000,20001,20002")
 sys.exit(2 if "widemix.launch.slurm.finish" in sys.argv else 0)
 """
@@ -62,12 +63,12 @@ def srun(folder: Path, options: str = PYXIS) -> str:
 def submit(digits, tmp_path, capsys):
     """widemix submit: submit(options...) -> exit code and output."""
 
-    def run(*options: str) -> tuple[int, str]:
+    def run(*given: str) -> tuple[int, str]:
         parser = Parser()
-        module.add_arguments(parser)
+        options.add_arguments(parser)
         words = [str(ROOT / "recipes/digits/mixer.yaml"), "--data.path", str(digits), "--gpus-per-node", "0"]
         words += ["--run-dir", str(tmp_path / "the 'run'")]
-        code = run_command(parser, module.submit, [*words, *options])
+        code = run_command(parser, module.submit, [*words, *given])
         return code, "".join(capsys.readouterr())
 
     return run
@@ -76,7 +77,7 @@ def submit(digits, tmp_path, capsys):
 def run_script(submitted: str) -> subprocess.CompletedProcess:
     """Run the batch script as Slurm does on the first of two nodes."""
     words = shlex.split(submitted)
-    words = words[words.index(str(module.SCRIPT)) :]
+    words = words[words.index(str(options.SCRIPT)) :]
     names = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[0-1]", "SLURMD_NODENAME": "n0", "SLURM_CPUS_ON_NODE": "2"}
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | names
     return subprocess.run(["bash", *words], env=environ, capture_output=True, text=True, check=False)
@@ -99,7 +100,7 @@ def test_all_that_runs_python_is_a_step_in_the_container(commands, submit, digit
     calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
     parts = [words[words.index("python3") :] for words, _ in calls]
     assert [words[2] for words in parts] == [
-        "widemix.launch.slurm.ports",
+        "widemix.launch.local",
         "widemix.launch.slurm.node",
         "widemix.launch.slurm.finish",
     ]

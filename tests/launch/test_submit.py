@@ -17,7 +17,7 @@ from tests.transcripts import check_transcript, transcript
 from widemix.cli import parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
-from widemix.launch.slurm import commands
+from widemix.launch.slurm import submit as slurm
 from widemix.launch.slurm.options import container_image, elastic_sizes, limit_minutes
 from widemix.launch.slurm.study_runs import cross, merge, ranges
 from widemix.recipe import load_recipe
@@ -79,7 +79,7 @@ def test_what_is_submitted(case, submit, digits, tmp_path, programs, system, mon
             output = re.sub(r"\n# \S+\.sbatch\n.*", "\n", output, flags=re.DOTALL)
             output = output.partition("\n")[0] if name == "command" else output + f"exit code {code}" * bool(code)
         elif name == "finish":
-            run, kept, *_ = (tmp_path / "run/cells.tsv").read_text().splitlines()[int(words[0]) - 1].split("\t")
+            run, kept, *_ = (tmp_path / "run/runs.tsv").read_text().splitlines()[int(words[0]) - 1].split("\t")
             (tmp_path / "run" / run).mkdir()
             (tmp_path / "run" / run / "recipe.yaml").write_text(Path(kept).read_text())
             (tmp_path / "run" / run / "done.json").write_text('{"top1": 50.0}')
@@ -142,7 +142,7 @@ def test_a_recipe_edited_later_changes_no_job_that_waits(submit, tmp_path, digit
             kept, *given = shlex.split(output.splitlines()[0].partition(" -- ")[2])
             assert given == [f"--{name}={value}" for name, value in overrides]
             assert load_recipe(kept) == load_recipe(kept, overrides) == load_recipe(RECIPE, overrides)
-    for line, seed in zip((tmp_path / "runs/cells.tsv").read_text().splitlines(), (4, 5), strict=True):
+    for line, seed in zip((tmp_path / "runs/runs.tsv").read_text().splitlines(), (4, 5), strict=True):
         assert load_recipe(line.split("\t")[1]) == load_recipe(RECIPE, [overrides[0], ("train.seed", str(seed))])
 
 
@@ -214,10 +214,10 @@ def test_reasons_that_do_not_pass_cancel_a_job(reasons, waits, programs, system,
     more = f"[ $(wc -l <{tmp_path}/reasons) = 1 ] || sed -i 1d {tmp_path}/reasons"
     programs(squeue=f"head -n 1 {tmp_path}/reasons; {more}", scancel=f'echo "$@" >{tmp_path}/cancelled')
     if waits:
-        assert commands.waits_for("12") == reasons[-1]
+        assert slurm.waits_for("12") == reasons[-1]
     else:
         with pytest.raises(InputError, match=rf"job 12 could never start \({reasons[0]}\) and is cancelled"):
-            commands.waits_for("12")
+            slurm.waits_for("12")
         assert (tmp_path / "cancelled").read_text() == "12\n"
     assert (now[0] > 4) == (reasons == ["PartitionConfig"])
     assert (tmp_path / "cancelled").exists() is not waits
@@ -235,9 +235,9 @@ def test_reasons_that_do_not_pass_cancel_a_job(reasons, waits, programs, system,
 def test_an_error_of_slurm_is_one_line(script, said, programs):
     programs(sbatch=script)
     with pytest.raises(InputError, match=rf"^sbatch failed: {said}$"):
-        commands.run(["sbatch"])
+        slurm.run(["sbatch"])
     with pytest.raises(InputError, match=r"^no-sbatch: not found"):
-        commands.run(["no-sbatch"])
+        slurm.run(["no-sbatch"])
 
 
 def test_a_job_submitted_within_another_inherits_nothing_of_it(monkeypatch):
@@ -246,7 +246,7 @@ def test_a_job_submitted_within_another_inherits_nothing_of_it(monkeypatch):
     kept = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "g1"}
     for name, value in {**of_job, **kept}.items():
         monkeypatch.setenv(name, value)
-    told = dict(line.partition("=")[::2] for line in commands.run(["env"]).splitlines())
+    told = dict(line.partition("=")[::2] for line in slurm.run(["env"]).splitlines())
     assert kept.items() <= told.items()
     assert not of_job.keys() & told.keys()
 

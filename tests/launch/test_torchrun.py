@@ -13,7 +13,7 @@ from tests.forks import Forks, free_port
 from widemix.errors import InputError
 from widemix.launch import torchrun
 from widemix.launch.relay import Relay
-from widemix.torch_support import TORCHRUN_STOPS_RANKS, torch_is_at_least
+from widemix.versions import TORCHRUN_STOPS_RANKS, torch_is_at_least
 
 RANK = """
 import os, signal, sys, time

@@ -33,7 +33,7 @@ IMPORTERS = {
     "deepspeed": "tests/engine/test_private_names.py tests/recipe/test_engine_keys.py tests/test_layering.py",
     "numba": "tests/data/test_loader.py tests/library/test_library_loader.py",
     "numpy": "tests/formats tests/data/test_loader.py",
-    "pillow": "tests/test_pillow_support.py tests/data_prep/test_shrink.py",
+    "pillow": "tests/test_versions.py tests/data_prep/test_shrink.py",
     "scikit-learn": "tests/studies/test_baselines.py tests/evaluation/test_macro_means.py",
     "scipy": "tests/studies/test_claims.py tests/studies/test_baselines.py tests/analysis/test_regularisation.py",
     "pydantic": "tests/recipe tests/optim/test_section_keys.py",
@@ -45,7 +45,7 @@ IMPORTERS = {
     "matplotlib": "tests/plots tests/studies/test_figure.py tests/studies/test_report.py",
     "psutil": "tests/test_processes.py tests/test_lease.py",
     "blake3": "tests/formats tests/launch/test_environment.py",
-    "packaging": "tests/test_torch_support.py tests/engine/test_private_names.py",
+    "packaging": "tests/test_versions.py tests/engine/test_private_names.py",
 }
 
 

@@ -1,4 +1,4 @@
-"""What works with which version of torch, and on which GPUs: what the doctor advises, jobs do and the pages say.
+"""Which versions of torch run on which GPUs, and which Pillow has our pixels: what the doctor advises and pages say.
 
 Tested from `OLDEST` up to, but not including, `END`. No torch is imported here.
 """
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NamedTuple
 
+import PIL
 from packaging.version import Version
 
 OLDEST, END = "2.8", "2.16"
@@ -24,7 +25,7 @@ class Build(NamedTuple):
 
     @property
     def requirements(self) -> tuple[str, str]:
-        """What pip is to install."""
+        """The arguments of pip."""
         return f"torch=={self.torch}", f"torchvision=={self.torchvision}"
 
 
@@ -36,12 +37,12 @@ BUILDS = (
 
 
 def build_for(capability: tuple[int, int]) -> Build | None:
-    """The newest build that runs on a GPU of this compute capability, such as (7, 0); None if none does."""
+    """Return the newest build that runs on a GPU of this compute capability, such as (7, 0); None if none does."""
     return next((build for build in reversed(BUILDS) if runs_on(capability, build.gpus)), None)
 
 
 def build_for_driver(cuda: tuple[int, int]) -> Build | None:
-    """The newest build that runs with a driver for this version of CUDA; None if none does."""
+    """Return the newest build that runs with a driver for this version of CUDA; None if none does."""
     return next((build for build in reversed(BUILDS) if int(build.cuda.split(".")[0]) <= cuda[0]), None)
 
 
@@ -65,7 +66,7 @@ def torch_is_at_least(oldest: str) -> bool:
 
 
 def table() -> str:
-    """The builds as a Markdown table."""
+    """Return the builds as a Markdown table."""
     rows = ["| torch | CUDA | GPUs | torchrun waits while ranks save |", "|---|---|---|---|"]
     for build in BUILDS:
         gpus = ", ".join(build.gpus)
@@ -73,3 +74,11 @@ def table() -> str:
         waits = "by its own options" if own else "by what `launch/torchrun.py` adds"
         rows.append(f"| {build.torch} | {build.cuda} | {gpus} | {waits} |")
     return "\n".join(rows)
+
+
+def older_pillow() -> str | None:
+    """Return the version of a Pillow whose `resize` gives other pixels than Pillow 13's; else None.
+
+    Decoding, drafts, colours, rotation and blur are the same from Pillow 11 on.
+    """
+    return PIL.__version__ if int(PIL.__version__.partition(".")[0]) < 13 else None

@@ -1,4 +1,4 @@
-"""The doctor's checks of Python and its packages.
+"""The doctor's checks: Python and its packages; disk, memory and CPUs, within a container's or a Slurm job's limits.
 
 FFCV itself is not imported, which would take seconds: loading its compiled library is test enough.
 """
@@ -17,8 +17,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from widemix.cgroups import allowed_cpus, cpu_quota, memory_limit, usable_cpus
 from widemix.doctor.finding import APT, Check, Finding, first_line, install, repair, requirements
-from widemix.torch_support import build_for, build_for_driver, runs_on
+from widemix.versions import build_for, build_for_driver, runs_on
 
 GIB = 1 << 30
 ABSENT = "not installed"
@@ -212,6 +213,62 @@ def check_deepspeed() -> Finding:
     return Finding(f"{version}; without ninja its kernels cannot be built", "note", install("ninja"))
 
 
+def check_disk() -> Finding:
+    """Check that the current folder can be written and has 1 GiB free."""
+    free = shutil.disk_usage(".").free
+    if not os.access(".", os.W_OK):
+        return Finding(f"{os.getcwd()} cannot be written to", "missing", "cd to a folder that can be written to")
+    if free < GIB:
+        return Finding(f"{free / GIB:.2f} GiB free in {os.getcwd()}", "missing", "cd to a folder with 1 GiB free")
+    return Finding(f"{free / GIB:.0f} GiB free in {os.getcwd()}")
+
+
+def check_shared_memory(folder: str = "/dev/shm") -> Finding:
+    """Check that /dev/shm has the 1 GiB that NCCL needs for several GPUs."""
+    if not os.path.isdir(folder):
+        return Finding(
+            f"no {folder}: several GPUs of a machine cannot communicate by NCCL", "note", f"mount {folder}"
+        )
+    free = shutil.disk_usage(folder).free
+    if free < GIB:  # Docker's default of 64 MiB is too small for NCCL
+        text = f"{free / GIB:.2f} GiB free in {folder}: too little for several GPUs"
+        return Finding(text, "note", "docker run --shm-size=8g ..., or mount -o remount,size=8g /dev/shm")
+    return Finding(f"{free / GIB:.0f} GiB free in {folder}")
+
+
+def check_cpus() -> Finding:
+    """Check which CPUs this process may use, and its cgroup quota."""
+    allowed, every, quota = allowed_cpus(), os.cpu_count() or 1, cpu_quota()
+    text = f"{allowed} of {every} allowed" + (f", {quota:g} by cgroup quota" if quota else "")
+    if quota and quota < allowed:
+        return Finding(f"{text}: more threads than the quota would wait", "note", f"--data.workers {usable_cpus()}")
+    if allowed < every:
+        return Finding(text, "note", "to allow more: srun --cpus-per-task=N, or docker run --cpus=N")
+    return Finding(text)
+
+
+def check_memory() -> Finding:
+    """Check that memory is enough for two ranks."""
+    total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), memory_limit()
+    usable = min(total, limit or total)
+    text = f"{usable / GIB:.0f} GiB" + (f" by cgroup limit, of {total / GIB:.0f}" if usable < total else "")
+    if usable < 4 * GIB:  # a rank takes 1 GiB before the first image
+        return Finding(f"{text}: too little for two ranks", "note", "train with one rank")
+    return Finding(text)
+
+
+def check_open_files() -> Finding:
+    """Check the limit of open files."""
+    if importlib.util.find_spec("resource") is None:
+        return Finding("this system has no such limit")
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= limit < 1024:  # RLIM_INFINITY is -1
+        return Finding(f"at most {limit}, which is low", "note", "ulimit -n 4096")
+    return Finding("unlimited" if limit < 0 else f"at most {limit}")
+
+
 CHECKS = {
     "Python": Check(check_python),
     "packages": Check(check_packages),
@@ -229,4 +286,9 @@ CHECKS = {
     "timm": Check(lambda: check_import("timm", "timm"), "timm"),
     "torchmetrics": Check(lambda: check_import("torchmetrics", "torchmetrics"), "torchmetrics"),
     "TensorBoard": Check(lambda: check_import("torch.utils.tensorboard", "tensorboard"), "tensorboard"),
+    "disk": Check(check_disk),
+    "shared memory": Check(check_shared_memory),
+    "CPUs": Check(check_cpus),
+    "memory": Check(check_memory),
+    "open files": Check(check_open_files),
 }
