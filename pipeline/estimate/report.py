@@ -23,7 +23,7 @@ ENGINES: tuple[tuple[str, Literal["ddp", "fsdp", "deepspeed"], int], ...] = (
 )
 # Training images by number of classes; of 14,197,122 in the second, `prep --holdout 0.5%` leaves these.
 IMAGENETS = {1000: (1_281_167, "ImageNet-1k"), 21841: (14_126_136, "ImageNet-21k")}
-IMAGENET_BYTES = 102_000  # of an image of ImageNet-1k: the mean of 100 training files, pipeline/bench/README.md
+IMAGENET_BYTES = 102_000  # of an image of ImageNet-1k: the mean of 100 training files, docs/notes/benchmarks.md
 # Images per second that one CPU decodes and augments by the ImageNet recipe, as prep stores them (same page).
 IMAGES_PER_CPU = 1610
 

@@ -122,7 +122,7 @@ def test_bytes_are_gib_from_one_on():
 
 
 def test_images_and_their_speed_are_the_benchs():
-    table = (ROOT / "pipeline/bench/README.md").read_text()
+    table = (ROOT / "docs/notes/benchmarks.md").read_text()
     assert f"| **ours, restart markers** | **{IMAGES_PER_CPU:,}** |" in table  # as prep stores them
     assert f"(mean {IMAGENET_BYTES / 1000:.0f} kB)" in table
 
