@@ -48,7 +48,7 @@ test: setup
 QUICK = tests/recipe tests/models tests/optim tests/formats tests/run tests/test_files.py tests/test_layering.py \
 	tests/data/augment
 SLOW = tests/optim/test_optimizer_registry.py tests/run/test_starts.py tests/run/test_trackers.py \
-	tests/data/augment/test_distribution.py tests/data/augment/test_real_images.py
+	tests/data/augment/test_distribution.py
 
 test-all: setup
 	$(PYTEST) $(PARALLEL) --all $(ARGS)
@@ -87,7 +87,7 @@ CLUSTER = PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpir
 
 stress-gpu: setup
 	$(PYTEST) -n $(PROCESSES) --all tests/gpu tests/models/test_batch_last_triton.py \
-		tests/data/test_normalise_and_mix.py tests/data/test_device_transfer.py $(ARGS)
+		tests/data/test_normalise_and_mix.py tests/data/test_batches.py $(ARGS)
 
 stress-cluster: setup
 	@$(CLUSTER)

@@ -49,7 +49,7 @@ ON_GPUS = [
         "gpu",
         "models/test_batch_last_triton.py",
         "data/test_normalise_and_mix.py",
-        "data/test_device_transfer.py",
+        "data/test_batches.py",
     )
 ]
 

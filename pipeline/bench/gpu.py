@@ -65,7 +65,7 @@ def _tests(where: Where, folder: Path) -> Sequence[object]:
     if not where.small:  # most of their time is that of starts on the CPU
         files = ["-n", str(min(8, usable_cpus())), *files]
         files += ["tests/models/test_batch_last_triton.py", "tests/data/test_normalise_and_mix.py"]
-        files += ["tests/data/test_device_transfer.py"]
+        files += ["tests/data/test_batches.py"]
     return (
         "pytest",
         "--all",

@@ -17,7 +17,7 @@ from numba.core.dispatcher import Dispatcher
 from tests.clone import CLONE, ROOT
 from tests.data.loading import place, read
 from widemix.api.compile_ahead import compile_ahead
-from widemix.data.compiled import CompilationNotice, compilation_notice, numba_folder
+from widemix.data.compiled import CompilationNotice, compilation_notice, numba_folder, run_on_threads
 from widemix.data.decode import padded_boxes
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.native import compiled
@@ -215,3 +215,24 @@ def test_modules_have_one_path_however_the_package_is_found(way):
     else:
         found = start(program, Path("/"), PYTHONPATH=str(ROOT / "pipeline" / ".."))
     assert output(found) == f"{ROOT.resolve()}/pipeline/errors.py\n"
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_every_share_runs_in_parallel(threads):
+    meet, seen = threading.Barrier(threads, timeout=300), []
+
+    def work(k: int, of: int) -> None:
+        meet.wait()  # all parts must be running
+        seen.append((k, of))
+
+    run_on_threads(work, threads)
+    assert sorted(seen) == [(k, threads) for k in range(threads)]
+
+
+def test_an_exception_of_any_share_is_raised():
+    def work(k: int, of: int) -> None:
+        if k == 2:
+            raise OSError("the third part")
+
+    with pytest.raises(OSError, match="the third part"):
+        run_on_threads(work, 3)

@@ -18,7 +18,6 @@ import pytest
 from PIL import Image
 
 from tests.data.crafted_jpegs import CHROMA, LUMA, OTHERS, crafted
-from tests.data.plain_batches import INTERPOLATION, stream_of, uniform
 from widemix import native
 from widemix.data.decode import Decoder, centre_boxes, cubic, random_boxes, read_with_pillow
 from widemix.data_prep.beton_writer import BetonWriter
@@ -407,9 +406,6 @@ def test_damaged_segment_tables_never_give_wrong_pixels(tmp_path, number, value)
         assert np.array_equal(before, after)
 
 
-READERS = pytest.mark.parametrize("read", [None, read_with_pillow], ids=["compiled", "pillow"])
-
-
 @READERS
 @pytest.mark.parametrize("how", ["bytes", "segments"])
 def test_damage_names_the_sample_and_spares_the_others(tmp_path, how, read):
@@ -516,15 +512,6 @@ def test_views_of_a_sample_are_its_boxes_one_by_one(tmp_path, read, how):
     for k, sample in np.ndindex(4, 3):
         expected = resized_box(whole(decoder, sample), boxes[sample, k], bicubic[sample, k], len(views[k][0]))
         assert np.array_equal(views[k][sample], expected), (k, sample)
-
-
-def test_half_of_the_images_are_cubic_at_random():
-    samples = np.arange(7, 4000, 3)
-    expected = [uniform(stream_of(5, 1, sample, INTERPOLATION), 0) < 0.5 for sample in samples.tolist()]
-    assert cubic(samples, "random", 5, 1).tolist() == expected
-    assert (cubic(samples, "random", 5, 2) != expected).any()
-    assert cubic(samples, "bicubic", 5, 1).all()
-    assert not cubic(samples, "bilinear", 5, 1).any()
 
 
 def test_without_the_library_pillow_decodes(tmp_path):

@@ -38,7 +38,7 @@ from tests.data.plain_batches import CROP, FLIP, Numbers, stream_of, uniform
 from tests.layouts import two_classes
 from tests.sections import train_section
 from widemix.data.batches import StepPart
-from widemix.data.decode import Decoder, centre_boxes, padded_boxes, random_boxes, read_with_pillow
+from widemix.data.decode import Decoder, centre_boxes, random_boxes, read_with_pillow
 from widemix.data.images import ATTEMPTS
 from widemix.data.loader import EvalLoader, stored_by_class
 from widemix.data.order import FileOrder, RandomOrder, rank_slices
@@ -91,23 +91,6 @@ def test_steps_are_the_same_however_they_are_loaded(kind, request, capsys):
 
     check()
     assert ("replaced by sample" in capsys.readouterr().err) == (kind == "replaced")
-
-
-def test_first_views_are_those_without_repeats(images):
-    """The same epoch's crop, flip and policy; the other views of a sample differ."""
-    found = {}
-    for repeats in (0, 3):
-        augment = AugmentSection(auto_augment="3a", aug_repeats=repeats)
-        batches = read(train_loader(section(images), augment), 1)
-        found[repeats] = [
-            (int(s), x.numpy().tobytes()) for b in batches for s, x in zip(b.samples, b.inputs, strict=True)
-        ]
-    views = {sample: {data for other, data in found[3] if other == sample} for sample, _ in found[3]}
-    assert len(views) == 16
-    assert all(len(seen) == 3 for seen in views.values())
-    once = dict(found[0])
-    assert len(once.keys() & views.keys()) > 8
-    assert all(once[sample] in seen for sample, seen in views.items() if sample in once)
 
 
 @pytest.mark.parametrize(
@@ -247,16 +230,6 @@ def test_a_crop_has_at_least_one_pixel():
     assert boxes[:, 2:4].min() == 1
     none = random_boxes(np.arange(5), np.array([2]), np.array([3]), 1, 2, (0.001, 0.002), (0.5, 2.0), 0.0)
     assert none.tolist() == [[0, 0, 2, 3, 0]] * 5
-
-
-def test_each_view_has_a_padded_crop_of_its_own():
-    """By its id, of two images that differ in height and width."""
-    height, width, ids = np.array([30, 9]), np.array([17, 40]), np.arange(7, 100)
-    boxes = padded_boxes(ids, height, width, 10, 3, 5, 2, 0.3)
-    for view_id, (top, left, *size, flip) in zip(ids.tolist(), boxes.tolist(), strict=True):
-        stream, h, w = stream_of(5, 2, view_id, CROP), height[view_id % 2], width[view_id % 2]
-        assert (top, left) == tuple(int(uniform(stream, k) * (n + 2 * 3 - 10 + 1)) - 3 for k, n in enumerate((h, w)))
-        assert (size, flip) == ([10, 10], uniform(stream_of(5, 2, view_id, FLIP), 0) < 0.3)
 
 
 @pytest.mark.parametrize(

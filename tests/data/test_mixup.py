@@ -49,23 +49,3 @@ def test_each_group_is_timms_mixup_with_the_same_numbers(mixup, cutmix, minmax, 
         expected_images, expected_targets = timms(images, labels)
         torch.testing.assert_close(ours, expected_images)
         torch.testing.assert_close(targets, expected_targets)
-
-
-@pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
-def test_two_halves_mix_as_the_whole(mode):
-    section, (images, labels) = section_of(mixup=0.8, cutmix=1.0, mix_mode=mode), batch(4 * GROUP)
-    targets, found = soft_labels(labels, CLASSES, 0.0), []
-    for parts in (1, 2):
-        mixed, size = images.clone(), 4 * GROUP // parts
-        for part in range(parts):
-            mixture, half = (
-                sample_mixture(size, 12, section, 1, 2, 4 // parts * part),
-                slice(part * size, (part + 1) * size),
-            )
-            mixture.mix(mixed[half])
-            found.append(mixture.mix_targets(targets[half]))
-        found.append(mixed)
-    whole_targets, whole, *halves_of_targets, halves = found
-    assert torch.equal(halves, whole)
-    assert torch.equal(torch.cat(halves_of_targets), whole_targets)
-    assert not torch.equal(whole, images)

@@ -1,7 +1,6 @@
 """data.sampling: classes as often as their weights say, in both orders, on any ranks, after any restart."""
 
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -233,9 +232,3 @@ def test_wrong_weights_are_one_line(folder, sampling, words):
         with pytest.raises(InputError) as caught:
             make()
         assert str(caught.value) == key + words
-
-
-def test_epochs_and_seeds_differ(folder):
-    orders = [order_of(kind, np.arange(60) % 3, np.ones(3), 20, seed, 1) for kind in ORDERS for seed in range(3)]
-    found = [tuple(order.step(number, 0)) for order in orders for number in range(3)]
-    assert all(one != other for one, other in pairwise(sorted(found)))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -107,15 +106,5 @@ def test_training_does_not_depend_on_torchs_defaults(digits, assert_independent,
         run = tmp_path / str(len([*tmp_path.iterdir()]))
         done = widemix.train(recipe, run)
         return [line["loss"] for line in train_lines(run)], done["loss"], widemix.evaluate(run)
-
-    assert_independent(work)
-
-
-def test_the_library_does_not_depend_on_torchs_defaults(digits, assert_independent):
-    options = {"seed": 3, "mixup": 0.8, "cutmix": 0.5, "smoothing": 0.1, "re_prob": 0.5, "num_workers": 1}
-
-    def work():
-        loaders = [widemix.Loader(digits, "train", 32, 8, **options), widemix.Loader(digits, "test", 90, 8)]
-        return [list(islice(loader, 2)) for loader in loaders]
 
     assert_independent(work)

@@ -132,14 +132,6 @@ def test_ranks_are_those_given_or_the_launchers(monkeypatch: pytest.MonkeyPatch)
     assert (ffcv.Order(0, 0, 2).rank, ffcv.Order(0, 0, 2).world) == (0, 2)
 
 
-def test_a_loader_is_resumed_at_any_epoch():
-    """Also at an earlier one than the next, and as often as one likes."""
-    loader = SimpleNamespace(traversal_order=ffcv.Order(), next_epoch=5)
-    for epoch, step in ((7, 3), (1, 2), (0, 0)):
-        ffcv.resume(loader, epoch, step)
-        assert (loader.traversal_order.first, loader.next_epoch) == ((epoch, step), epoch)
-
-
 def test_an_operation_has_the_order_of_its_loader():
     """Which is known by its metadata."""
     metadata = np.zeros(3)

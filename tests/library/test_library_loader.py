@@ -417,7 +417,3 @@ def test_a_view_changes_what_it_says_and_nothing_else(view: Any, of_data: dict, 
     for name in ("crop_pct", "mixup", "smoothing", "num_aug_repeats"):  # of all views
         with pytest.raises(widemix.InputError, match=rf"^views\[0\]: no argument '{name}'"):
             view_sections(0, {name: 0.5}, data, augment)  # type: ignore[misc]
-
-
-def test_no_jitter_is_none_as_in_timm(images: Path) -> None:
-    assert same(list(loader(images, color_jitter=None)), list(loader(images)))

@@ -70,13 +70,3 @@ def test_other_devices_erase_like_the_cpu(side, count, mode):
     erase_with_torch(images, Erasing(*sample_boxes(np.arange(200), SEED, EPOCH, side, 0.7, count), mode))
     assert torch.equal(images, erased(count, mode, 200, side, prob=0.7))
     assert (images != 99.0).any()
-
-
-def test_a_batch_of_nothing():
-    """As of a rank whose part of the last evaluation batch is empty."""
-    erasing = sample_erasing(np.arange(0), 8, AugmentSection(re_prob=1.0), SEED, EPOCH)
-    assert erasing.boxes.shape == (0, 5)
-    for act in (erase, erase_with_torch):
-        images = blank(0, 8)
-        act(images, erasing)
-        assert images.shape == (0, 3, 8, 8)

@@ -1,6 +1,7 @@
-"""Every argument of `widemix.Loader` reaches what it is for, with a value that is not its default."""
+"""Every argument of `widemix.Loader`, and every key of `data` and `augment` that is none of it, has its effect."""
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,12 @@ import torch
 
 import widemix
 from tests.cli.test_arguments import arguments_of
+from tests.data.loading import place, read, section, train_loader
+from widemix.data.loader import EvalLoader
+from widemix.data.paged import PagedOrder
+from widemix.errors import InputError
+from widemix.recipe.augment import AugmentSection
+from widemix.recipe.data import DataSection
 
 # By argument: another value than the default, and what else is given so that it shows in the batches.
 MIXED = {"mixup": 0.8, "mix_group": 8}
@@ -69,8 +76,12 @@ def batches(images: Path, keys: dict[str, Any]) -> list[Any]:
     return [(x.dtype, x.float().numpy().tobytes(), y.dtype, y.numpy().tobytes()) for x, y in loader]
 
 
-def test_the_table_has_every_argument() -> None:
+def test_the_tables_have_every_argument_and_key() -> None:
     assert {*CHANGES, *UNSEEN, "self"} == set(PARAMETERS)
+    theirs = {"kind", "targets"}  # properties of the prepared folder, which is refused with others
+    for name, of in (("data", DataSection), ("augment", AugmentSection)):
+        missing = {key for key in of.model_fields if OTHERWISE_NAMED.get(key, key) not in PARAMETERS}
+        assert missing - theirs == {key.partition(".")[2] for key in KEYS if key.startswith(f"{name}.")}
 
 
 @pytest.mark.parametrize("argument", CHANGES)
@@ -93,3 +104,53 @@ def test_what_no_batch_shows_reaches_the_trainers_loader(images: Path, argument:
 
     assert found(**({argument: value} if value else {})) == (value or str(images))
     assert argument not in ("num_workers", "on_corrupt") or found() == {"num_workers": 1}.get(argument, "error")
+
+
+def error(loader) -> str:
+    with pytest.raises(InputError) as raised:
+        read(loader, 0)
+    return re.split("[:;]", str(raised.value).partition("cannot be read: ")[2])[0]
+
+
+SEEN = {
+    "images": lambda loader: [batch.inputs.tolist() for batch in read(loader, 0)],
+    "order": lambda loader: type(loader.order),
+    "window": lambda loader: arguments_of(lambda: train_loader(loader.data), "data.paged.PagedOrder")["window_bytes"],
+    "ahead": lambda loader: arguments_of(lambda: loader.batches(0), "data.batches.Prefetch")["ahead"],
+    "evaluated": lambda loader: len(EvalLoader(loader.data, 8, place())),
+    "damage": error,
+}
+PAGED, PATCHES, PADDED = {"order": "paged"}, {"pixel_order": "patches", "pixel_patch": 4}, {"crop": "padded"}
+# Of keys: another value, which other keys are set, what is seen, and as what; where that is None, not as without it,
+# and test_pixels and test_golden_batches know the images.
+KEYS: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
+    "data.eval_split": ("train", {}, "evaluated", 53),
+    "data.checksums": (False, {}, "damage", "Not a JPEG file"),
+    "data.order": ("paged", {}, "order", PagedOrder),
+    "data.memory_gib": (1e-6, {}, "order", PagedOrder),
+    "data.shuffle_window_mib": (3, PAGED, "window", 3 << 20),
+    "data.prefetch_batches": (2, {}, "ahead", 2),
+    "data.prefetch_mib": (1, {"image_size": 120}, "ahead", 1),  # a batch of 24 has 1,012 KiB
+    "data.pixel_order": ("all", {}, "images", None),
+    "data.pixel_patch": (8, PATCHES, "images", None),
+    "data.pixel_seed": (7, PATCHES, "images", None),
+    "augment.crop": ("padded", {}, "images", None),
+    "augment.padding": (5, PADDED, "images", None),
+}
+OTHERWISE_NAMED = {"train_split": "split", "workers": "num_workers", "aug_repeats": "num_aug_repeats"}
+OTHERWISE_NAMED |= {"mix_mode": "mixup_mode"}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_key_does_what_it_is_for(images, damaged, key):
+    value, others, seen, expected = KEYS[key]
+    part, _, name = key.partition(".")
+
+    def found(**keys):
+        folder = damaged if seen == "damage" else images
+        data, augment = (section(folder, **keys), {}) if part == "data" else (section(folder), keys)
+        return SEEN[seen](train_loader(data, AugmentSection(**augment)))
+
+    plain, other = found(**others), found(**others | {name: value})
+    assert plain != other
+    assert expected is None or other == expected
