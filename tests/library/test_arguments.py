@@ -162,19 +162,6 @@ def test_a_wrong_epoch_or_state_is_named(digits: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        ({"epoch": 2**63}, "the loader's state: epoch 9223372036854775808: Input should be less than 4294967296"),
-        ({"step": 10**9}, "the loader's state: step 1000000000: an epoch has 180 steps"),
-    ],
-)
-def test_a_state_beyond_any_epoch_is_refused(digits: Path, state: dict[str, int], words: str) -> None:
-    one = widemix.Loader(digits, "train", 8, 16, device="cpu")
-    with pytest.raises(widemix.InputError, match=words):
-        one.load_state_dict(one.state_dict() | state)
-
-
-@pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: widemix.Loader(batchsize=8), "no argument 'batchsize'; did you mean batch_size"),  # type: ignore[call-arg]

@@ -137,13 +137,6 @@ def test_evaluation_batches_are_the_trainers(images: Path, world: int) -> None:
         assert len(ours) == len(theirs) == 4 // world + (world == 3)
 
 
-def test_what_prep_holds_out_is_evaluated_on(tmp_path: Path) -> None:
-    widemix.prepare("digits", tmp_path / "digits", processes=1, holdout=0.1)
-    labels = torch.cat([labels for _, labels in loader(tmp_path / "digits", 64, split="holdout")])
-    assert labels.tolist() == open_beton(tmp_path / "digits/holdout.beton").label.tolist()
-    assert loader(tmp_path / "digits", 64).is_training
-
-
 def with_manifest(images: Path, folder: Path, **splits: Any) -> Path:
     """The images with a manifest of these splits."""
     for path in images.iterdir():
