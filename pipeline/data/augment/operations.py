@@ -11,27 +11,8 @@ import math
 import numpy as np
 from numba import types
 
+from widemix.data.augment import registry as op
 from widemix.data.augment.filters import gaussian_blur, sharpness
-from widemix.data.augment.registry import (
-    AUTOCONTRAST,
-    BLUR,
-    BRIGHTNESS,
-    COLOR,
-    CONTRAST,
-    EQUALIZE,
-    INVERT,
-    POSTERIZE,
-    ROTATE,
-    SHARPNESS,
-    SHEAR_X,
-    SHEAR_Y,
-    SKIP,
-    SOLARIZE,
-    SOLARIZE_ADD,
-    TRANSLATE_X,
-    TRANSLATE_X_REL,
-    TRANSLATE_Y_REL,
-)
 from widemix.data.augment.values import (
     brightness,
     color,
@@ -73,18 +54,18 @@ def apply_chain(image, chain, fill, scratch):
     pending, counted = False, False  # there are tables still to be applied; the histogram is known
     for k in range(len(chain)):
         operation, argument = int(chain[k, 0]), chain[k, 1]
-        if operation == SKIP:
+        if operation == op.SKIP:
             continue
-        if operation == AUTOCONTRAST and not pending:
+        if operation == op.AUTOCONTRAST and not pending:
             pending = stretch_tables(rows, scratch.rows, tables)
-        elif operation in (AUTOCONTRAST, EQUALIZE):
+        elif operation in (op.AUTOCONTRAST, op.EQUALIZE):
             if not pending:
                 identity_tables(tables)
             if not counted:
                 count_values(values, scratch.counts)
-            refine_tables(scratch.counts, operation == EQUALIZE, tables, scratch.seen, scratch.table)
+            refine_tables(scratch.counts, operation == op.EQUALIZE, tables, scratch.seen, scratch.table)
             pending, counted = True, True
-        elif operation <= BRIGHTNESS:
+        elif operation <= op.BRIGHTNESS:
             _change_values(tables.reshape(-1) if pending else values, operation, argument, scratch.table)
         else:
             if pending:
@@ -97,13 +78,13 @@ def apply_chain(image, chain, fill, scratch):
 
 @jit_inline
 def _change_values(values, operation, argument, table):
-    if operation == INVERT:
+    if operation == op.INVERT:
         invert(values)
-    elif operation == POSTERIZE:
+    elif operation == op.POSTERIZE:
         posterize(values, int(argument))
-    elif operation == SOLARIZE:
+    elif operation == op.SOLARIZE:
         solarize(values, int(argument))
-    elif operation == SOLARIZE_ADD:
+    elif operation == op.SOLARIZE_ADD:
         solarize_add(values, int(argument))
     else:
         brightness(values, argument, table)
@@ -111,30 +92,30 @@ def _change_values(values, operation, argument, table):
 
 @jit_inline
 def _change_pixels(rows, values, operation, argument, cubic, fill, scratch):
-    if operation == COLOR:
+    if operation == op.COLOR:
         color(values, argument, scratch.tables)
-    elif operation == CONTRAST:
+    elif operation == op.CONTRAST:
         contrast(values, argument, scratch.table)
-    elif operation == SHARPNESS:
+    elif operation == op.SHARPNESS:
         sharpness(rows, argument, scratch.rows, scratch.columns, scratch.tables)
-    elif operation == BLUR:
+    elif operation == op.BLUR:
         gaussian_blur(rows, argument, scratch.sums, scratch.rows, scratch.copy)
-    elif operation != ROTATE or argument % 360.0 != 0.0:
+    elif operation != op.ROTATE or argument % 360.0 != 0.0:
         transform(rows, _matrix(operation, argument, len(rows), rows.shape[1] // 3), cubic, np.uint32(fill), scratch)
 
 
 @jit
 def _matrix(operation, argument, height, width):
     """timm's affine matrix from output to source points, in Pillow's order of coefficients."""
-    if operation == ROTATE:
+    if operation == op.ROTATE:
         return rotation(argument, height, width)
-    if operation == SHEAR_X:
+    if operation == op.SHEAR_X:
         return 1.0, argument, 0.0, 0.0, 1.0, 0.0
-    if operation == SHEAR_Y:
+    if operation == op.SHEAR_Y:
         return 1.0, 0.0, 0.0, argument, 1.0, 0.0
-    if operation in (TRANSLATE_X, TRANSLATE_X_REL):
-        return 1.0, 0.0, argument * (width if operation == TRANSLATE_X_REL else 1), 0.0, 1.0, 0.0
-    return 1.0, 0.0, 0.0, 0.0, 1.0, argument * (height if operation == TRANSLATE_Y_REL else 1)
+    if operation in (op.TRANSLATE_X, op.TRANSLATE_X_REL):
+        return 1.0, 0.0, argument * (width if operation == op.TRANSLATE_X_REL else 1), 0.0, 1.0, 0.0
+    return 1.0, 0.0, 0.0, 0.0, 1.0, argument * (height if operation == op.TRANSLATE_Y_REL else 1)
 
 
 _LOW = -3768320.0  # the part of 1e15 below its highest 26 bits

@@ -8,18 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from widemix.data.augment.registry import (
-    AROUND_ONE,
-    FALLING,
-    LINEAR,
-    NO_ARGUMENT,
-    ONE_MINUS,
-    RISING,
-    SIGNED,
-    SKIP,
-    UNIFORM,
-    find_operation,
-)
+from widemix.data.augment import registry as op
+from widemix.data.augment.registry import find_operation
 from widemix.data.compiled import jit
 from widemix.data.random import scramble, uniform
 from widemix.recipe.policy import AugMix, AutoAugment, Policy, RandAugment, Step
@@ -119,7 +109,7 @@ def _weighted(weights, stream, k):
 @jit
 def _sample_step(row, cubic, stream, at, step):
     prob, magnitude, std, limit = row[6], row[7], row[8], row[9]
-    step[0] = row[0] if uniform(stream, at + _PROB) < prob or prob >= 1 else SKIP
+    step[0] = row[0] if uniform(stream, at + _PROB) < prob or prob >= 1 else op.SKIP
     if std == np.inf:
         magnitude *= uniform(stream, at + _RADIUS)
     elif std > 0:
@@ -144,21 +134,21 @@ def sample_argument(row, fraction, stream, at):
     kind, scale, offset, low, high = row[1], row[2], row[3], row[4], row[5]
     amount = fraction * scale
     negative = uniform(stream, at + _SIGN) < 0.5
-    if kind == LINEAR:
+    if kind == op.LINEAR:
         return max(low, min(high, amount + offset))
-    if kind == SIGNED:
+    if kind == op.SIGNED:
         return -amount if negative else amount
-    if kind == AROUND_ONE:
+    if kind == op.AROUND_ONE:
         return max(low, 1.0 - amount if negative else 1.0 + amount)
-    if kind == RISING:
+    if kind == op.RISING:
         return offset + min(high, np.floor(amount))
-    if kind == FALLING:
+    if kind == op.FALLING:
         return offset - min(high, np.floor(amount))
-    if kind == ONE_MINUS:
+    if kind == op.ONE_MINUS:
         return 1.0 - max(low, min(high, amount + offset))
-    if kind == UNIFORM:
+    if kind == op.UNIFORM:
         return offset + (min(fraction, 1.0) * scale - offset) * uniform(stream, at + _WITHIN)
-    assert kind == NO_ARGUMENT
+    assert kind == op.NO_ARGUMENT
     return 0.0
 
 
