@@ -30,7 +30,7 @@ from widemix.data_prep.samples import FileSlice, Origin, Sample
 from widemix.data_prep.settings import PAGE, PrepSettings
 from widemix.errors import InputError
 from widemix.formats.beton import COEFFICIENTS, JPEG, RAW
-from widemix.formats.checksums import crc32c, image_blocks, sample_checksum
+from widemix.formats.checksums import crc32c, image_chunks, sample_checksum
 from widemix.formats.tables import ALIGNED
 from widemix.versions import older_pillow
 
@@ -81,7 +81,7 @@ class Encoded(NamedTuple):
 
     def blocks(self, parts: Sequence[bytes]) -> list[int]:
         """The CRC-32C of each of its blocks."""
-        return image_blocks(self.mode, self.width, parts[0], self.segments)
+        return image_chunks(self.mode, self.width, parts[0], self.segments)
 
     @property
     def has_bands(self) -> bool:

@@ -1,1 +1,1 @@
-"""What `import widemix` offers: loaders, training and evaluation as Python functions."""
+"""Loaders, training and evaluation as Python functions, which `import widemix` offers."""

@@ -36,7 +36,7 @@ EVALUATED = ("val", "valid", "validation", "dev", "eval", "test", "holdout")  # 
 
 
 class _State(Section):
-    """What a state of a loader holds."""
+    """The state of a loader."""
 
     epoch: Epoch
     step: Whole
@@ -246,11 +246,11 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         self._position = self._next = (epoch, step) if step < len(self) else (epoch + 1, 0)
 
     def _identity(self) -> dict[str, int]:
-        """What the content of a step depends on, but for the augmentation."""
+        """Return all that the content of a step depends on, but for the augmentation."""
         return {"seed": self.seed, "global_batch": self.global_batch, "samples": self.samples}
 
     def _images(self, batch: Batch) -> torch.Tensor | list[torch.Tensor]:
-        """What is yielded: the views, if there are several, by size."""
+        """Return the images to yield: the views, if there are several, by size."""
         if not isinstance(self._loader.source, Views):
             return batch.inputs
         by_size = self._loader.source.unpack(batch.inputs)

@@ -1,4 +1,4 @@
-"""What the arguments of `Loader` stand for: timm's names of them, strengths, ranks and devices, and views.
+"""The arguments of `Loader`: timm's names of them, strengths, ranks and devices, and views.
 
 `Loader` has timm's names where it has timm's meanings. It has one list of arguments for `create_loader` and `Mixup`,
 so those of Mixup have names that say what they are for; and its defaults are those of a recipe, which leave out what
@@ -128,7 +128,7 @@ class View(TypedDict, total=False):
 
 
 def expand_views(views: Any) -> list[View]:
-    """What is other for each view, from the loader's argument. `InputError` where it is none."""
+    """Return the changes of each view, from the loader's argument. `InputError` where it is none."""
     views = plain(views)
     if type(views) is int and 1 <= views <= MOST:
         return [View()] * views

@@ -1,4 +1,4 @@
-"""What the loaders yield: batches, from a source of samples to the device.
+"""Batches, from a source of samples to the device.
 
 One thread reads and decodes some batches ahead, another moves the next one to the device on a CUDA stream of its own,
 while the step computes. Decoded images are transferred as uint8 [B, H, W, 3] from pinned memory. Normalised on the
@@ -54,7 +54,7 @@ class Batch:
 
 
 class StepPart(NamedTuple):
-    """What is read at once: a part of the samples of a step, by default all.
+    """A part of the samples of a step, by default all.
 
     They are given by view ids (see `widemix.data.order`): a view id modulo `len(file)` is the sample.
     """

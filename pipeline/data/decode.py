@@ -20,7 +20,7 @@ from widemix.data.random import CROP, FLIP, INTERPOLATION, key, uniform
 from widemix.data.split import open_descriptor
 from widemix.errors import InputError
 from widemix.formats.beton import BYTES, COEFFICIENTS, RAW, Beton
-from widemix.formats.checksums import MISMATCH, Checksums, crc32c_bands, image_blocks, sample_checksum
+from widemix.formats.checksums import MISMATCH, Checksums, crc32c_bands, image_chunks, sample_checksum
 from widemix.formats.coefficients import restore
 from widemix.formats.sources import damaged_sample
 from widemix.native.library import MESSAGE
@@ -170,7 +170,7 @@ class Decoder:
         return targets
 
     def _checked_labels(self, samples: np.ndarray, records: np.ndarray) -> np.ndarray | None:
-        """What the checksums hold of each sample's label or targets, int64 [B]; None as `Beton.read_targets`."""
+        """Return each sample's label, or its targets' checksum, int64 [B]; None as `Beton.read_targets`."""
         targets = self.beton.read_targets(self.descriptor, records)
         if targets is None or not targets.size:
             return None if targets is None else self.beton.label[samples].astype(np.int64)
@@ -232,7 +232,7 @@ def read_with_pillow(file, tables, samples, boxes, bicubic, views, messages, chu
             )
             if checksum is not None:
                 record = mode[sample], *shape, label[sample], len(data), len(table)
-                if sample_checksum(record, image_blocks(mode[sample], shape[0], data, table)) != checksum[sample]:
+                if sample_checksum(record, image_chunks(mode[sample], shape[0], data, table)) != checksum[sample]:
                     raise ValueError(MISMATCH)
             if mode[sample] == COEFFICIENTS:
                 data = restore(data)

@@ -80,7 +80,7 @@ class Images:
         return np.full(len(view_ids), self.section.interpolation != "bilinear")
 
     def erasing(self, view_ids: np.ndarray, epoch: int) -> Erasing | None:
-        """What is erased of the images."""
+        """Return the boxes of the images to erase."""
         return None
 
     def empty(self, *shape: int) -> torch.Tensor:
@@ -93,7 +93,7 @@ class Images:
         return self.empty(count, self.section.image_size, self.section.image_size, 3)
 
     def _request(self, view_ids: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What the decoder is asked for: samples, their boxes, and which are resized bicubically."""
+        """Return the decoder's arguments: samples, their boxes, and which are resized bicubically."""
         return view_ids % len(self.file), self.boxes(view_ids, epoch), self.cubic(view_ids, epoch)
 
 

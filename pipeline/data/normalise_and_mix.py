@@ -91,7 +91,7 @@ def normalise_and_mix(
 
 
 def _fault(kernel: Kernel, arguments: tuple, images: torch.Tensor) -> str | None:
-    """What is wrong with the kernel, which is to give these images."""
+    """Return why the kernel, which is to give these images, is not used; None if it does."""
     try:
         same = torch.equal(kernel(*arguments), images)
     except Exception as error:  # Triton, its compilers and the driver have their own

@@ -97,7 +97,7 @@ class PagedOrder:
 
     @functools.lru_cache(maxsize=2)  # noqa: B019  as `_pages`
     def _sampled(self, epoch: int) -> np.ndarray:
-        """What an epoch has of the file, in its order: places in it + count x earlier views, int64 [paged]."""
+        """Return an epoch's samples in the order of the file: places in it + count x earlier views, int64 [paged]."""
         assert self._sampling is not None
         view_ids = self._sampling.view_ids(np.arange(self._paged), epoch)
         return view_ids[np.argsort(view_ids % self.count, kind="stable")]

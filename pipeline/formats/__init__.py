@@ -1,1 +1,1 @@
-"""What prepared data look like on disk: .beton files, manifest.json, hashes of blocks, tokenized text."""
+"""Prepared data on disk: .beton files, manifest.json, hashes of chunks, tokenized text."""

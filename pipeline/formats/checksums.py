@@ -6,11 +6,11 @@ they are written, and compared at every read. It is the CRC-32C (RFC 3720, B.4) 
     the sample's record, int64 each:    images: mode, width, height, label, bytes of the image, bytes of `segments`;
                                         in a file of targets the CRC-32C of the sample's instead of its label
                                         text: length, second, label, bytes of the tokens
-    the CRC-32C of each block, uint32:  images as JPEG: of the image, of `segments` (0 if there is none)
+    the CRC-32C of each chunk, uint32:  images as JPEG: of the image, of `segments` (0 if there is none)
                                         images as pixels: of each band of whole rows, at least `BAND` bytes
                                         text: of the tokens
 
-The file holds the checksums of all samples, uint32, and then the blocks' of those that are pixels: a reader of a few
+The file holds the checksums of all samples, uint32, and then the chunks' of those that are pixels: a reader of a few
 rows reads, and checks, only the bands that hold them.
 """
 
@@ -71,16 +71,16 @@ def band_rows(width: Any) -> Any:
     return -(-BAND // (3 * width))
 
 
-def image_blocks(mode: int, width: int, data: bytes, segments: bytes) -> list[int]:
-    """The CRC-32C of each block of an image: its bytes `data`, and its table of segments."""
+def image_chunks(mode: int, width: int, data: bytes, segments: bytes) -> list[int]:
+    """Return the CRC-32C of each chunk of an image: its bytes `data`, and its table of segments."""
     if mode == RAW:
         return crc32c_bands(np.frombuffer(data, np.uint8), band_rows(width) * 3 * width).tolist()
     return [crc32c(data), crc32c(segments)]
 
 
-def sample_checksum(record: Sequence[int], blocks: Sequence[int]) -> int:
-    """The checksum of a sample from its record and the CRC-32C of each of its blocks."""
-    return crc32c(struct.pack(f"<{len(record)}q{len(blocks)}I", *record, *blocks))
+def sample_checksum(record: Sequence[int], chunks: Sequence[int]) -> int:
+    """The checksum of a sample from its record and the CRC-32C of each of its chunks."""
+    return crc32c(struct.pack(f"<{len(record)}q{len(chunks)}I", *record, *chunks))
 
 
 def compute_checksums(beton: Beton | TextBeton, samples: np.ndarray, data: bytes, start: int) -> np.ndarray:
@@ -100,16 +100,16 @@ def compute_checksums(beton: Beton | TextBeton, samples: np.ndarray, data: bytes
             label = crc32c(data[place : place + beton.target_count * TARGET.itemsize])
         record = mode, width, int(beton.height[sample]), label, size, table_size
         parts = data[offset : offset + size], data[table : table + table_size] if table_size else b""
-        checksums[number] = sample_checksum(record, image_blocks(mode, width, *parts))
+        checksums[number] = sample_checksum(record, image_chunks(mode, width, *parts))
     return checksums
 
 
 def text_checksums(file: TextBeton, samples: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """The checksums that samples of a file, int [B], should have with these tokens, int32 [B, tokens]: uint32 [B]."""
-    numbers = np.empty(len(samples), [("record", "<i8", 4), ("block", NUMBER)])
+    numbers = np.empty(len(samples), [("record", "<i8", 4), ("chunk", NUMBER)])
     columns = (file.length[samples], file.second[samples], file.label[samples], file.size[samples])
     numbers["record"] = np.stack(columns, axis=1)
-    numbers["block"] = crc32c_bands(tokens.view(np.uint8).reshape(-1), tokens.shape[1] * tokens.itemsize)
+    numbers["chunk"] = crc32c_bands(tokens.view(np.uint8).reshape(-1), tokens.shape[1] * tokens.itemsize)
     return crc32c_bands(numbers.view(np.uint8), numbers.itemsize)
 
 

@@ -62,7 +62,7 @@ class Manifest(BaseModel):
 
 
 class Prepared(BaseModel):
-    """What predictions need to know of the folder that a network was trained on, which a run keeps.
+    """Facts about the folder that a network was trained on which predictions need, and a run keeps.
 
     classes: names in label order. max_size, side, to_8_bit_rgb: what was made of its images, as in `PrepSettings`.
     """

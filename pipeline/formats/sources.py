@@ -1,4 +1,4 @@
-"""What the samples were made from, in a text file next to each .beton: `train.sources` for `train.beton`.
+"""The sources of the samples, in a text file next to each .beton: `train.sources` for `train.beton`.
 
 One line per sample, in their order: the CRC-32C of the source's bytes in hex, a space, and the sample's name. In
 names, a backslash is written as `\\\\` and a line break as `\\n`.

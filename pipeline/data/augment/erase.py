@@ -26,7 +26,7 @@ COUNTERS = 1 << 14  # of a row: four numbers each
 
 @dataclass(frozen=True)
 class Erasing:
-    """What is erased of a batch of images."""
+    """The boxes of a batch of images to erase, and how."""
 
     boxes: np.ndarray  # int64 [n, 5]: image, top, left, height, width; in the order of the images
     streams: np.ndarray  # uint64 [n]: of the boxes' random numbers
