@@ -182,7 +182,7 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         if targeted and smoothing > 0:
             raise InputError(f"smoothing {smoothing}: is for classes, and {path} was prepared with targets")
         if sampling:
-            self._check_sampling(data, shuffle, targeted)
+            self._check_sampling(data, sampling, shuffle, targeted)
         self._soft = augment.mixes_images or smoothing > 0 or targeted
         self._check_batch(split, drop_last, augment, several=views != 1)
         sections = [view_sections(k, view, data, augment) for k, view in enumerate(self.views)] if views != 1 else []
@@ -269,15 +269,16 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
             batch = f"batch_size {size} x {self.topology.world} ranks"
             raise InputError(f"{batch} exceeds the {known.samples} samples of split {split!r}; set drop_last=False")
 
-    def _check_sampling(self, data: DataSection, shuffle: bool, targeted: bool) -> None:
-        """`InputError` where classes cannot be sampled as `data.sampling` says."""
+    def _check_sampling(
+        self, data: DataSection, sampling: str | Mapping[str, float], shuffle: bool, targeted: bool
+    ) -> None:
         if not (self.is_training and shuffle):
             why = "set shuffle=True" if self.is_training else "an evaluation has each sample once"
-            raise InputError(f"sampling {data.sampling}: is for shuffled training; {why}")
+            raise InputError(f"sampling {sampling}: is for shuffled training; {why}")
         if targeted:
-            raise InputError(f"sampling {data.sampling}: is by class, and {data.path} was prepared with targets")
+            raise InputError(f"sampling {sampling}: is by class, and {data.path} was prepared with targets")
         if known := self.manifest.splits.get(data.train_split):
-            class_weights("sampling", data.sampling or "balanced", known.per_class, self.manifest.classes)
+            class_weights("sampling", sampling, known.per_class, self.manifest.classes)
 
     def _open(
         self,
@@ -292,14 +293,9 @@ class Loader(IterableDataset[tuple[Any, torch.Tensor]]):
         if img_dtype not in precisions:
             raise InputError(f"img_dtype {img_dtype}: must be one of {', '.join(map(str, precisions))}")
         if self.is_training:
-            options: dict[str, Any] = {
-                "epochs": 1,
-                "global_batch": self.global_batch,
-                "precision": precisions[img_dtype],
-            }
-            train = build_section(TrainSection, seed=self.seed, **options)
-            sequence: dict[str, Any] = {"shuffle": shuffle, "drop_last": drop_last, "views": views}
-            return TrainLoader(data, augment, train, self.topology, **sequence)
+            precision, batch = precisions[img_dtype], self.global_batch
+            train = build_section(TrainSection, epochs=1, global_batch=batch, seed=self.seed, precision=precision)
+            return TrainLoader(data, augment, train, self.topology, shuffle=shuffle, drop_last=drop_last, views=views)
         if shuffle:
             raise InputError("shuffle True: evaluation is in the order of the file; is_training=True shuffles")
         return EvalLoader(data, self.batch_size, self.topology, img_dtype)
