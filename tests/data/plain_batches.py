@@ -195,6 +195,14 @@ def cropped(image: Image.Image, data: Any, augment: Any, stream: Callable[[int],
         return crop(image)
 
 
+def resized_box(image: Image.Image, box: np.ndarray, bicubic: bool, side: int) -> np.ndarray:
+    """A box (top, left, height, width, flip) of an image by Pillow: uint8 [side, side, 3]."""
+    top, left, height, width, flip = box.tolist()
+    kernel = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
+    pixels = np.asarray(image.crop((left, top, left + width, top + height)).resize((side, side), kernel))
+    return pixels[:, ::-1] if flip else pixels
+
+
 def after_policy(image: Image.Image, text: str, data: Any, stream: int) -> Image.Image:
     """timm's RandAugment, with the settings that its training transform passes; step k has counters from 8 k on."""
     settings = {"translate_const": 100, "img_mean": tuple(round(255 * channel) for channel in data.mean)}

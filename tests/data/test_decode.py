@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from tests.data.crafted_jpegs import CHROMA, LUMA, OTHERS, crafted
+from tests.data.plain_batches import resized_box
 from widemix import native
 from widemix.data.decode import Decoder, centre_boxes, cubic, random_boxes, read_with_pillow
 from widemix.data_prep.beton_writer import BetonWriter
@@ -169,13 +170,6 @@ def assert_pillows(decoder: Decoder, epochs: int, side: int = 32) -> None:
         for sample, box in enumerate(boxes):
             expected = resized_box(wholes[sample], box, bicubic[sample], side)
             assert np.array_equal(found[sample], expected), (sample, box)
-
-
-def resized_box(image: Image.Image, box: np.ndarray, bicubic: bool, side: int) -> np.ndarray:
-    top, left, height, width, flip = box.tolist()
-    kernel = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
-    pixels = np.asarray(image.crop((left, top, left + width, top + height)).resize((side, side), kernel))
-    return pixels[:, ::-1] if flip else pixels
 
 
 # An image of 16 x 16, written by `jpegtran -arithmetic`.

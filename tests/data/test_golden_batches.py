@@ -11,7 +11,7 @@ from PIL import Image
 from torchvision.transforms import functional as F
 
 from tests.data.loading import place, read, section, train_loader
-from tests.data.plain_batches import COLOR_JITTER, plain_batch, stream_of, uniform
+from tests.data.plain_batches import COLOR_JITTER, plain_batch, resized_box, stream_of, uniform
 from tests.sections import train_section
 from widemix.data.batches import Batch
 from widemix.data.loader import EvalLoader
@@ -129,13 +129,12 @@ def test_evaluation_batches_are_pillows_centre_crops(folder, stored, interpolati
     data = section(folder, num_classes=3, eval_split="train", interpolation=interpolation)
     [batch] = read(EvalLoader(data, len(stored), place(), torch.bfloat16))
     mean, std = (255 * torch.tensor(of)[:, None, None] for of in (data.mean, data.std))
-    kernel = Image.Resampling.BILINEAR if interpolation == "bilinear" else Image.Resampling.BICUBIC
     expected = []
     for image, _ in stored:
         square = int(data.crop_pct * min(image.size))
         left, top = ((length - square) // 2 for length in image.size)
-        crop = image.crop((left, top, left + square, top + square)).resize((24, 24), kernel)
-        expected.append((torch.from_numpy(np.asarray(crop).copy()).permute(2, 0, 1).float() - mean) / std)
+        crop = resized_box(image, np.array([top, left, square, square, 0]), interpolation != "bilinear", 24)
+        expected.append((torch.from_numpy(crop.copy()).permute(2, 0, 1).float() - mean) / std)
     assert batch.inputs.dtype == torch.bfloat16
     assert torch.equal(batch.inputs, torch.stack(expected).bfloat16())
     assert batch.targets.tolist() == [label for _, label in stored]
