@@ -22,10 +22,8 @@ from widemix.errors import InputError
 from widemix.formats.beton import BYTES, COEFFICIENTS, RAW, Beton
 from widemix.formats.checksums import MISMATCH, Checksums, crc32c_bands, image_chunks, sample_checksum
 from widemix.formats.coefficients import restore
-from widemix.formats.sources import damaged_sample
+from widemix.formats.sources import CUT_SHORT, damaged_sample
 from widemix.native.library import MESSAGE
-
-CUT_SHORT = "the file ends before it; it was cut short"
 
 
 @jit
@@ -246,7 +244,7 @@ def read_with_pillow(file, tables, samples, boxes, bicubic, views, messages, chu
 def _read(file: int, offset: int, size: int) -> bytes:
     data = os.pread(file, size, offset)
     if len(data) < size:
-        raise ValueError("the file ends before it; it was cut short")
+        raise ValueError(CUT_SHORT)
     return data
 
 

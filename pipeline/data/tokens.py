@@ -17,12 +17,11 @@ from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.files import parse_json, read_regular
 from widemix.formats.checksums import MISMATCH, text_checksums
-from widemix.formats.sources import damaged_sample
+from widemix.formats.sources import CUT_SHORT, damaged_sample
 from widemix.formats.text import TOKEN, TOKENIZER, open_text
 from widemix.models.section import ModelSection
 from widemix.recipe.data import TextDataSection
 
-CUT_SHORT = "the file ends before it; it was cut short"
 _MULTIPLE = 8  # few different shapes, and ones that suit tensor cores
 
 

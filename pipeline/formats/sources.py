@@ -11,6 +11,7 @@ from widemix.errors import InputError, command
 from widemix.files import open_regular, read_regular
 
 SUFFIX = ".sources"
+CUT_SHORT = "the file ends before it; it was cut short"
 
 
 def sources_text(checksums: Sequence[int], names: Sequence[str]) -> bytes:
