@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import widemix
 from tests.data.loading import damage, no_thread_is_left, place, read, section, train_loader
 from tests.sections import train_section
-from widemix.api.loader_arguments import expand_views, jitter_strengths, process_topology, view_sections
+from widemix.api.loader_arguments import jitter_strengths, process_topology, view_sections
 from widemix.data.batches import StepPart
 from widemix.data.loader import EvalLoader
 from widemix.data.order import RandomOrder
@@ -285,6 +285,7 @@ def test_torchs_dataloader_passes_the_batches_on(images: Path) -> None:
         ({"views": 2, "num_aug_repeats": 2}, "views: .*repeated augmentation"),
         ({"views": 2, "on_corrupt": "replace"}, "views: .*on_corrupt replace do not go"),
         ({"views": 0}, "views 0: must be their number, 1 to 1000, or a list with a View for each"),
+        ({"views": 1001}, "views 1001: must be their number, 1 to 1000"),
         ({"views": []}, r"views \[\]: must be their number, 1 to 1000, or a list"),
         ({"views": 2.5}, "views 2.5: must be their number"),
         ({"views": {"scale": (0.4, 1)}}, "views {'scale': .*}: must be their number"),
@@ -373,15 +374,6 @@ def test_ranks_are_those_that_are_given_or_the_launchers(monkeypatch: pytest.Mon
     for rank, world in ((1, None), (None, 2), (5, 5)):
         with pytest.raises(widemix.InputError, match=f"^rank {rank}, world {world}: "):
             process_topology(rank, world, None)
-
-
-def test_an_image_has_up_to_a_thousand_views() -> None:
-    for views in (1000, [{}] * 1000):
-        assert expand_views(views) == 1000 * [{}]
-    assert expand_views(({"hflip": 1.0}, {})) == [{"hflip": 1.0}, {}]
-    for wrong in (1001, [{}] * 1001):
-        with pytest.raises(widemix.InputError, match="1 to 1000"):
-            expand_views(wrong)
 
 
 @pytest.mark.parametrize(
