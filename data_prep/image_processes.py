@@ -56,12 +56,12 @@ def encode_all(samples: Sequence[Sample], start: int, settings: PrepSettings, pr
     if not others:
         yield from (encode(samples[i], settings) for i in range(start, len(samples)))
         return
-    with _workers(others, settings) as pipes:
+    with workers(others, settings) as pipes:
         yield from in_order(samples, start, settings, pipes)
 
 
 @contextmanager
-def _workers(count: int, settings: PrepSettings) -> Iterator[list[Connection]]:
+def workers(count: int, settings: PrepSettings) -> Iterator[list[Connection]]:
     """Start processes that encode; yields the pipes to them. Only this process handles Ctrl-C, which reaches all."""
     processes: list[subprocess.Popen] = []
     pipes: list[Connection] = []

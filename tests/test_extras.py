@@ -11,7 +11,7 @@ from fsspec.registry import _registry
 
 from tests.conftest import ROOT
 from widemix.bench.loader import is_installed
-from widemix.data_prep.encoding import _wordpiece
+from widemix.data_prep.encoding import load_tokenizer
 from widemix.data_prep.remote import open_remote
 from widemix.data_prep.sources import parquet
 from widemix.distributed.topology import Topology
@@ -52,7 +52,7 @@ FEATURES: dict[str, tuple[tuple[str, ...], str, Callable[[Path], object]]] = {
     "https": (("aiohttp",), "widemix[remote]", lambda _: open_remote("https://localhost/images")),
     "deepspeed": (("deepspeed",), "deepspeed", lambda _: train(("engine.kind", "deepspeed"))),
     "tensorboard": (("tensorboard",), "tensorboard", lambda _: train(("log.tensorboard", "true"))),
-    "tokenizers": (("tokenizers",), "tokenizers", lambda _: _wordpiece()),
+    "tokenizers": (("tokenizers",), "tokenizers", lambda folder: load_tokenizer(folder / "vocab.txt", 16)),
 }
 
 

@@ -83,9 +83,9 @@ def test_nothing_that_a_study_starts_imports_from_the_current_folder(digits, tmp
 def test_processes_that_encode_end_with_the_one_that_prepares():
     encoding = """
         import time
-        from widemix.data_prep.image_processes import _workers
+        from widemix.data_prep.image_processes import workers
         from widemix.data_prep.settings import PrepSettings
-        with _workers(2, PrepSettings()):
+        with workers(2, PrepSettings()):
             print("up", flush=True)
             time.sleep(600)
     """
