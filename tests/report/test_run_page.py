@@ -1,4 +1,7 @@
-"""The page of runs: it shows what the run folder says, needs nothing else, and lets nobody's words become HTML."""
+"""The page of runs: it shows what the run folder says, needs nothing else, and lets nobody's words become HTML.
+
+golden/ has what pages show, as text: `pytest --regenerate` writes it anew; look at the diff.
+"""
 
 import base64
 import html
@@ -7,171 +10,194 @@ import math
 import re
 import time
 import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.conftest import ROOT
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
-from widemix.metrics import metric_heading
+from widemix.metrics import METRICS
 from widemix.plots.chart import STYLES, Series, line_chart, thinned, tick_labels, ticks
 from widemix.recipe import dump_recipe, load_recipe
-from widemix.report.run import chip, formatted, read_runs, short_paths
+from widemix.report.run import chip, formatted, short_paths
 from widemix.run.records import is_number
 
 EVIL = "<script>alert('x')</script>\"'&"
+CHARTED = ["loss", "lr", "grad_norm", "weight_norm", "images_per_s", "mfu", "data_wait", "memory_gib", "replaced"]
+TRAIN, EVAL, EVENT = {"split": "train", "loss": 1.0}, {"split": "eval", "loss": 2.0}, {"split": "event"}
 
 
-class Page(HTMLParser):
-    """The elements of a page with their attributes, and its text."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.elements: list[tuple[str, dict]] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(text)
-        assert not self.open, "an element is not closed"
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if tag not in ("meta", "input", "img", "path", "polyline", "circle"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-    def all(self, tag: str) -> list[dict]:
-        return [attributes for name, attributes in self.elements if name == tag]
+def write_run(folder, lines, keys=(), images=(), starts=(), **files):
+    """A run of digits/mixer with these lines; files: JSON by name."""
+    (folder / "images").mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(dump_recipe(load_recipe("digits/mixer", keys)))
+    for name, own in (("metrics", lines), ("starts", starts)):
+        if own:
+            text = "".join(f"{json.dumps(line)}\n" for line in own)
+            (folder / f"{name}.jsonl").write_text(f'{text}{{"step": 41, "spl')  # killed while writing
+    for name, content in ({"environment": {}} | files).items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    for name in images:
+        (folder / f"images/{name}.png").write_bytes(name.encode())
+    return folder
 
 
-def write_run(folder, name: str, seed: int, rows: int = 40):
-    """A run folder with strangers' words wherever a run folder has words."""
-    run = folder / name
-    (run / "images").mkdir(parents=True)
-    (run / "recipe.yaml").write_text(
-        dump_recipe(load_recipe("digits/mixer", [("train.seed", str(seed)), ("data.path", json.dumps(EVIL))]))
-    )
-    (run / "environment.json").write_text(json.dumps({"ranks": 2, "device": EVIL, "commit": EVIL, "host": EVIL}))
-    rng = np.random.default_rng(seed)
-    lines = [
-        {
-            "step": s,
-            "epoch": s / 10,
-            "loss": rng.random(),
-            "lr": 1e-3,
-            EVIL: rng.random(),
-            "split": "train",
-            "time": 1e9 + s,
-        }
-        | {"images_per_s": 100.0, "grad_norm": 1.0}
-        for s in range(1, rows + 1)
-    ]
-    lines.insert(10, {"step": 10, "epoch": 1.0, "loss": 2.0, "top1": 50.0, "split": "eval", "time": 1e9 + 10})
-    lines.insert(20, {"step": 15, "split": "event", "event": "save_failed", "reason": EVIL, "time": 1e9 + 15})
-    text = "".join(f"{json.dumps(line)}\n" for line in lines)
-    (run / "metrics.jsonl").write_text(text + '{"step": 41, "spl')  # killed while writing
-    starts = [{"time": 1e9, "step": 1, "ranks": 2, "seconds": {EVIL: 2000.25, "first step": 1.5}}]
-    second = {"time": 2e9, "step": 31, "ranks": 2, "seconds": {"imports": 3.0, "first step": 0.5}}
-    starts.append(second | {"memory_layout": f"batch_last{EVIL}"})
-    (run / "starts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in starts[: 3 - seed]))
-    Image.fromarray(rng.integers(0, 255, (8, 8, 3), np.uint8)).save(run / "images/first_batch.png")
-    counts = [[5, 1], [2, 7]]
-    (run / "confusion.json").write_text(json.dumps({"step": 10, "classes": [EVIL, "b"], "counts": counts}))
-    return run
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    return [write_run(folder, "<i>a", 1), write_run(folder, "b", 2)]
-
-
-def written(tmp_path, *runs) -> str:
-    words = ["report", *map(str, runs), "--to", str(tmp_path / "page.html")]
-    assert run_command(make_parser(), None, words) == 0
+def page_of(tmp_path, *runs) -> str:
+    assert run_command(make_parser(), None, ["report", *map(str, runs), "--to", str(tmp_path / "page.html")]) == 0
     return (tmp_path / "page.html").read_text()
 
 
-def test_a_run_is_shown_once_by_whichever_paths(runs):
-    one, other = runs
-    again = other.parent / "b" / ".." / "b"
-    assert [run.name for run in read_runs([one, other, again, one])] == ["<i>a", "b"]
+def shown(page: str) -> str:
+    """What a page shows, as text: headings, rows of tables, curves with their points, images, and what is folded."""
+    plain = re.sub(r"<(script|style)>.*?</\1>|<meta [^>]*>", "", page.partition("\n")[2], flags=re.S)
+    root = ElementTree.fromstring(re.sub(r"<(input|img)\b([^>]*?)(?: checked)?>", r"<\1\2/>", plain))
+    lines: list[str] = []
+
+    def text(element) -> str:
+        own = element.get("class", "")
+        mark = f"[{own}]" if own.startswith("chip") else ""
+        parts = [mark, element.text or "", *(text(child) + (child.tail or "") for child in element)]
+        return "".join(parts)
+
+    def walk(element):
+        tag, own = element.tag, element.get("class", "")
+        if tag == "tr":
+            shades = [cell.get("style", "") for cell in element]
+            cells = [
+                f"{text(cell)} {shade.rpartition(',')[2][:-1]}".strip() if shade else text(cell)
+                for cell, shade in zip(element, shades, strict=True)
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+        elif tag == "svg":
+            lines.append(f"{own}: {element.get('aria-label')}")
+            for curve in element.iter("polyline"):
+                points = zip(curve.get("data-x", "").split(), curve.get("data-y", "").split(), strict=True)
+                pairs = " ".join(f"({x}, {y})" for x, y in points)
+                lines.append(f"  {curve.get('data-name')} ({curve.get('class')}): {pairs}")
+        elif tag == "img":
+            data = base64.b64decode(element.get("src", "").removeprefix("data:image/png;base64,"))
+            lines.append(f"image {data!r}: {element.get('alt')}")
+        elif tag in ("h1", "h2", "h3", "p", "summary", "figcaption", "label") or own in ("bar", "legend"):
+            lines.append(f"{'' if tag == 'div' else f'{tag} '}{own}: {text(element).strip()}")
+        elif tag == "pre":
+            lines.append(f"pre: {text(element).splitlines()[0]} ...")
+        else:
+            for child in element:
+                walk(child)
+
+    walk(root)
+    return re.sub(r"(report on|last line) \d[^.|]*\b", r"\1 TIME", "\n".join(lines)) + "\n"
 
 
-def test_what_differs_has_a_row_a_key_or_run(tmp_path):
-    def rows(*changes: dict) -> list[list[str]]:
-        folders = []
-        for number, change in enumerate(changes):
-            folder = tmp_path / f"{len(changes)} {number}"
-            folder.mkdir()
-            words = [(key, str(value)) for key, value in change.items()]
-            (folder / "recipe.yaml").write_text(dump_recipe(load_recipe("digits/mixer", words)))
-            (folder / "metrics.jsonl").write_text('{"step": 1, "split": "train", "images_per_s": 1.0}\n')
-            (folder / "environment.json").write_text("{}")
-            folders.append(folder)
-        part = written(tmp_path, *folders).partition("What differs")[2].partition("</table>")[0]
-        cells = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in part.split("<tr>")[1:]]
-        return [[re.sub("<.*?>", "", cell) for cell in row] for row in cells]
-
-    two = [
-        {"train.seed": 1, "model.depth": 2, "optim.lr": 0.5},
-        {"train.seed": 2, "model.depth": 3, "optim.lr": 0.25},
+def everything(folder):
+    """One run with every metric, event, evaluation, confusion, image and start that a page shows."""
+    lines = []
+    for step in (1, 2):
+        train = {name: step + at / 32 for at, name in enumerate(CHARTED)}
+        evaluated = {name: step + at / 32 for at, name in enumerate([*METRICS, "ema_loss", "ema_top1", "ema_top5"])}
+        both = {"step": step, "epoch": step / 2, "time": 5.0 + step}
+        lines.append(TRAIN | both | train | {"grad_norm/blocks.0": step * 10.0, "grad_norm/head": step * 20.0})
+        lines.append(EVAL | both | evaluated | {"zero_weights": 5.0 * step, "own": step / 3})
+    lines += [EVAL | {"step": 3, "epoch": 12.25, "time": 8.0, "loss": value} for value in (None, math.nan)]
+    lines += [
+        EVENT | {"step": 1500, "event": "save_failed", "reason": f"no space {EVIL}", "time": 1.0},
+        EVENT | {"step": 1600, "event": "save_failed", "reason": "none at all"},
+        EVENT | {"step": 1700, "event": "evaluation_failed", "epoch": 3.0, "time": 2.0, "loss": math.inf},
     ]
-    keys = ["model.depth", "optim.lr", "train.seed"]
-    assert rows(*two) == [["", "2 0", "2 1"], [keys[0], "2", "3"], [keys[1], "0.5", "0.25"], [keys[2], "1", "2"]]
-    square = [{key: value for key, value in run.items() if key != "optim.lr"} for run in (two[0], two[1])]
-    folder = tmp_path / "square"
-    folder.mkdir()
-    tmp_path = folder
-    assert rows(*square) == [["", "2 0", "2 1"], ["model.depth", "2", "3"], ["train.seed", "1", "2"]]
-    four = [{"train.seed": seed, "model.depth": 2 + seed // 2} for seed in range(4)]
-    assert rows(*four) == [
-        ["", "model.depth", "train.seed"],
-        *([f"4 {seed}", str(2 + seed // 2), str(seed)] for seed in range(4)),
+    seconds = [{"imports": 2000.25, "first step": 1.5}, {EVIL: 3.0, "first step": 0.5}]
+    starts = [{"time": 1e9, "step": 1, "ranks": 2, "seconds": seconds[0]}]
+    starts.append({"time": 2e9, "step": 3, "seconds": seconds[1], "memory_layout": f"batch_last{EVIL}"})
+    confusion = {"step": 3000, "classes": [EVIL, "b"], "counts": [[5, 1, 0], [2, 7, 4], [0, 0, 0]]}
+    images = ("first_batch", "mistakes", "other")
+    environment = {"ranks": 2, "device": EVIL, "commit": EVIL}
+    return [write_run(folder / "<i>run", lines, [], images, starts, confusion=confusion, environment=environment)]
+
+
+def compared(folder):
+    """Two runs: one ended; the other, of numbers, went back to an earlier step and began without times."""
+    one = [TRAIN | {"step": step, "epoch": min(step, 2.0), "images_per_s": 10.0 * step} for step in (1, 2, 9)]
+    done = {"top1": 91.5, "loss": 0.5, "step": 9, "seconds": 5400.0, "recipe": "f"}
+    environment = {"ranks": 4, "device": "cuda", "commit": 40 * "d"}
+    steps = ((1, 0.5, {}), (601, 3.5, {"time": 20.0}), (602, 4.0, {"time": 900.0}), (301, 2.0, {"time": 1000.0}))
+    other = [
+        TRAIN | {"step": s, "epoch": epoch, "loss": float(s), "images_per_s": 1999.6} | at for s, epoch, at in steps
     ]
-
-
-def test_each_start_has_its_seconds_by_part(runs, tmp_path):
-    cells = written(tmp_path, *runs).partition("Starts, in seconds")[2].partition("</table>")[0]
-    rows = [re.findall(r'<td class="n">(.*?)</td>', row) for row in cells.split("<tr>")[2:]]
-    assert rows == [
-        ["1", "2", "2,001.8", "2,000.2", "1.5", "–"],
-        ["31", "2", "3.5", "–", "0.5", "3.0"],
-        ["1", "2", "2,001.8", "2,000.2", "1.5", "–"],
+    keys = [
+        ("data.targets", "regression"),
+        ("train.loss", "mse"),
+        ("augment.smoothing", "0"),
+        ("optim.clip_grad", "null"),
     ]
-    assert html.unescape(cells).count(f"batch_last{EVIL}") == 1
-    heads = [html.unescape(head) for head in re.findall(r'<th class="n">(.*?)</th>', cells)]
-    assert heads == ["step", "ranks", "all", EVIL, "first step", "imports"]
+    first = write_run(folder / "runs/old/one", one, done=done, environment={"ranks": 1, "commit": None})
+    second = write_run(folder / "runs/two", [*other, EVAL | {"step": 5}], keys, ["mistakes"], environment=environment)
+    return [first, second, first.parent / "../old/one"]  # each once
 
 
-def test_the_page_needs_no_other_file(runs, tmp_path):
-    page = Page(text := written(tmp_path, runs[0]))
-    sources = [attributes["src"] for attributes in page.all("img")]
-    assert len(sources) == 1
-    assert (
-        base64.b64decode(sources[0].removeprefix("data:image/png;base64,"))
-        == (runs[0] / "images/first_batch.png").read_bytes()
-    )
-    assert not re.search(r"https?:|@import|url\(", text)
-    assert not [a for _, attributes in page.elements for a in attributes if a in ("href", "srcset")]
+def many(folder):
+    """Four runs, more than keys that differ: a row each; and confusions of fifty classes and of more."""
+    runs, names = [], [f"c{number}" for number in range(50)]  # of 51 the last has none
+    for number, count in enumerate((50, 51, 2, 0)):
+        counts = np.diag(np.full(count, 50))
+        if count > 2:
+            counts[:25, 49] = np.arange(1, 26)
+            counts[3, 4], counts[4, 3], counts[count - 1, 0] = 70, 1100, 90
+        confusion = {"confusion": {"step": 1, "classes": names[:count], "counts": counts.tolist()}} if count else {}
+        keys = [("train.seed", str(number)), ("model.depth", str(2 + number // 2))]
+        runs.append(write_run(folder / f"{number}", [], keys, **confusion))
+    return runs
 
 
-def test_a_run_that_has_only_begun_has_a_page(runs, tmp_path):
-    run = tmp_path / "new"
-    run.mkdir()
-    (run / "recipe.yaml").write_bytes((runs[0] / "recipe.yaml").read_bytes())
-    (run / "environment.json").write_text("{}")
-    assert "no line yet" in Page(written(tmp_path, run)).text
+def begun(folder):
+    """Runs of one recipe that have only begun."""
+    return [write_run(folder / name, []) for name in ("a/b/one", "a/two")]
+
+
+@pytest.mark.parametrize("runs", [everything, compared, many, begun])
+def test_a_page_shows_what_golden_has(runs, tmp_path, monkeypatch, request):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    found = shown(page_of(tmp_path, *runs(tmp_path)))
+    path = ROOT / f"tests/report/golden/{runs.__name__}.txt"
+    if request.config.option.regenerate:
+        path.write_text(found)
+    assert found == path.read_text()
+
+
+def test_the_page_needs_no_other_file(tmp_path):
+    [run] = everything(tmp_path)
+    text = page_of(tmp_path, run)
+    assert html.escape((run / "recipe.yaml").read_text()) in text
+    assert html.escape(json.dumps(json.loads((run / "environment.json").read_text()), indent=1)) in text
+    assert not re.search(r"https?:|@import|url\(|<[^>]* (href|srcset)=", text)
+    assert html.escape(EVIL) in text
+    assert EVIL not in text
+
+
+@pytest.mark.parametrize(("count", "said"), [(600, False), (601, True)])
+def test_a_note_says_that_long_curves_are_thinned(tmp_path, count, said):
+    lines = [TRAIN | {"step": step, "images_per_s": 1.0} for step in range(1, count + 1)]
+    page = page_of(tmp_path, write_run(tmp_path / "run", lines))
+    assert ("Of curves with more than 600 points the extremes of 300 stretches" in page) is said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit", "end"),
+    [
+        (299, "seconds", "299"),
+        (300, "minutes", "5"),
+        (7199, "minutes", f"{7199 / 60:.6g}"),
+        (7200, "hours", "2"),
+        (None, None, None),
+    ],
+)
+def test_time_runs_in_a_unit_that_suits_its_length(tmp_path, seconds, unit, end):
+    """Of lines that have no time there is none."""
+    lines = [EVAL | {"step": step} | ({"time": 1e9 + step * seconds} if seconds else {}) for step in (0, 1)]
+    found = shown(page_of(tmp_path, write_run(tmp_path / "run", lines)))
+    assert "by-epoch" not in found
+    by_time = f"by-time: Evaluation loss by {unit} since the first line\n  run (curve s0): (0, 2) ({end}, 2)\n"
+    assert (by_time in found, "by-time" in found) == (bool(seconds), bool(seconds))
 
 
 def test_long_curves_keep_their_extremes():
@@ -277,188 +303,6 @@ def test_a_constant_curve_is_in_the_middle():
             assert (x, y, same) == (58, (10 + 250 - 36) / 2, y)
 
 
-def plain_run(folder, lines, **files):
-    """A run of digits/mixer with these lines; files: JSON by name."""
-    folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text(dump_recipe(load_recipe("digits/mixer", [])))
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    for name, content in ({"environment": {}} | files).items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    return folder
-
-
-def rows_of(part: str) -> list[list[str]]:
-    """The cells of a table as text, its head first."""
-    rows = part.partition("</table>")[0].split("<tr>")[1:]
-    return [
-        [html.unescape(re.sub("<.*?>", "", cell)) for cell in re.findall(r"<t[hd]\b[^>]*>(.*?)</t[hd]>", row, re.S)]
-        for row in rows
-    ]
-
-
-def charts_of(text: str) -> dict[str, dict[str, list[tuple]]]:
-    """By title and axis: name, x and y of each curve."""
-    found: dict = {}
-    for title, figure in re.findall(r"<figure><h3>(.*?)</h3>(.*?)</figure>", text, re.S):
-        for axis, label, svg in re.findall(
-            r'<svg class="by-(\w+)" [^>]*aria-label="[^"]* by ([^"]*)">(.*?)</svg>', figure, re.S
-        ):
-            curves = re.findall(r'data-name="(.*?)" data-x="(.*?)" data-y="(.*?)"', svg)
-            values = [(name, [*map(float, x.split())], [*map(float, y.split())]) for name, x, y in curves]
-            found.setdefault(html.unescape(title), {})[axis] = (label, values)
-    return found
-
-
-TITLES = {
-    ("train", "loss"): "Training loss",
-    ("eval", "loss"): "Evaluation loss",
-    ("eval", "top1"): "Top-1, %",
-    ("eval", "top5"): "Top-5, %",
-    ("eval", "ema_loss"): "Evaluation loss of the averaged weights",
-    ("eval", "ema_top1"): "Top-1 of the averaged weights, %",
-    ("eval", "ema_top5"): "Top-5 of the averaged weights, %",
-    ("eval", "zero_weights"): "Weights that are zero, %",
-    ("train", "lr"): "Learning rate",
-    ("train", "grad_norm"): "Gradient norm",
-    ("train", "weight_norm"): "Weight norm",
-    ("train", "images_per_s"): "Samples per second, all ranks",
-    ("train", "mfu"): "Model FLOPs utilisation, fraction of the GPUs' peak",
-    ("train", "data_wait"): "Fraction of the time spent waiting for data",
-    ("train", "memory_gib"): "Peak memory of rank 0, GiB",
-    ("train", "replaced"): "Corrupt samples replaced",
-    ("eval", "own"): "own (eval)",
-}
-
-
-def test_each_metric_has_its_chart(tmp_path):
-    lines = []
-    for step in (1, 2):
-        for split in ("train", "eval"):
-            own = {name: step + at / 32 for at, (where, name) in enumerate(TITLES) if where == split}
-            lines.append({"step": step, "epoch": step / 2, "time": 5.0 + step, "split": split, **own})
-        lines[-2] |= {"grad_norm/blocks.0": step * 10.0, "grad_norm/head": step * 20.0}
-    lines += [{"step": 3, "epoch": 1.5, "time": 8.0, "split": "eval", "loss": value} for value in (None, math.nan)]
-    run = plain_run(tmp_path / "one", lines)
-    found = charts_of(written(tmp_path, run))
-    expected = {title: [1 + at / 32, 2 + at / 32] for at, title in enumerate(TITLES.values())}
-    blocks = found.pop("Gradient norm by block, one")
-    assert list(found) == list(expected)
-    for title, values in expected.items():
-        for axis, label, x in (
-            ("epoch", "epoch", [0.5, 1]),
-            ("step", "step", [1, 2]),
-            ("time", "seconds since the first line", [0, 1]),
-        ):
-            (name, found_x, found_y), *rest = found[title][axis][1]
-            assert (found[title][axis][0], name, found_x, rest) == (label, "one", x, [])
-            assert found_y == pytest.approx(values, rel=1e-4)
-    assert blocks["step"] == ("step", [("blocks.0", [1, 2], [10, 20]), ("head", [1, 2], [20, 40])])
-
-
-@pytest.mark.parametrize(
-    ("seconds", "unit", "end"),
-    [
-        (299, "seconds", 299),
-        (300, "minutes", 5),
-        (7199, "minutes", 7199 / 60),
-        (7200, "hours", 2),
-        (None, None, None),
-    ],
-)
-def test_time_runs_in_a_unit_that_suits_its_length(tmp_path, seconds, unit, end):
-    """Of lines that have no time there is none."""
-    lines = [{"step": step, "split": "eval", "loss": 1.0} for step in (1, 2)]
-    if seconds:
-        lines = [line | {"time": 1e9 + at * seconds} for at, line in enumerate(lines)]
-    axes = charts_of(written(tmp_path, plain_run(tmp_path / "run", lines)))["Evaluation loss"]
-    assert "epoch" not in axes
-    assert axes["step"][1] == [("run", [1, 2], [1, 1])]
-    if seconds:
-        assert axes["time"] == (f"{unit} since the first line", [("run", [0, pytest.approx(end, rel=1e-5)], [1, 1])])
-    assert ("time" in axes) is bool(seconds)
-
-
-def test_the_summary_has_each_runs_numbers(tmp_path):
-    line = {"split": "train", "loss": 1.0}
-    going = plain_run(
-        tmp_path / "runs" / "going",
-        [{**line, "step": 1200, "epoch": 1.5, "images_per_s": 1999.6}],
-        environment={"ranks": 4, "device": "cuda", "commit": 40 * "d"},
-    )
-    done = plain_run(
-        tmp_path / "runs" / "old" / "done",
-        [{**line, "step": step, "epoch": min(step, 2.0), "images_per_s": 10.0 * step} for step in (1, 2, 9)],
-        done={"top1": 91.5, "loss": 0.5, "step": 9, "seconds": 5400.0, "recipe": "f"},
-        environment={"ranks": 1, "commit": None},
-    )
-    text = written(tmp_path, going, done, going)  # each once
-    epochs = load_recipe("digits/mixer", []).train.epochs
-    head, first, second = rows_of(text)
-    heads = "run,state,top-1 %,steps,epochs,samples/s,hours,ranks,device,commit"
-    assert head == heads.split(",")
-    assert first[0] == "going"
-    assert first[1].startswith("not done, last line ")
-    assert first[2:] == ["–", "1,200", f"1.5 of {epochs}", "2,000", "–", "4", "cuda", 10 * "d"]
-    assert second == ["old/done", "done", "91.50", "9", f"2 of {epochs}", "20", "1.50", "1", "–", "–"]
-    alone = written(tmp_path, done)
-    assert rows_of(alone)[1][0] == "done"
-    assert "<h1>done</h1>" in alone
-    assert "<h1>2 runs compared</h1>" in text
-    recipes = html.unescape("".join(re.findall(r"<summary>[\w/]+</summary><pre>(.*?)</pre>", text, re.S)))
-    assert recipes.count("channels: 64") == recipes.count('"ranks": ') == 2
-
-
-def test_of_several_runs_each_has_its_own_metric(tmp_path):
-    """The second is of numbers, went back to an earlier step, and began without times; the first has one line."""
-    one, two = tmp_path / "runs/old/one", tmp_path / "runs/two"
-    trained = {"split": "train", "images_per_s": 1.0}
-    evaluated = {"split": "eval", "step": 5, "loss": 2.0}
-    plain_run(one, [{**trained, "step": 1, "epoch": 0.5, "loss": 4.0, "time": 3.0}, evaluated])
-    steps = ((1, 0.5, None), (601, 3.5, 20.0), (602, 4.0, 900.0), (301, 2.0, 1000.0))
-    lines = [{**trained, "step": step, "epoch": epoch, "loss": float(step)} for step, epoch, _ in steps]
-    for line, (_, _, at) in zip(lines, steps, strict=True):
-        line |= {"time": at} if at else {}
-    long = [{**trained, "step": step, "loss": 1.0} for step in range(700, 1300)]
-    counts = {"step": 3, "classes": ["<i>"], "counts": [[0, 0], [1, 3]]}
-    plain_run(two, [*lines, *long, evaluated, evaluated | {"step": 6}], confusion=counts)
-    keys = {"data.targets": "regression", "train.loss": "mse", "augment.smoothing": "0", "augment.cutmix": "0"}
-    recipe = load_recipe("digits/mixer", [*keys.items(), ("optim.clip_grad", "null")])
-    (two / "recipe.yaml").write_text(dump_recipe(recipe))
-    (two / "images").mkdir()
-    (two / "images/mistakes.png").write_bytes(b"png")
-    text = written(tmp_path, one, two)
-    assert [run.name for run in read_runs([one, two])] == ["old/one", "two"]
-    head, first, second = rows_of(text)
-    assert head[2:4] == [metric_heading(run.summary.metric) for run in read_runs([one, two])]
-    assert [first[5], second[5]] == [f"{epoch} of {recipe.train.epochs}" for epoch in ("0.5", "4")]
-    cells = {row[0]: row[1:] for row in rows_of(text.partition("<h2>What differs</h2>")[2])}
-    assert cells["optim.clip_grad"] == ["1.0", "None"]
-    charts = charts_of(text)["Training loss"]
-    assert [(name, x) for name, x, _ in charts["epoch"][1]] == [("old/one", [0.5]), ("two", [0.5, 2, 3.5, 4])]
-    assert charts["time"][0] == "minutes since the first line"
-    assert charts["time"][1][1][1] == pytest.approx([0, 880 / 60, 980 / 60], rel=1e-4)
-    assert "Of curves with more than 600 points" in text
-    said = html.unescape(re.sub("<.*?>", "", text))
-    assert "old/one: 1 evaluation; the last" in said
-    assert "two: 2 evaluations; the last" in said
-    assert "<p>None.</p>" in text.partition("<h2>Events</h2>")[2]
-    _, confused, other = rows_of(text.partition('<table class="confusion">')[2])
-    assert (confused, other) == (["<i>", "", ""], ["1", "1", "3"])
-    assert "two: Misclassified at the last evaluation" in re.sub("<.*?>", "", text)
-    legend = text.partition('<div class="bar">')[2].partition("</div>")[0]
-    assert [name in legend for name in ("old/one", "two")] == [True, True]
-    summary = recipe.model.summary()
-    assert (html.escape(summary) in written(tmp_path, two), html.escape(summary) in text) == (True, False)
-
-
-def test_runs_of_one_recipe_do_not_differ(tmp_path):
-    runs = [plain_run(tmp_path / name, []) for name in ("a/b/one", "a/two")]
-    assert "<p>All runs have the same recipe.</p>" in written(tmp_path, *runs)
-    assert short_paths(runs) == ["b/one", "two"]
-    assert short_paths(runs[:1]) == ["one"]
-    assert [is_number(value) for value in (0, 0.5, True, None, math.inf, "1")] == [True, True, *[False] * 4]
-
-
 def test_marks_repeat_their_colours_dashed_and_then_plain_again():
     marks = [chip(number) for number in (0, 1, STYLES, STYLES + 1, 2 * STYLES)]
     colours = [re.findall(r"\bs(\d+)", mark) for mark in marks]
@@ -467,90 +311,7 @@ def test_marks_repeat_their_colours_dashed_and_then_plain_again():
     assert [formatted(value, ".1f") for value in (None, 0.0, 2.25)] == ["–", "0.0", "2.2"]
 
 
-def test_evaluations_events_and_confusions_are_in_their_columns(tmp_path):
-    lines = [
-        {"split": "eval", "step": 1000, "epoch": 0.5, "time": 3.0, "loss": 2.5, "top1": 10.0},
-        {"split": "event", "step": 1500, "event": "save_failed", "reason": "no space", "time": 1.0},
-        {"split": "event", "step": 1600, "event": "save_failed", "reason": "none at all"},
-        {"split": "event", "step": 1700, "event": "evaluation_failed", "epoch": 3.0, "time": 2.0, "loss": math.inf},
-        {"split": "eval", "step": 2000, "epoch": 12.25, "time": 4.0, "loss": 1.25, "top1": 20.125, "ema_map": 0.5},
-        {"split": "eval", "step": 3000, "loss": None, "top1": 30.0, "own": 0.33333},
-    ]
-    counts = [[5, 1, 0], [2, 7, 4], [0, 0, 0]]
-    confusion = {"step": 3000, "classes": ["a", "b"], "counts": counts}
-    run = plain_run(tmp_path / "run", lines, confusion=confusion)
-    (run / "images").mkdir()
-    for name in ("first_batch", "mistakes", "other"):
-        (run / f"images/{name}.png").write_bytes(name.encode())
-    text = written(tmp_path, run)
-    assert rows_of(text.partition("<h2>Evaluations</h2>")[2]) == [
-        ["step", "epoch", "loss", "top-1 %", "ema_map", "own"],
-        ["1,000", "0.5", "2.5000", "10.00", "–", "–"],
-        ["2,000", "12.25", "1.2500", "20.12", "0.50", "–"],
-        ["3,000", "0", "–", "30.00", "–", "0.3333"],
-    ]
-    assert "run: 3 evaluations; the last: loss –, top-1 30.00 %, ema_map –, own 0.3333</summary>" in text
-    _, first, second, third = rows_of(text.partition("<h2>Events</h2>")[2])
-    assert third[3] == "the evaluation at step 1700 failed: loss inf"
-    assert (first[0], first[1], second[1], second[2]) == ("run", "1,500", "1,600", "–")
-    assert time.mktime(time.strptime(first[2], "%Y-%m-%d %H:%M:%S")) == 1
-    assert "no space" in first[3]
-    assert "none at all" in second[3]
-    assert "<h3>run at step 3,000</h3>" in text
-    part = text.partition('<table class="confusion">')[2]
-    assert rows_of(part) == [["", "a", "b", "2"], ["a", "5", "1", ""], ["b", "2", "7", "4"], ["2", "", "", ""]]
-    shades = [float(shade) for shade in re.findall(r"var\(--heat\),([\d.]+)", part)]
-    assert shades == [float(f"{0.75 * n / max(sum(row), 1):.2f}") for row in counts for n in row]
-    images = re.findall(r'src="data:image/png;base64,(.*?)".*?<figcaption>(.*?)</figcaption>', text)
-    assert [(base64.b64decode(data), caption) for data, caption in images] == [
-        (b"first_batch", "The first training batch"),
-        (b"mistakes", "Misclassified at the last evaluation, the surest first"),
-    ]
-
-
-def test_fifty_classes_have_a_matrix_and_more_have_pairs(tmp_path):
-    """The twenty classes of lowest top-1, and the twenty pairs most confused with the samples of their true class."""
-    names = [f"c{number}" for number in range(50)]  # of 51 the last has none
-    for count in (50, 51):
-        counts = np.diag(np.full(count, 50))
-        counts[:25, 49] = np.arange(1, 26)
-        counts[3, 4], counts[4, 3], counts[count - 1, 0] = 70, 1100, 90
-        confusion = {"step": 1, "classes": names, "counts": counts.tolist()}
-        text = written(tmp_path, plain_run(tmp_path / f"{count}", [], confusion=confusion))
-        assert ('<table class="confusion">' in text) is (count == 50)
-    by_class, pairs = text.partition("<h2>Confusions</h2>")[2].split("</table>")[:2]
-    rows = rows_of(by_class)
-    assert len(rows) == 1 + 20
-    assert rows[1:4] == [
-        ["c4", "1,155", "50", "4.3 %", "c3 (1,100)"],
-        ["50", "140", "50", "35.7 %", "c0 (90)"],
-        ["c3", "124", "50", "40.3 %", "c4 (70)"],
-    ]
-    rows = rows_of(pairs)
-    assert len(rows) == 1 + 20
-    assert rows[1:4] == [["c4", "c3", "1,100", "1,155"], ["50", "c0", "90", "140"], ["c3", "c4", "70", "124"]]
-    assert '<table class="confusion">' in written(tmp_path, tmp_path / "51", tmp_path / "50")
-    right = tmp_path / "right"
-    text = written(tmp_path, plain_run(right, [], confusion=confusion | {"counts": [[3, 0], [0, 0]]}))
-    assert rows_of(text.partition("<h2>Confusions</h2>")[2].split("</table>")[0])[1:] == [
-        ["c0", "3", "3", "100.0 %", "–"]
-    ]
-
-
-def test_a_note_says_that_long_curves_are_thinned(tmp_path):
-    for count in (600, 601):
-        line = {"split": "train", "loss": 1.0, "images_per_s": 1.0}
-        lines = [{"step": step, **line} for step in range(1, count + 1)]
-        text = written(tmp_path, plain_run(tmp_path / f"{count}", lines))
-        assert ("Of curves with more than 600 points the extremes of 300 stretches" in text) is (count == 601)
-
-
-def test_the_page_has_its_parts_in_order(runs, tmp_path):
-    """And each run's recipe and environment as they were written."""
-    text = written(tmp_path, *runs)
-    parts = ["Curves", "Evaluations", "Events", "Starts, in seconds to the first step", "Images", "Confusions"]
-    heads = ["2 runs compared", "What differs", *parts, "Recipe", "Environment"]
-    assert re.findall(r"<h[12]>(.*?)</h[12]>", text) == heads
-    assert re.search(r"</h1>\s*<p[^>]*>Written by widemix report", text)
-    environment = json.loads((runs[0] / "environment.json").read_text())
-    assert html.unescape(text).count(json.dumps(environment, indent=1)) == 2
+def test_short_paths_and_numbers(tmp_path):
+    assert short_paths([tmp_path / "a/b/one", tmp_path / "a/two"]) == ["b/one", "two"]
+    assert short_paths([tmp_path / "a/b/one"]) == ["one"]
+    assert [is_number(value) for value in (0, 0.5, True, None, math.inf, "1")] == [True, True, *[False] * 4]
