@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from widemix.errors import Exit
-from widemix.launch.slurm.study_runs import cross
 from widemix.recipe import load_recipe
 from widemix.recipe.files import find_study
 from widemix.studies.study import is_study, read_study, study_runs_of
+from widemix.studies.study_run import cross
 
 BLOCK = re.compile(r"(?:^<!-- not run: (.+?) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

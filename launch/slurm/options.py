@@ -11,8 +11,6 @@ from widemix.command_line.commands import check_least
 from widemix.errors import InputError
 from widemix.launch.slurm.finish import NOTICE_MIN
 from widemix.recipe import Recipe, check_world
-from widemix.recipe.files import find_study
-from widemix.studies.study import is_study
 
 SCRIPT = Path(__file__).resolve().with_name("train.sbatch")
 PASSED = ("partition", "account", "qos", "time", "constraint", "exclude")  # to sbatch, under the same names
@@ -160,11 +158,6 @@ def check_options(arguments: argparse.Namespace) -> None:
             raise InputError(f"--sbatch={option}: should be an option of sbatch, such as --sbatch=--mem=64G")
         if option.partition("=")[0] in _RESERVED or option.startswith(_RESERVED_SHORT):
             raise InputError(f"--sbatch={option}: is set by submit itself; see `widemix submit --help`")
-    study = arguments.recipe is not None and is_study(find_study(arguments.recipe))
-    if arguments.at_once and not arguments.vary and not study:
-        raise InputError("--at-once limits the runs of a study: give it with a study file or --vary")
-    if arguments.vary and study:
-        raise InputError(f"--vary {arguments.vary[0]}: {arguments.recipe} is a study, which has axes of its own")
 
 
 def limit_minutes(text: str) -> float:

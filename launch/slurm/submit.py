@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +18,11 @@ from widemix.command_line.commands import load_from_arguments
 from widemix.errors import Exit, InputError
 from widemix.files import atomic_write, open_to_write, refuse_link
 from widemix.formats.manifest import read_manifest
-from widemix.launch.slurm.options import PASSED, check_options, elastic_sizes, run_folder
-from widemix.launch.slurm.study_runs import TABLE, cross, kept_path, merge, ranges, unfinished
+from widemix.launch.slurm.options import PASSED, elastic_sizes, run_folder
+from widemix.launch.slurm.run_table import TABLE, Run, kept_path, merge, ranges, unfinished
 from widemix.launch.torchrun import check_torch
 from widemix.recipe import Recipe, check_world, dump_recipe
 from widemix.recipe.files import find_study
-from widemix.studies.study import is_study, read_study, study_runs_of
-from widemix.studies.study_run import StudyRun, unique
 from widemix.terminal import print
 
 _CLOSED = ("PartitionDown", "PartitionInactive")
@@ -54,25 +52,26 @@ class Submission:
     recipes: list[Recipe]
 
 
-def plan(arguments: argparse.Namespace) -> Submission:
-    """Check options, recipe and data, and return the sbatch command; raises `InputError`."""
-    check_options(arguments)
+def plan(arguments: argparse.Namespace, runs: Sequence[Run]) -> Submission:
+    """Check recipe and data, and return the sbatch command; raises `InputError`.
+
+    runs: of a study or of --vary; none of a recipe that is to be trained once.
+    """
     ranks = arguments.ranks_per_node or arguments.gpus_per_node or 1
-    study_runs = _study_runs(arguments)
-    folder = run_folder(arguments.run_dir, bool(study_runs))
-    recipes = [study_run.recipe for study_run in study_runs] if study_runs else [load_from_arguments(arguments)]
+    folder = run_folder(arguments.run_dir, bool(runs))
+    recipes = [each.recipe for each in runs] if runs else [load_from_arguments(arguments)]
     for recipe in recipes:
         check_world(recipe, arguments.nodes * ranks)
     data = {Path(recipe.data.path) for recipe in recipes}
     for path in sorted(data):
         read_manifest(path)
-    table, numbers = _open_runs(study_runs, folder)
+    table, numbers = _open_runs(runs, folder)
     command = ["sbatch", "--parsable", *_sbatch_options(arguments, folder, numbers), str(arguments.script)]
     command += [str(folder), str(ranks), str(arguments.restarts), str(arguments.requeues)]
     command += [arguments.preflight, arguments.stage_to, elastic_sizes(arguments, recipes, ranks)]
     command += [str(arguments.environment.resolve()) if arguments.environment else "", arguments.setup]
     command += [*_python(arguments, folder, data), "--"]
-    if not study_runs:
+    if not runs:
         command += [str(kept_path(folder, recipes[0])), *(f"--{name}={value}" for name, value in arguments.overrides)]
     return Submission(command, folder, table, numbers, recipes)
 
@@ -92,35 +91,22 @@ def _sbatch_options(arguments: argparse.Namespace, folder: Path, numbers: list[i
     return [*options, *arguments.sbatch]
 
 
-def _study_runs(arguments: argparse.Namespace) -> list[StudyRun]:
-    """Return the runs of the study file or of --vary; none of a recipe that is to be trained once."""
-    if arguments.recipe is None:
-        return []
-    path = find_study(arguments.recipe)
-    if is_study(path):
-        study = read_study(path)
-        if not study.measured:
-            raise InputError(f"{path}: shows sizes of networks alone; `widemix study report` plots it")
-        return unique(study_runs_of(path, study, arguments.overrides))
-    return cross(path, arguments.vary, arguments.overrides) if arguments.vary else []
-
-
-def _open_runs(study_runs: list[StudyRun], folder: Path) -> tuple[list[str], list[int]]:
+def _open_runs(runs: Sequence[Run], folder: Path) -> tuple[list[str], list[int]]:
     """Return the lines of the study's table, and the numbers of those to submit: neither done nor queued."""
     queued_jobs = [job.partition("_")[::2] for job in queued(folder)]
     for job, index in queued_jobs:
-        if not (study_runs and index.isdigit()):
+        if not (runs and index.isdigit()):
             raise InputError(f"{folder}: job {job} is queued or running there")
-    if not study_runs:
+    if not runs:
         return [], []
-    table = merge(folder, study_runs)
-    missing = unfinished(folder, table, study_runs)
+    table = merge(folder, runs)
+    missing = unfinished(folder, table, runs)
     indices = {index for _, index in queued_jobs}
     numbers = [number for number in missing if str(number) not in indices]
     if numbers:
         check_array(numbers[-1])
     else:
-        raise InputError(f"{folder}: of {len(study_runs)} runs {len(missing)} are queued or running, the others done")
+        raise InputError(f"{folder}: of {len(runs)} runs {len(missing)} are queued or running, the others done")
     return table, numbers
 
 
@@ -145,9 +131,9 @@ def _python(arguments: argparse.Namespace, folder: Path, data: Iterable[Path]) -
     return [*(f"--container-{key}={value}" for key, value in options.items()), "--no-container-mount-home", "python3"]
 
 
-def submit(arguments: argparse.Namespace) -> Exit:
-    """Submit the job, or print what would be submitted."""
-    submission = plan(arguments)
+def submit(arguments: argparse.Namespace, runs: Sequence[Run]) -> Exit:
+    """Submit the job, or print what would be submitted; runs: as for `plan`."""
+    submission = plan(arguments, runs)
     text = shlex.join(submission.command)
     if arguments.dry_run:
         print(text)

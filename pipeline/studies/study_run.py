@@ -1,16 +1,22 @@
 """A run of a study: a recipe with some keys changed, trained in a separate folder."""
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import yaml
+
 from widemix.errors import InputError
 from widemix.files import parse_json, read_regular
 from widemix.recipe import Recipe, experiment_hash, load_recipe, load_stored_recipe, run_differences
+from widemix.recipe.key_table import takes_text
+from widemix.recipe.yaml_text import QUOTED, parse_yaml, yaml_text
 
 _LONGEST = 120  # characters of a folder's name before the hash
+_PATHS = re.compile(rf"(?:^|,)(\s*(?:{QUOTED.pattern})\s*(?=,|$)|[^,]*)", re.DOTALL)  # or names, separated by commas
 
 
 @dataclass(frozen=True)
@@ -119,3 +125,50 @@ def scale(study_runs: Iterable[StudyRun]) -> str:
             ends = dict.fromkeys((known[0], known[-1]))
             parts.append(text.format(" to ".join(f"{value:,}" for value in ends)))
     return "; ".join(filter(None, parts))
+
+
+def cross(recipe: Path, vary: Sequence[str], shared: Sequence[tuple[str, str]] = ()) -> list[StudyRun]:
+    """Return one run for every combination of values.
+
+    recipe: what all runs start from, with the overrides `shared` applied.
+    vary: `["train.seed=0,1", "model.kind=mixer"]` gives two runs.
+
+    Raises `InputError` if a text is not of this form, the recipe of a run is invalid, or a value is repeated.
+    """
+    axes = []
+    for text in vary:
+        match = re.fullmatch(r"(\w+\.\w+)=(.+)", text)
+        if not match:
+            raise InputError(f"--vary {text}: should be section.key=VALUE,VALUE,...")
+        axes.append([(match[1], value) for value in _values(match[1], match[2], text)])
+    keys = [text.partition("=")[0] for text in vary]
+    if repeated := [key for key in keys if keys.count(key) > 1]:
+        raise InputError(f"--vary {repeated[0]}: is given twice; list all its values in one --vary")
+    study_runs = [StudyRun(recipe, varied, tuple(shared)) for varied in itertools.product(*axes)]
+    names = [study_run.name for study_run in study_runs]
+    if duplicates := [study_run for study_run in study_runs if names.count(study_run.name) > 1]:
+        values = ", ".join(f"{key}={text}" for key, text in duplicates[0].own)
+        raise InputError(f"--vary: two runs have {values}")
+    return study_runs
+
+
+def _values(key: str, text: str, option: str) -> list[str]:
+    """Split at commas, but not within brackets or quotes."""
+    if takes_text(key):
+        return _checked(option, [each.strip() for each in _PATHS.findall(text)])
+    try:
+        sequence, values = yaml.compose(f"[{text}]", yaml.SafeLoader), parse_yaml(f"[{text}]")
+    except yaml.YAMLError:
+        raise InputError(f"--vary {option}: the values should be YAML, separated by commas") from None
+    assert sequence is not None  # it has a pair of brackets at least
+    texts = [
+        node.value if isinstance(node, yaml.ScalarNode) and node.style is None else yaml_text(value)  # as typed
+        for node, value in zip(sequence.value, values, strict=True)
+    ]
+    return _checked(option, texts)
+
+
+def _checked(option: str, texts: list[str]) -> list[str]:
+    if bad := [text for text in texts if not text or "\t" in text or "\n" in text]:
+        raise InputError(f"--vary {option}: {bad[0]!r} cannot be a value")
+    return texts

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from widemix.cli.submit import submit_runs
 from widemix.command_line.arguments import Parser
 from widemix.command_line.commands import run_command
 from widemix.launch.slurm import options
-from widemix.launch.slurm import submit as module
 
 SRUN = """#!{python}
 import json, os, sys
@@ -68,7 +68,7 @@ def submit(digits, tmp_path, capsys):
         options.add_arguments(parser)
         words = [str(ROOT / "recipes/digits/mixer.yaml"), "--data.path", str(digits), "--gpus-per-node", "0"]
         words += ["--run-dir", str(tmp_path / "the 'run'")]
-        code = run_command(parser, module.submit, [*words, *given])
+        code = run_command(parser, submit_runs, [*words, *given])
         return code, "".join(capsys.readouterr())
 
     return run
