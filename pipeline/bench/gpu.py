@@ -40,7 +40,7 @@ _GRACE_S = 15  # between SIGINT, which lets a command end by itself, and SIGKILL
 
 @dataclass(frozen=True)
 class Where:
-    """What parts depend on."""
+    """Options and folders that parts depend on."""
 
     to: Path
     origin: Path  # of the ImageNet JPEGs

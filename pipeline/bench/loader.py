@@ -94,7 +94,7 @@ def _time_all(
 
 
 def time_in_process(name: str, folder: Path, threads: int) -> Timing:
-    """What `widemix.bench.loading` prints of a method; `RunError` if it fails."""
+    """Return the timing that `widemix.bench.loading` prints of a method; raises `RunError` if it fails."""
     command = [sys.executable, "-m", "widemix.bench.loading", name, str(folder), str(threads)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -32,7 +32,7 @@ SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
 @dataclass(frozen=True)
 class Method:
-    """What loads an epoch with so many threads, or processes of a DataLoader, from a folder."""
+    """A way to load an epoch from a folder, with so many threads or processes of a DataLoader."""
 
     build: Callable[[Path, int], Contestant]
     package: str | None = None  # which it needs, of those that need not be installed

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def mixups(images: torch.Tensor, labels: torch.Tensor, group: int) -> dict[str, Callable[[int], Any]]:
-    """What is timed besides a step, by name: each call mixes the images anew.
+    """Return the calls that are timed besides a step, by name: each call mixes the images anew.
 
     images: [B, 3, H, W]. labels: [B].
     """

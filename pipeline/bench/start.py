@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 class Cost(NamedTuple):
-    """What one start took."""
+    """Time that one start took."""
 
     seconds: float
     cpu_seconds: float  # of all threads

@@ -114,7 +114,7 @@ class Epochs:
 
 
 def data_of(folder: Path, side: int, threads: int = 1) -> DataSection:
-    """What is read of a prepared folder of ImageNet."""
+    """Return the data section of a prepared folder of ImageNet."""
     return DataSection(path=str(folder), num_classes=1000, image_size=side, workers=threads)
 
 

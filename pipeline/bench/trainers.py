@@ -31,7 +31,7 @@ OWN, OURS = ", its users' own loader", ", widemix.Loader"
 
 
 class Workload(NamedTuple):
-    """What each trainer trains on in a round: steps of so many images with sides of so many pixels."""
+    """Work of each trainer in a round: steps of so many images with sides of so many pixels."""
 
     side: int = 224
     batch: int = 50
@@ -244,7 +244,7 @@ def timm_train_pair(script: Path) -> Pair:
 
 
 class _TimmLoader:
-    """What train.py asks of a loader."""
+    """Loader with the attributes that train.py uses."""
 
     sampler = batch_sampler = None
 

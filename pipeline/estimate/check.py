@@ -66,7 +66,7 @@ def measured(recipe: Recipe) -> list[Row]:
 
 
 def cures(recipe: Recipe, cluster: Cluster) -> str:
-    """What makes a step take less memory: one GPU has nobody to share its state with."""
+    """Return the keys that make a step take less memory: one GPU has nobody to share its state with."""
     train = recipe.train
     first = f"raise train.grad_accum_steps (now {train.grad_accum_steps}), set train.activation_checkpointing"
     return f"{first}{' or engine.kind fsdp' if cluster.gpus > 1 else ' or take more --gpus with engine.kind fsdp'}"

@@ -35,7 +35,7 @@ from widemix.recipe import Recipe, check_world
 
 
 class Rehearsal(NamedTuple):
-    """What was counted on rank 0 in the second step, since buckets and optimizer state are created in the first."""
+    """Counts on rank 0 in the second step, since buckets and optimizer state are created in the first."""
 
     calls: dict[str, int]  # by kind of collective
     bytes: dict[str, int]  # of the whole tensors, by kind of collective

@@ -1,1 +1,1 @@
-"""What all figures are plotted with: one style, matplotlib files, and the charts of the HTML pages."""
+"""Plotting of all figures: one style, matplotlib files, and the charts of the HTML pages."""

@@ -159,7 +159,7 @@ def _block_chart(run: ReportedRun, axes: "list[_Axis]") -> Iterator[Html]:
 
 @dataclass(frozen=True)
 class _Axis:
-    """What runs across the charts: a key of the lines, with `unit` of it as 1."""
+    """An x axis of the charts: a key of the lines, with `unit` of it as 1."""
 
     name: str
     label: str

@@ -1,4 +1,4 @@
-"""What a page shows of a run, read from its folder, also of one that was killed; sections, tables, names of runs."""
+"""Contents of a page about a run, read from its folder, also of one that was killed; tables and names of runs."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence

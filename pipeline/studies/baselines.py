@@ -1,4 +1,4 @@
-"""What knows nothing of networks: the most frequent class, and logistic regression on pixels or counts of words.
+"""Baselines without a network: the most frequent class, and logistic regression on pixels or counts of words.
 
 Their rows stand next to every table, one for each data set, since a network below a linear baseline is no result.
 """
@@ -45,7 +45,7 @@ class Baseline:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """Both in words."""
         return (
             f"on `{self.data}` the most frequent class has {self.majority:.2f} % top-1, logistic regression on "
             f"{self.features} {self.linear:.2f} % ({self.seconds:,.0f} s)"
@@ -76,7 +76,7 @@ def add_baselines(study_runs: Iterable[StudyRun], folder: Path) -> list[Baseline
 
 
 def baseline_lines(results: Sequence[Result], folder: Path) -> list[str]:
-    """What a study's page says of them: their top-1, and the points that are below the linear one."""
+    """Return the lines of a study's page on them: their top-1, and the points below the linear one."""
     known = read_baselines(folder)
     keys = dict.fromkeys(_key(result.study_run) for result in results)
     lines = []

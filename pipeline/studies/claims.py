@@ -1,28 +1,6 @@
-"""What the runs say of a study's claims: difference, interval, and one word.
+"""Verdicts on a study's claims: difference, interval, and one word.
 
-A claim compares a contrast with 0: a difference of two means over points, or a slope. It has a value for each seed,
-as the runs of a seed share the order of the data, its augmentation and their start; the mean of these is compared by
-Student's t (paired). Where no two seeds are shared, each side has values of its own seeds (Welch). With a margin d
-that counts as equal,
-
-    greater   is supported where the contrast is significantly above 0, and contradicted where it is below d;
-    less      is the same with the sign turned;
-    equal     is supported where the contrast is between -d and d (two one-sided tests), and contradicted where it is
-              beyond them;
-    not greater  is supported where the contrast is below d, and contradicted where it is above d;
-    not less  is the same with the sign turned.
-
-A word that the numbers would not have with d = 0 is the margin's alone, and says so.
-
-Where all seeds have the same difference, as of a few images of a small split, nothing says how far others would be:
-p is then that of their signs, 2^(1-n) for n seeds.
-
-Points below a linear baseline decide nothing: networks that do not beat logistic regression show nothing of networks.
-They are left out, as is what the other side of a claim has with the same values. Where that leaves nothing to compare
-there is no word, nor where a condition of the claim's regime is unmet.
-
-Significant means two-sided p below 0.05 after Holm's correction over the claims of a study. All else is undecided.
-Intervals are those of each claim alone.
+docs/explanation/protocol.md, section 3, has the tests and the rules by which each word follows from them.
 """
 
 import math
@@ -53,7 +31,7 @@ _ROUNDING = 2e-5  # of the values, which rows have with six digits: how far apar
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a claim's runs say. p: Holm's, over all claims of the study.
+    """Verdict of the runs on a claim. p: Holm's, over all claims of the study.
 
     detectable: how far beyond the border of the claim, 0 or its margin, a difference must be for this many seeds to
     find it in 80 % of cases, at the level that Holm's correction leaves to this claim.
@@ -85,7 +63,7 @@ class Verdict:
 
 
 def verdicts(results: Sequence[Result], study: Study, below: Set[tuple] = frozenset()) -> list[Verdict]:
-    """What the results say of each claim of the study, of one without a panel in each panel by itself.
+    """Return the verdict on each claim of the study; one without a panel is decided in each panel by itself.
 
     below: the points that are below a linear baseline. Raises `InputError` for a claim about no point of the figure.
     """
@@ -148,7 +126,7 @@ def _unmet(claim: Claim, own: Sequence[Result]) -> str:
 
 
 def decide(statements: Sequence[Statement], estimates: Sequence[Estimate | None]) -> list[Verdict]:
-    """What the estimates say of each statement, as one family; None: its runs are missing."""
+    """Return the verdict on each statement, as one family. An estimate of None: its runs are missing."""
     tests = {
         number: _test(statement.expect, statement.margin, estimate)
         for number, (statement, estimate) in enumerate(zip(statements, estimates, strict=True))

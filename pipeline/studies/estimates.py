@@ -82,7 +82,7 @@ def p_above(value: float, estimate: Estimate) -> float:
 
 
 def quantile(probability: float, freedom: float) -> float:
-    """Of Student's t."""
+    """Return a quantile of Student's t."""
     from scipy import stats
 
     return float(stats.t.ppf(probability, freedom))
@@ -98,5 +98,5 @@ def holm(p_values: dict[int, float], total: int) -> dict[int, float]:
 
 
 def holm_factors(p_values: dict[int, float], total: int) -> dict[int, int]:
-    """What Holm multiplies each p value by, of the least one first."""
+    """Return the factor by which Holm multiplies each p value, the least first."""
     return {number: total - rank for rank, number in enumerate(sorted(p_values, key=p_values.__getitem__))}

@@ -42,7 +42,7 @@ class Plan:
         return [(arm, arm.trials(self._top1)) for arm in arms(self.study_runs, search, own)]
 
     def runs(self) -> list[StudyRun]:
-        """The runs as they are to be trained: with what was chosen for their points, once all their trials ended."""
+        """Return the runs to train, with the chosen values of each point whose trials have all ended."""
         return self._chosen(self.searched())
 
     def _chosen(self, searched: Sequence[tuple[Arm, list[Trial]]]) -> list[StudyRun]:
@@ -52,7 +52,7 @@ class Plan:
         return [self._once(study_run) for study_runs in chosen for study_run in study_runs]
 
     def results(self) -> list[Result]:
-        """Of the runs; none is measured of a point whose values are still searched, whose rows are of before that."""
+        """Return the results of all runs. None of a point whose search has not ended: its rows are older."""
         searched = self.searched()
         open_arms = [arm for arm, trials in searched if open_trials(trials)]
         searching = {study_run for arm in open_arms for study_run in arm.study_runs}
@@ -64,11 +64,11 @@ class Plan:
         return [sizes(result) if result.study_run in searching else result for result in results]
 
     def trials_to_run(self, search: Search | None = None) -> list[StudyRun]:
-        """The trials that can be run now, each once; none when the search is complete."""
+        """Return the trials that can be run now, each once; none when the search is complete."""
         return unique(study_run for _, trials in self.searched(search) for study_run in open_trials(trials))
 
     def add_finished(self, folder: Path) -> None:
-        """Add the rows of what was trained in the folder without the table, as by a job array."""
+        """Add the rows of runs that were trained in the folder without the table, as by a job array."""
         count = -1
         while count != len(self.table.rows):
             count = len(self.table.rows)
@@ -123,7 +123,7 @@ def make_plan(
 
 
 def _check_axes(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> None:
-    """`InputError` where a run has no place on an axis, which is known before anything is trained."""
+    """Raise `InputError` for a run without a place on an axis, before anything is trained."""
     figure = study.figure
     for axis, name, log in (("x", figure.x, figure.log_x), *(("y", name, figure.log_y) for name in figure.y)):
         counted = name in COMPUTED and name not in OF_RECIPE
@@ -142,13 +142,13 @@ def _check_axes(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> Non
 
 
 def check_top1(path: Path, study_runs: Sequence[StudyRun], wanted: str = "search: chooses by top-1") -> None:
-    """`InputError` where runs predict no class, of which there is a top-1. wanted: what it is for."""
+    """Raise `InputError` for runs that predict no class and so have no top-1. wanted: what it is for."""
     for targets in {study_run.recipe.data.targets for study_run in study_runs} - {"class"}:
         raise InputError(f"{path}: {wanted}, and data.targets is {targets}")
 
 
 def _check_curves(path: Path, study_runs: Sequence[StudyRun]) -> None:
-    """`InputError` where the runs of a learning curve, of which it is the mean, differ in more than their seed."""
+    """Raise `InputError` where the runs of a learning curve differ in more than their seed."""
     first: dict[tuple[str, str], StudyRun] = {}
     for study_run in study_runs:
         other = first.setdefault((study_run.panel, study_run.line), study_run)
@@ -181,7 +181,7 @@ def state(study_run: StudyRun, folder: Path, leases: Leases, table: Table) -> st
 
 @dataclass(frozen=True)
 class Requirements:
-    """What one run takes: hours on one GPU (None if the number of samples is not known) and bytes of checkpoints."""
+    """Cost of one run: hours on one GPU (None if the number of samples is not known) and bytes of checkpoints."""
 
     hours: float | None
     bytes: int

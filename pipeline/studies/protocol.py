@@ -45,7 +45,7 @@ class Range(Section):
 
 
 class Search(Section):
-    """What is searched for each point of the figure, before its runs: the values with the best top-1 on a split that
+    """The search before the runs of each point of the figure, for the values with the best top-1 on a split that
     is held out of the training set.
 
     The test split takes no part in it. Every point has the same space and the same number of trials; trials that
@@ -73,7 +73,7 @@ class Place(Section):
 
 
 class Condition(Place):
-    """What the results of a line, their mean over its points and seeds, must be for a claim to be tried at all."""
+    """A condition on the mean over a line's points and seeds, without which a claim is not tried at all."""
 
     y: str = key(..., "result that is compared")
     minus: str = key("", "result that is subtracted from it, such as train_loss from loss; empty: none")
@@ -89,7 +89,7 @@ class Condition(Place):
 
 
 class Statement(Section):
-    """What is written before the runs, and decided by them: see `widemix.studies.claims`."""
+    """A claim that is written before the runs, and decided by them: see `widemix.studies.claims`."""
 
     text: str = key(..., "what is claimed, in words; the same text of the same place is one statement")
     source: str = key("", "where it is printed; empty, or begins with ours: in no paper")
@@ -158,7 +158,7 @@ class Claim(Statement):
 
 
 class Figure(Section):
-    """What is plotted: y over x, a panel for each name of `recipes`, a row of panels for each y."""
+    """The figure: y over x, a panel for each name of `recipes`, a row of panels for each y."""
 
     x: str = key(..., f"x axis: a recipe key, epoch (learning curves), or one of {', '.join(COMPUTED)}")
     y: Annotated[list[str], Field(min_length=1)] = key(

@@ -1,4 +1,4 @@
-"""What a figure's axes can show: keys, sizes of the network, results; and the values of a key that give a size."""
+"""Quantities on a figure's axes: keys, sizes of the network, results; and the values of a key that give a size."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +103,7 @@ def as_quantity(value: object) -> float | str:
 
 
 def _cost(recipe: Recipe) -> "ModelCost":
-    """Of the recipe's network, which runs of other seeds and rates have too: to count it can take a second."""
+    """Return the cost of the recipe's network, counted once: runs of other seeds and rates have the same."""
     from widemix.models.cost import model_cost
 
     model, data = recipe.model, recipe.data

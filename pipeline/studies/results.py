@@ -47,7 +47,7 @@ def measured_label(name: str, results: Sequence[Result]) -> str:
 
 
 def collect(study_runs: Sequence[StudyRun], table: Table, study: Study) -> list[Result]:
-    """The results of the runs, from the rows of the study's table."""
+    """Return the results of the runs, from the rows of the study's table."""
     return [_collect(study_run, table, study) for study_run in study_runs]
 
 

@@ -80,7 +80,7 @@ class Row:
 
     @property
     def train_loss_over(self) -> str:
-        """What train_loss is the mean over: the last epoch's steps, or its lines, as commits before had it."""
+        """Whether train_loss is a mean over the last epoch's steps or, as in earlier commits, over its lines."""
         return "lines" if self.commit in _BY_LINES else "steps"
 
     def metric(self, name: str) -> float:
@@ -226,7 +226,7 @@ def _curve(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _machine(environment: dict) -> str:
-    """What trained a run, in words."""
+    """Return the device that trained a run, in words."""
     device = environment.get("device", "unknown device")
     cpus = environment.get("usable_cpus", 1)
     return f"{cpus} CPU core{'s' * (cpus != 1)}" if device.startswith("cpu") else device

@@ -28,12 +28,12 @@ class Held:
 
     @cached_property
     def results(self) -> list[Result]:
-        """Of all its runs."""
+        """Results of all its runs."""
         return self.plan.results()
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """Name of its file."""
         return self.plan.path.stem
 
     @cached_property
@@ -58,14 +58,14 @@ class Held:
 
     @cached_property
     def verdicts(self) -> list[Verdict]:
-        """What its runs say; nothing where it does not follow the protocol."""
+        """Verdicts on its claims; none where it does not follow the protocol."""
         study = self.plan.study
         decided = self.ended if study.by_protocol else not study.measured
         return verdicts(self.results, study, points_below(self.results, self.folder)) if decided else []
 
     @property
     def core_hours(self) -> float:
-        """Of all its rows, trials included: core seconds, or wall clock where these were not counted yet."""
+        """Core hours of all its rows, trials included; wall clock where cores were not counted yet."""
         rows = self.plan.table.rows.values()
         return sum(row.core_seconds if row.core_seconds is not None else row.seconds or 0 for row in rows) / 3600
 

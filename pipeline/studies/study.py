@@ -292,7 +292,7 @@ def _choices(group: Group) -> list[list[Any]]:
 
 
 def _label(axis: str, value: Any, group: Group) -> str:
-    """What the label of a line says of an axis; empty if the axis runs along the line."""
+    """Return the part of a line's label that names an axis; empty if the axis runs along the line."""
     if axis not in group.lines:
         return ""
     constraint = group.axes[axis]

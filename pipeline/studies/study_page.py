@@ -91,7 +91,7 @@ def as_page(
 
 
 def train_loss_lines(results: Sequence[Result], study: Study) -> list[str]:
-    """What a page says of train losses that are means by the rule of before, where the study shows them."""
+    """Return the note on train losses that are means by the earlier rule, where the study shows them."""
     old = sum(result.row is not None and result.row.train_loss_over == "lines" for result in results)
     if not old or "train_loss" not in study.figure.y:
         return []
@@ -119,7 +119,7 @@ def claims_table(found: Sequence[Verdict]) -> str:
 
 
 def verdict_cells(verdict: Verdict, panel: bool) -> list[str]:
-    """Of a table: claim, source, what is expected, difference, interval, p, seeds and word.
+    """Return the cells of a table's row: claim, source, what is expected, difference, interval, p, seeds and word.
 
     panel: whether the claim begins with its panel's name.
     """
@@ -138,7 +138,7 @@ def verdict_cells(verdict: Verdict, panel: bool) -> list[str]:
 
 
 def plot_caption(study: Study) -> str:
-    """What the marks of a study's figure are."""
+    """Return the caption of a study's figure: what its marks and bars are."""
     if not study.measured:
         return ""
     mark, bar = ("Curves", "bands") if study.figure.x == "epoch" else ("Points", "bars")
@@ -168,7 +168,7 @@ def _word(verdict: Verdict) -> str:
 
 
 def _search(searched: Searched, study: Study, stem: str) -> str:
-    """What was chosen for each point, from how many trials, and whether it lies at the edge of what was tried."""
+    """Return the table of chosen values: from how many trials, and whether they lie at the edge of what was tried."""
     assert study.search is not None
     names = list(dict.fromkeys(name for arm, _ in searched for name in arm.ranges))
     rows = [

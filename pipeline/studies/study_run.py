@@ -43,7 +43,7 @@ class StudyRun:
 
     @property
     def own(self) -> tuple[tuple[str, str], ...]:
-        """What tells it from other runs: the values of its point, those chosen for it, and its seed."""
+        """Overrides that tell it from other runs: the values of its point, those chosen for it, and its seed."""
         return (*self.varied, *self.chosen, *((key, str(self.seed)) for key in self.seeded))
 
     @property
@@ -53,7 +53,7 @@ class StudyRun:
 
     @property
     def point(self) -> tuple:
-        """What runs that differ in their seed alone have in common."""
+        """Key that runs which differ in their seed alone have in common."""
         return (self.group, self.path, self.varied, self.panel, self.line)
 
     @cached_property
@@ -111,7 +111,7 @@ def unique(study_runs: Iterable[StudyRun]) -> list[StudyRun]:
 
 
 def scale(study_runs: Iterable[StudyRun]) -> str:
-    """What runs train, in words: data, epochs, blocks, and channels or width, from the least to the greatest."""
+    """Return in words what runs train: data, epochs, blocks, channels and width, from the least to the greatest."""
     recipes = [study_run.recipe for study_run in study_runs]
     parts = [", ".join(dict.fromkeys(Path(recipe.data.path).name for recipe in recipes))]
     models = [recipe.model.model_dump() for recipe in recipes]
