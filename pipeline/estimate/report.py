@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Literal
 
 from widemix.errors import InputError
-from widemix.estimate import check
-from widemix.estimate.check import cures
+from widemix.estimate import rehearse
 from widemix.estimate.hardware import EFFICIENCY, LATENCY, LAUNCH, Cluster
 from widemix.estimate.network import Pass, fake_pass
+from widemix.estimate.rehearse import cures
 from widemix.estimate.tables import Row, sample_of, short, size
 from widemix.estimate.traffic import exposed, state_bytes, step_traffic
 from widemix.formats.manifest import NAME, read_manifest
@@ -54,9 +54,9 @@ def estimate(
     rows += per_step
     rows += _run(recipe, cluster, next(row.value for row in per_step if row.name == "step"), samples)
     if rehearsed:
-        rows += check.rehearsed(recipe, network, cluster, next(row.value for row in rows if row.name == "memory"))
+        rows += rehearse.rehearsed(recipe, network, cluster, next(row.value for row in rows if row.name == "memory"))
     if measured:
-        rows += check.measured(recipe)
+        rows += rehearse.measured(recipe)
     return rows
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from widemix.errors import InputError
 from widemix.files import open_to_write, parse_json, read_regular
-from widemix.studies.results import Result
+from widemix.studies.points import Result
 from widemix.studies.study_run import StudyRun
 
 FILE = "baselines.jsonl"

@@ -20,9 +20,9 @@ from widemix.studies.estimates import (
     quantile,
     welch_estimate,
 )
+from widemix.studies.points import Result
 from widemix.studies.protocol import Claim, Place, Statement
 from widemix.studies.quantity import MEASURED, as_quantity, is_number, value_of
-from widemix.studies.results import Result
 from widemix.studies.study import Study
 
 _POWER = 0.8

@@ -17,9 +17,9 @@ from widemix.plots.lines import (
 )
 from widemix.plots.style import COLORS, log_axis, new_figure, save, styled
 from widemix.studies.claims import Verdict
+from widemix.studies.points import Point, Result, lines_of, measured_label
 from widemix.studies.protocol import Published
 from widemix.studies.quantity import is_number, label_of
-from widemix.studies.results import Point, Result, lines_of, measured_label
 from widemix.studies.study import Study
 
 _ABREAST = 3  # panels in a row: of more no page shows the text, unless rows are other quantities

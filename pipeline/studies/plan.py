@@ -10,9 +10,9 @@ from widemix.errors import Exit, InputError
 from widemix.lease import Leases
 from widemix.recipe import Recipe
 from widemix.studies.claims import verdicts
+from widemix.studies.points import Result, collect
 from widemix.studies.protocol import Search
 from widemix.studies.quantity import COMPUTED, MEASURED, OF_RECIPE, is_number, value_of
-from widemix.studies.results import Result, collect
 from widemix.studies.rows import Table, finished_row
 from widemix.studies.search import Arm, Trial, arms, chosen_runs
 from widemix.studies.study import Study, study_runs_of

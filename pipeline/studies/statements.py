@@ -9,7 +9,7 @@ from widemix.markdown import escaped
 from widemix.studies.baselines import points_below
 from widemix.studies.claims import Verdict, verdicts
 from widemix.studies.plan import Plan, make_plan, open_trials
-from widemix.studies.results import Result
+from widemix.studies.points import Result
 from widemix.studies.rows import Table
 from widemix.studies.study import read_study
 from widemix.studies.study_page import Searched, verdict_cells

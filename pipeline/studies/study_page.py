@@ -11,9 +11,9 @@ from widemix.markdown import code, escaped
 from widemix.studies.baselines import baseline_lines, points_below
 from widemix.studies.claims import Verdict, verdicts
 from widemix.studies.figure import plot
+from widemix.studies.points import Point, Result, as_csv, ends_of, lines_of, measured_label
 from widemix.studies.protocol import Statement
 from widemix.studies.quantity import is_number, label_of
-from widemix.studies.results import Point, Result, as_csv, ends_of, lines_of, measured_label
 from widemix.studies.search import Arm, Trial, best
 from widemix.studies.search import as_csv as trials_as_csv
 from widemix.studies.study import Study

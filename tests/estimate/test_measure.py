@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tests.conftest import ROOT, Fork, System
 from widemix.errors import InputError
-from widemix.estimate import check
+from widemix.estimate import rehearse as module
 from widemix.estimate.fake import fake_inputs
 from widemix.estimate.hardware import EFFICIENCY, GPUS, Cluster, Gpu
 from widemix.estimate.measure import measured_pass, measured_peaks, product_side, shortest
@@ -179,7 +179,7 @@ def test_what_cannot_work_on_the_cluster_fails_in_one_line():
 def test_too_much_memory_has_its_cures(gpus, words):
     recipe = load_recipe(B16, [("train.grad_accum_steps", "4")])
     first = "raise train.grad_accum_steps (now 4), set train.activation_checkpointing"
-    assert check.cures(recipe, Cluster(gpus)) == f"{first}{words}"
+    assert module.cures(recipe, Cluster(gpus)) == f"{first}{words}"
 
 
 # Measurements, by a clock that goes on where a test says so.
@@ -274,7 +274,7 @@ def test_a_pass_is_measured_with_its_roofline_on_this_machine(clock, keys, sampl
     peak = 2 * 256**3 / 0.25
     roofline = fake_pass(plain, samples, CPU).seconds(Gpu(peak, peak, 0, 2 * 4 * 2**26 / 0.25, 0))
     clock(0.25)
-    [row] = check.measured(recipe)
+    [row] = module.measured(recipe)
     assert row[:3] == ("measured pass", 0.25, "250 ms")
     note = f"{samples} images on this machine; its roofline is {1e3 * roofline:.0f} ms, {roofline / 0.25:.0%} of it"
     assert row.note == note
@@ -295,8 +295,8 @@ def test_a_pass_is_measured_with_its_roofline_on_this_machine(clock, keys, sampl
 def test_as_many_samples_as_take_a_moment_are_measured(monkeypatch, keys, samples):
     """At least four, at most a micro-batch; on a GPU memory too."""
     recipe, given = load_recipe(B16, list(keys.items())), []
-    monkeypatch.setattr(check, "compare", lambda *words: given.append(words) or (0.03, 0.04, 2 * words[1].peak))
-    timed, memory = check.measured(recipe)
+    monkeypatch.setattr(module, "compare", lambda *words: given.append(words) or (0.03, 0.04, 2 * words[1].peak))
+    timed, memory = module.measured(recipe)
     [(_, network, count)] = given
     assert count == samples
     if samples > 4 and "train.global_batch" not in keys:

@@ -16,7 +16,7 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.formats.manifest import read_manifest
 from widemix.studies.baselines import FILE, Baseline, baseline_lines, measure, points_below, read_baselines
-from widemix.studies.results import Result
+from widemix.studies.points import Result
 from widemix.studies.study import read_study
 from widemix.studies.study_page import write_report
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.studies.conftest import WIDTHS, plan_of, row_of
 from widemix.studies.figure import plot
-from widemix.studies.results import Result
+from widemix.studies.points import Result
 from widemix.studies.study_page import write_report
 
 CURVE = [{"split": "eval", "epoch": epoch, "loss": 1.0, "top1": 50.0} for epoch in (1, 2)]

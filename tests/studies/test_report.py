@@ -18,7 +18,7 @@ from widemix.formats.manifest import read_manifest
 from widemix.lease import Leases
 from widemix.models.cost import model_cost
 from widemix.studies.plan import make_plan, requirements
-from widemix.studies.results import Result, as_csv, lines_of, measured
+from widemix.studies.points import Result, as_csv, lines_of, measured
 from widemix.studies.rows import Table
 from widemix.studies.study import read_study
 from widemix.studies.study_run import unique
