@@ -132,17 +132,6 @@ def test_ranks_are_those_given_or_the_launchers(monkeypatch: pytest.MonkeyPatch)
     assert (ffcv.Order(0, 0, 2).rank, ffcv.Order(0, 0, 2).world) == (0, 2)
 
 
-def test_an_operation_has_the_order_of_its_loader():
-    """Which is known by its metadata."""
-    metadata = np.zeros(3)
-    bound = ffcv.Order(5)(SimpleNamespace(reader=SimpleNamespace(metadata=metadata)))
-    operation = ffcv.RandomErasing(0.5)
-    operation.accept_globals(metadata[:], None)
-    assert operation.order is bound
-    with pytest.raises(widemix.InputError, match=r"RandomErasing is random by epoch: give the loader order="):
-        operation.accept_globals(np.zeros(3)[:], None)
-
-
 def test_normalised_images_are_on_the_device_asked_for():
     step, given = ffcv.Normalize(device="meta"), State(True, torch.device("cpu"), (5, 7, 3), np.dtype("u1"))
     state, memory = step.declare_state_and_memory(given)
