@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 
 from widemix.errors import InputError
-from widemix.recipe import SECTIONS, key_names, suggest, tables
+from widemix.recipe import SECTIONS, key_names, other_name, suggest, tables
 from widemix.terminal import print
 
 
@@ -123,10 +123,12 @@ class Parser(argparse.ArgumentParser):
         return bool(re.match(r"--?[a-z]", word)) and word.partition("=")[0] not in self._option_string_actions
 
     def _nearest(self, option: str) -> str:
-        close = difflib.get_close_matches(option, self._option_string_actions, n=1)
+        takes_keys = any(action.dest == "recipe" for action in self._actions)
+        meant = other_name(option.lstrip("-"))
+        known = {*self._option_string_actions, *(key_names() if takes_keys else ())}
+        close = [meant] if meant in known else difflib.get_close_matches(option, self._option_string_actions, n=1)
         if close:
             return f"; did you mean {close[0]}?"
-        takes_keys = any(action.dest == "recipe" for action in self._actions)
         hint = suggest(option.lstrip("-"), key_names()) if takes_keys else ""
         return "" if "lists them" in hint else hint  # the help of the command lists its options
 

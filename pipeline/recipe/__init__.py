@@ -13,6 +13,7 @@ from widemix.recipe.files import (
 )
 from widemix.recipe.identity import experiment_hash, run_differences
 from widemix.recipe.key_table import SECTIONS, key_names, keys, tables
+from widemix.recipe.other_names import other_name
 from widemix.recipe.schema import Recipe, check_world
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "load_recipe",
     "load_stored_recipe",
     "match_folder",
+    "other_name",
     "parse_recipe",
     "recipe_hash",
     "run_differences",

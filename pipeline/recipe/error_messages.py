@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from widemix.errors import shown
 from widemix.recipe.key_table import families, key_names, keys
+from widemix.recipe.other_names import other_name
 from widemix.recipe.schema import Recipe
 
 _OF_KEYS = ("extra_forbidden", "missing", "union_tag_not_found", "union_tag_invalid", "invalid_key")
@@ -99,9 +100,13 @@ def _kind(path: list[str], values: Mapping[str, Any]) -> str | None:
 
 
 def suggest(name: str, table: Iterable[str]) -> str:
-    """Return the end of an error message: "; did you mean KEY?" with the nearest of the keys in `table`."""
+    """Return the end of an error message: "; did you mean KEY?", the key in `table` that other libraries call so, or
+    else the nearest.
+    """
     names = list(table)
     leaf = name.rsplit(".", 1)[-1]
+    if other_name(leaf) in names:
+        return f"; did you mean {other_name(leaf)}?"
     same_leaf = [known for known in names if known.rsplit(".", 1)[-1] == leaf]
     close = same_leaf or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if not close:
