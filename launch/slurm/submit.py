@@ -17,11 +17,10 @@ from pathlib import Path
 from widemix.command_line.commands import load_from_arguments
 from widemix.errors import Exit, InputError
 from widemix.files import atomic_write, open_to_write, refuse_link
-from widemix.formats.manifest import read_manifest
 from widemix.launch.slurm.options import PASSED, elastic_sizes, run_folder
 from widemix.launch.slurm.run_table import TABLE, Run, kept_path, merge, ranges, unfinished
 from widemix.launch.torchrun import check_torch
-from widemix.recipe import Recipe, check_world, dump_recipe
+from widemix.recipe import Recipe, check_init_from, check_world, dump_recipe, match_folder
 from widemix.recipe.files import find_study
 from widemix.terminal import print
 
@@ -62,9 +61,10 @@ def plan(arguments: argparse.Namespace, runs: Sequence[Run]) -> Submission:
     recipes = [each.recipe for each in runs] if runs else [load_from_arguments(arguments)]
     for recipe in recipes:
         check_world(recipe, arguments.nodes * ranks)
+        match_folder(recipe)
+        if not folder.exists():  # a run that goes on has its weights
+            check_init_from(recipe)
     data = {Path(recipe.data.path) for recipe in recipes}
-    for path in sorted(data):
-        read_manifest(path)
     table, numbers = _open_runs(runs, folder)
     command = ["sbatch", "--parsable", *_sbatch_options(arguments, folder, numbers), str(arguments.script)]
     command += [str(folder), str(ranks), str(arguments.restarts), str(arguments.requeues)]

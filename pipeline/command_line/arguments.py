@@ -124,8 +124,9 @@ class Parser(argparse.ArgumentParser):
 
     def _nearest(self, option: str) -> str:
         takes_keys = any(action.dest == "recipe" for action in self._actions)
-        meant = other_name(option.lstrip("-"))
-        known = {*self._option_string_actions, *(key_names() if takes_keys else ())}
+        name, keys = option.lstrip("-"), key_names() if takes_keys else ()
+        meant = other_name(name) or next((key for key in keys if key.endswith(f".{name}")), None)
+        known = {*self._option_string_actions, *keys}
         close = [meant] if meant in known else difflib.get_close_matches(option, self._option_string_actions, n=1)
         if close:
             return f"; did you mean {close[0]}?"

@@ -180,6 +180,10 @@ def assess_network(
     folder = str(data or network.data.path)
     if not folder:
         raise InputError(f"{network.name}: has no data of its own: give a prepared folder with --data")
+    if network.recipe and not data and not Path(folder).exists():
+        raise InputError(
+            f"{folder}: no such folder in {Path.cwd()}, and {network.name} was trained on it; --data names it"
+        )
     chosen = match_classes(network, Path(folder))
     module = SelectClasses(network.module, chosen) if chosen else network.module
     number = len(chosen) if chosen else network.data.num_classes

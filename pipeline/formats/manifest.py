@@ -1,6 +1,7 @@
 """manifest.json: the contents of a prepared folder, against which every reader checks the files."""
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from widemix.formats.tables import pieces
 
 NAME = "manifest.json"
 MOST = 256 << 20  # bytes of a manifest: of some millions of exceptions
+_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 
 FileName = Annotated[str, StringConstraints(pattern=r"^[^./][^/]*$")]  # of a file in the folder itself
 
@@ -96,8 +98,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise InputError(f"{path}: was changed since it was written (its hash differs); prepare the folder again")
         return manifest
     except FileNotFoundError:
-        what = "has no manifest.json" if folder.is_dir() else "no such folder"
-        raise InputError(f"{folder}: {what}; `widemix prep SOURCE [--from DIR] --to {folder}` writes one") from None
+        raise InputError(f"{folder}: {_why_missing(folder)}") from None
     except NotADirectoryError:
         raise InputError(f"{folder}: is a file; name the folder that `widemix prep` wrote") from None
     except OSError as error:
@@ -112,11 +113,30 @@ def read_manifest(folder: Path) -> Manifest:
         raise InputError(f"{path}: not a manifest (not JSON: {error}); prepare it again") from None
 
 
+def _why_missing(folder: Path) -> str:
+    """What is there instead of a prepared folder, and the cure."""
+    if folder.is_dir() and any(path.suffix.lower() in _IMAGES for path in islice(folder.rglob("*"), 1000)):
+        prep = command("prep", "image-folder", "--from", folder, "--to", Path("datasets", folder.resolve().name))
+        return f"holds images that are not prepared; {prep} prepares them"
+    if folder.is_dir():
+        return f"has no manifest.json; `widemix prep SOURCE [--from DIR] --to {folder}` writes one"
+    where = "" if folder.is_absolute() else f" in {Path.cwd()}"
+    return f"no such folder{where}; `widemix prep SOURCE [--from DIR] --to {folder}` writes one"
+
+
+def find_split(folder: Path, name: str, manifest: Manifest, key: str = "") -> Split:
+    """The split of this name. `InputError` says which there are, and with `key`, the recipe's, what to do."""
+    if name in manifest.splits:
+        return manifest.splits[name]
+    cure = f"; --{key} takes another" if key else ""
+    if len(manifest.splits) == 1:
+        cure = "; prepare it again with --holdout 10%, which makes one" + (f", and --{key} holdout" if key else "")
+    raise InputError(f"{folder}: no split {name!r}; it has {', '.join(manifest.splits)}{cure}")
+
+
 def split_path(folder: Path, name: str, manifest: Manifest) -> Path:
     """The path of a split's .beton. Raises `InputError` unless the file has the size in the manifest."""
-    if name not in manifest.splits:
-        raise InputError(f"{folder}: no split {name!r}; it has {', '.join(manifest.splits)}")
-    split = manifest.splits[name]
+    split = find_split(folder, name, manifest)
     path = folder / split.file
     size = path.stat().st_size if path.is_file() else None
     if size is None:

@@ -1,6 +1,6 @@
 """Recipes: what to train, written down once, validated, frozen."""
 
-from widemix.recipe.classes import fill_classes, match_folder
+from widemix.recipe.classes import check_init_from, fill_classes, match_folder
 from widemix.recipe.error_messages import suggest
 from widemix.recipe.files import (
     differences,
@@ -19,6 +19,7 @@ from widemix.recipe.schema import Recipe, check_world
 __all__ = [
     "SECTIONS",
     "Recipe",
+    "check_init_from",
     "check_world",
     "differences",
     "dump_recipe",

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from widemix.errors import InputError
+from widemix.models.hub import HUB, TIMM
 from widemix.recipe.schema import Recipe
 
 
@@ -16,22 +17,24 @@ def fill_classes(recipe: Recipe) -> Recipe:
     from widemix.formats.manifest import NAME, read_manifest  # imports numpy: recipes load without
 
     folder = Path(recipe.data.path)
-    if not (folder / NAME).exists():
-        raise InputError(
-            f"data.num_classes is that of the prepared folder, and {folder} is not prepared; prepare it, name "
-            "another with --data.path, or give --data.num_classes N"
-        )
-    return _with_classes(recipe, len(read_manifest(folder).classes))
+    try:
+        return _with_classes(recipe, len(read_manifest(folder).classes))
+    except InputError as error:
+        if (folder / NAME).exists():
+            raise
+        raise InputError(f"{error}; or give --data.num_classes N, which is taken from there") from None
 
 
 def match_folder(recipe: Recipe) -> Recipe:
     """Return the recipe with the prepared folder's number of classes, for training.
 
-    `InputError` if there is no such folder, it has a single class, or the recipe gives another number.
+    `InputError` if there is no such folder, it lacks a split or has fewer samples than a batch, it has a single
+    class, or the recipe gives another number.
     """
-    from widemix.formats.manifest import read_manifest
+    from widemix.formats.manifest import find_split, read_manifest
 
-    names, given = read_manifest(Path(recipe.data.path)).classes, recipe.data.num_classes
+    folder, manifest = Path(recipe.data.path), read_manifest(Path(recipe.data.path))
+    names, given = manifest.classes, recipe.data.num_classes
     if len(names) == 1 and recipe.data.targets == "class":
         raise InputError(f"{recipe.data.path}: has one class, {names[0]!r}, so there is nothing to learn")
     classes = len(names)
@@ -40,7 +43,24 @@ def match_folder(recipe: Recipe) -> Recipe:
             f"data.num_classes {given}: {recipe.data.path} has {classes} classes; --data.num_classes 0 takes their "
             "number from there"
         )
+    samples = find_split(folder, recipe.data.train_split, manifest, "data.train_split").samples
+    find_split(folder, recipe.data.eval_split, manifest, "data.eval_split")
+    if recipe.train.global_batch > samples:
+        raise InputError(
+            f"train.global_batch {recipe.train.global_batch} exceeds the {samples} samples of split "
+            f"{recipe.data.train_split!r} in {folder}"
+        )
     return recipe if given else _with_classes(recipe, classes)
+
+
+def check_init_from(recipe: Recipe) -> None:
+    """Raise `InputError` if `train.init_from` names a path that is not there."""
+    source = recipe.train.init_from or ""
+    if source and not source.startswith((TIMM, HUB)) and not Path(source).exists():
+        raise InputError(
+            f"train.init_from {source}: no such run or checkpoint folder; a weights file, timm:NAME or hf:OWNER/NAME "
+            "is possible too"
+        )
 
 
 def _with_classes(recipe: Recipe, classes: int) -> Recipe:

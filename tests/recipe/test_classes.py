@@ -14,7 +14,9 @@ PATH = ROOT / "recipes/base/own_images.yaml"
 
 
 def recipe(folder, classes=None):
-    given = [("data.path", str(folder))] + ([] if classes is None else [("data.num_classes", str(classes))])
+    given = [("data.path", str(folder)), ("data.eval_split", "test")] + (
+        [] if classes is None else [("data.num_classes", str(classes))]
+    )
     return load_recipe(PATH, given)
 
 
@@ -37,14 +39,19 @@ def test_one_class_is_nothing_to_learn(digits, tmp_path):
     for classes in (None, 1):
         with pytest.raises(InputError, match=rf"^{tmp_path / 'data'}: has one class, '0'"):
             match_folder(recipe(tmp_path / "data", classes))
-    of_numbers = {"data.path": str(tmp_path / "data"), "data.targets": "regression", "train.loss": "mse"}
+    of_numbers = {
+        "data.path": str(tmp_path / "data"),
+        "data.eval_split": "test",
+        "data.targets": "regression",
+        "train.loss": "mse",
+    }
     of_numbers |= {"train.keep_best": "mae", "augment.smoothing": "0", "augment.cutmix": "0"}
     numbers = load_recipe(PATH, list(of_numbers.items()))
     assert match_folder(numbers).data.num_classes == 1
 
 
 def test_without_a_folder_they_have_to_be_given(tmp_path):
-    with pytest.raises(InputError, match=r"is not prepared; prepare it, .* or give --data.num_classes N"):
+    with pytest.raises(InputError, match=r"no manifest.json; `widemix prep .* or give --data.num_classes N"):
         fill_classes(recipe(tmp_path))
     given = recipe(tmp_path)
     with pytest.raises(InputError, match=r"data\.num_classes 0"):
