@@ -115,6 +115,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _why_missing(folder: Path) -> str:
     """What is there instead of a prepared folder, and the cure."""
+    if (folder / "environment.json").exists():
+        return "is a run folder; name the folder that `widemix prep` wrote"
     if folder.is_dir() and any(path.suffix.lower() in _IMAGES for path in islice(folder.rglob("*"), 1000)):
         prep = command("prep", "image-folder", "--from", folder, "--to", Path("datasets", folder.resolve().name))
         return f"holds images that are not prepared; {prep} prepares them"
