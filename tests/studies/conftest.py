@@ -23,6 +23,15 @@ from widemix.studies.rows import Row, Table
 from widemix.studies.study import read_study, study_runs_of
 from widemix.studies.study_run import StudyRun
 
+TWO = """
+title: t
+source: s
+runs:
+- label: Normal
+  recipes: {Digits: digits/s_mixer}
+  axes: {model.channels: [8, 16]}
+figure: {x: width}
+"""
 WIDTHS = """
 title: Widths
 source: a paper, figure 1
@@ -61,12 +70,11 @@ claims:
 - {text: as good on average, left: {line: RP}, right: {line: Normal}, expect: equal, margin: 1.5}
 - {text: deeper is better, slope: {line: Normal}, expect: less}
 """
-RATES = """
+UNSEARCHED = """
 title: t
 source: s
 seeds: [0, 1, 2]
 set: {eval.every_epochs: 1000}
-search: {keys: {optim.lr: {low: 0.001, high: 0.256}}, trials: 3, widen: 3, set: {train.epochs: 3}}
 runs:
 - label: Normal
   recipes: {Digits: digits/s_mixer}
@@ -76,7 +84,8 @@ runs:
   seeded: [model.permutation_seed]
 figure: {x: width}
 """
-UNSEARCHED = RATES.replace(RATES[RATES.index("search:") : RATES.index("runs:")], "")
+SEARCH = "search: {keys: {optim.lr: {low: 0.001, high: 0.256}}, trials: 3, widen: 3, set: {train.epochs: 3}}\n"
+RATES = UNSEARCHED.replace("runs:", f"{SEARCH}runs:")
 
 
 def plan_of(folder: Path, text: str, table: str = "study.jsonl", name: str = "study.yaml") -> Plan:

@@ -9,19 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, System
-from tests.studies.conftest import leave_run, row_of, runs_of
+from tests.studies.conftest import TWO, leave_run, row_of, runs_of
 from widemix.errors import InputError
 from widemix.studies.rows import Table, add_core_seconds, finished_row
 from widemix.studies.study_run import StudyRun
 
-STUDY = """
-title: t
-source: s
-seeds: [0, 1, 2]
-runs:
-- {label: Normal, recipes: {Digits: digits/s_mixer}}
-figure: {x: width}
-"""
+STUDY = TWO.replace("runs:", "seeds: [0, 1, 2]\nruns:").replace("  axes: {model.channels: [8, 16]}\n", "")
 LINES = [
     {"split": "train", "step": 1, "epoch": 0.5, "loss": 9.0, "images_per_s": 100.0},  # before a restart
     {"split": "train", "step": 1, "epoch": 0.5, "loss": 3.0, "images_per_s": 100.0},

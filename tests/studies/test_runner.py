@@ -14,7 +14,7 @@ import pytest
 
 from tests.clone import CLONE
 from tests.conftest import SMALL, Fork, System
-from tests.studies.conftest import leave_run
+from tests.studies.conftest import TWO, leave_run
 from tests.terminal import Terminal
 from widemix.errors import Exit, RunError
 from widemix.lease import RENEWAL_S, Leases
@@ -23,18 +23,6 @@ from widemix.recipe import dump_recipe
 from widemix.studies.rows import Table
 from widemix.studies.runner import Runner
 from widemix.studies.study import read_study, study_runs_of
-
-STUDY = """
-title: t
-source: s
-claim: c
-seeds: [SEEDS]
-runs:
-- label: Normal
-  recipes: {Digits: digits/s_mixer}
-  axes: {model.channels: [8, 16]}
-figure: {x: width}
-"""
 
 # Stands for `widemix train`: ten steps that a restart continues; SIGTERM ends it after a moment. While there is a
 # file `hold-N` it waits after its fifth step once N runs are done.
@@ -86,7 +74,7 @@ class Study:
 
     def __init__(self, folder, seeds: int):
         self.path, self.folder = folder / "study.yaml", folder / "runs"
-        self.path.write_text(STUDY.replace("SEEDS", ", ".join(map(str, range(seeds)))))
+        self.path.write_text(TWO.replace("runs:", f"seeds: {[*range(seeds)]}\nruns:"))
         (folder / "trainer.py").write_text(TRAINER)
         self.study_runs = study_runs_of(self.path, read_study(self.path))
         (folder / "recipes").mkdir()

@@ -85,14 +85,8 @@ def test_runs_have_the_values_chosen_on_the_held_out_split(plan):
     assert {study_run.recipe.optim.lr for study_run in plan.runs()} == {0.004}  # the recipe's, before the search
     plan.search(Trainer(plan))
     for arm, trials in plan.searched():
-        assert {
-            (
-                trial.study_run.recipe.data.eval_split,
-                trial.study_run.recipe.train.epochs,
-                trial.study_run.recipe.train.seed,
-            )
-            for trial in trials
-        } == {("holdout", 3, 1000)}
+        recipes = [trial.study_run.recipe for trial in trials]
+        assert {(r.data.eval_split, r.train.epochs, r.train.seed) for r in recipes} == {("holdout", 3, 1000)}
         assert {study_run.name for study_run in arm.study_runs}.isdisjoint(trial.study_run.name for trial in trials)
     assert plan.searched()[2][1][0].study_run.recipe.model.permutation_seed == 1000
     runs = plan.runs()
@@ -176,15 +170,8 @@ def test_an_entry_may_search_keys_of_its_own(tmp_path):
         ("Normal", ["optim.lr"], 3),
         ("RP", ["optim.lr", "optim.weight_decay"], 3),
     ]
-    names = (
-        "optim.lr",
-        "optim.weight_decay",
-        "optim.clip_grad",
-        "augment.hflip",
-        "augment.smoothing",
-        "augment.re_prob",
-    )
-    most = Search(keys={name: Range(low=0.1, high=0.2) for name in names}, trials=1)
+    names = "optim.lr optim.weight_decay optim.clip_grad augment.hflip augment.smoothing augment.re_prob"
+    most = Search(keys={name: Range(low=0.1, high=0.2) for name in names.split()}, trials=1)
     assert len(search_arms(plan.study_runs, most, [{}, {}])[0].ranges) == 6  # of seven refused.yaml has a row
     own = {"optim.lr": Range(low=0.5, high=0.7)}
     twice = [

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import ROOT
 from tests.studies import conftest
-from tests.studies.conftest import RATES, UNSEARCHED, WIDTHS, plan_of, runs_of, train
+from tests.studies.conftest import RATES, TWO, UNSEARCHED, WIDTHS, plan_of, runs_of, train
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.models.families import KINDS
@@ -23,15 +23,6 @@ from widemix.studies.study import is_study, read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, unique
 
 STUDIES = sorted((ROOT / "recipes/studies").glob("*.yaml"))
-TWO = """
-title: t
-source: s
-runs:
-- label: Normal
-  recipes: {Digits: digits/s_mixer}
-  axes: {model.channels: [8, 16]}
-figure: {x: width}
-"""
 OWN = RATES.replace("  seeded:", "  search: {optim.weight_decay: {low: 0.01, high: 1}}\n  seeded:")
 MIXER = load_recipe("digits/mixer")
 
@@ -206,28 +197,21 @@ def test_solutions_depend_on_all_other_keys(tmp_path, overrides, gamma):
         assert missed[1] == min(missed)
 
 
-def test_omega_gives_the_papers_pairs_and_widths():
-    """As appendix C.4 prints them."""
+@pytest.mark.parametrize(
+    ("line", "printed"),
+    [
+        ("Normal, 2^18", [(16, 173), (32, 113), (48, 83), (83, 48), (113, 32), (173, 16)]),
+        ("RP, 2^21", [(16, 504), (32, 346), (64, 226), (226, 64), (346, 32), (504, 16)]),
+        ("Normal, 2^27", [(128, 1386), (256, 904), (904, 256), (1386, 128)]),
+        ("SW-MLP", [(540,), (612,), (724,), (935,), (1619,)]),
+    ],
+)
+def test_omega_gives_the_pairs_and_widths_of_appendix_c4(line, printed):
     path = ROOT / "recipes/studies/figure5.yaml"
-    study = read_study(path)
-    study = study.model_copy(update={"seeds": [0]})
-    study_runs = [study_run for study_run in study_runs_of(path, study) if study_run.panel == "CIFAR-10"]
-    mixers = [study_run.recipe.model for study_run in study_runs if study_run.line == "Normal, 2^18"]
-    assert [(m.channels, m.tokens) for m in mixers] == [
-        (16, 173),
-        (32, 113),
-        (48, 83),
-        (83, 48),
-        (113, 32),
-        (173, 16),
-    ]
-    mixers = [study_run.recipe.model for study_run in study_runs if study_run.line == "RP, 2^21"]
-    printed = [(16, 504), (32, 346), (64, 226), (226, 64), (346, 32), (504, 16)]
-    assert [(m.channels, m.tokens) for m in mixers] == printed
-    mixers = [study_run.recipe.model for study_run in study_runs if study_run.line == "Normal, 2^27"]
-    assert [(m.channels, m.tokens) for m in mixers] == [(128, 1386), (256, 904), (904, 256), (1386, 128)]
-    widths = [study_run.recipe.model.width for study_run in study_runs if study_run.line == "SW-MLP"]
-    assert widths == [540, 612, 724, 935, 1619]
+    study = read_study(path).model_copy(update={"seeds": [0]})
+    runs = [run for run in study_runs_of(path, study) if (run.panel, run.line) == ("CIFAR-10", line)]
+    names = ("model.width",) if line == "SW-MLP" else ("model.channels", "model.tokens")
+    assert keys_of(runs, *names) == printed
 
 
 @pytest.mark.parametrize(
@@ -386,15 +370,20 @@ def test_values_are_numbers_or_the_texts_of_their_parts():
     assert value_of("permuted_block", load_recipe("digits/mixer", keys)) == "none"
 
 
-def test_an_axis_is_labelled_by_its_quantity():
-    names = {
-        "sparsity": "inverse density, 1 / p",
-        "error": "test error (%)",
-        "top1": "top-1 (%)",
-        "optim.lr": "learning rate",
-    }
-    names |= {"data.path": "data", "model.patch_size": "patch size", "c_over_s": "channels over tokens, C / S"}
-    assert {name: label_of(name) for name in names} == names
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("sparsity", "inverse density, 1 / p"),
+        ("c_over_s", "channels over tokens, C / S"),
+        ("error", "test error (%)"),
+        ("top1", "top-1 (%)"),
+        ("optim.lr", "learning rate"),
+        ("data.path", "data"),
+        ("model.patch_size", "patch size"),
+    ],
+)
+def test_an_axis_is_labelled_by_its_quantity(name, label):
+    assert label_of(name) == label
     assert label_of("loss", "held-out") == "held-out loss"
     assert [is_number(value) for value in (0, 0.5, math.nan, math.inf, "1")] == [True, True, False, False, False]
 
