@@ -19,11 +19,16 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "
 # QUESTION. EXCLUDED: the nodes without which the job is to be requeued; CODE: what finish.py ends with. FIRST and
 # SECOND: signals that the script gets while it trains, and when that has ended.
 ANSWERS = {"QUESTION": "none", "UNANSWERED": "0", "EXCLUDED": "", "CODE": "75", "FIRST": "", "SECOND": "", "LOST": ""}
-ANSWERS |= {"STATE": "RUNNING", "RESTARTS": "0", "WITHOUT": "(null)", "TZ": "UTC", "APPTAINER_BIND": ""}
+ANSWERS |= {"STATE": "RUNNING", "RESTARTS": "0", "WITHOUT": "(null)", "TZ": "UTC", "APPTAINER_BIND": "", "PYXIS": ""}
 COMMANDS = {
-    "srun": """echo $PPID >$NOTED/script; [ -z $FIRST ] || kill -$FIRST $PPID
+    "srun": """case "$*" in
+            --help) echo "$PYXIS"; exit ;;
+            *launch.local*) echo 1,2,3; exit ;;
+            *slurm.finish*) exit $CODE ;;
+        esac
+        echo $PPID >$NOTED/script; [ -z $FIRST ] || kill -$FIRST $PPID
         for name in SRUN_CPUS_PER_TASK WIDEMIX_{RANK_STATUS_DIR,STAGE_TOKEN,START_TIMES} PYTHONSAFEPATH LOADED \\
-            APPTAINER_BIND; do echo "+ with $name=${!name}"; done >>$NOTED/words
+            APPTAINER_BIND ENROOT_FORCE_OVERRIDE; do echo "+ with $name=${!name}"; done >>$NOTED/words
         ls "$WIDEMIX_RANK_STATUS_DIR" | sed "s/^/+ with /" >>$NOTED/words""",
     "sleep": "",
     "python": """case $2 in
@@ -47,7 +52,7 @@ COMMANDS = {
 def answer(tmp_path, programs):
     """Run the script: `NAME=VALUE` for its words, what the commands answer and the environment -> all that it does.
 
-    train=... has all words after `--`; show=WORD: of the commands only those with this word.
+    python=... has the words that start Python, train=... all after `--`; show=WORD: commands with this word alone.
     """
     note = 'words="+ $(printf "%q " "${0##*/}" "$@")"; echo "$words" >>$NOTED/words\n'
     programs(**{name: note + text for name, text in COMMANDS.items()})
@@ -59,6 +64,7 @@ def answer(tmp_path, programs):
         given = dict(word.split("=", 1) for word in shlex.split(command.replace("{tmp}", str(tmp_path))))
         words = [word.replace("{tmp}", str(tmp_path)) for name, word in WORDS.items() if name != "train"]
         words = [given.pop(name, word) for name, word in zip(WORDS, words, strict=False)]
+        words[9:10] = shlex.split(words[9])
         words += shlex.split(given.pop("train", WORDS["train"]))
         show = given.pop("show", "")
         environ = os.environ | JOB | ANSWERS | {"NOTED": str(noted)} | given

@@ -110,23 +110,40 @@ def test_a_dry_run_ends_with_the_script_and_writes_nothing(submit, tmp_path):
     assert shlex.split(output.partition("\n")[0])[-1] == "--train.init_from=timm:a; rm x"
 
 
-def test_a_container_mounts_folders_of_recipe_data_and_run(submit, digits, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("option", "started"),
+    [
+        ("--container=image.sif", "apptainer exec --nv --bind {binds} {tmp}/image.sif python3"),
+        (
+            "--container-image=a.io#b/c:25.01",
+            "--container-mounts={mounts} --container-image=a.io#b/c:25.01 --container-workdir={tmp} "
+            "--no-container-mount-home python3",
+        ),
+    ],
+    ids=["Apptainer", "Pyxis"],
+)
+def test_a_container_mounts_folders_of_recipe_data_and_run(submit, digits, tmp_path, monkeypatch, option, started):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "image.sif").touch()
     own = tmp_path / "my recipes/mine.yaml"
     own.parent.mkdir()
     own.write_text(RECIPE.read_text().replace("../base", str(ROOT / "recipes/base")))
-    shipped = ROOT / "recipes"
-    for recipe, folder in ((str(own), own.parent), ("digits/mixer", shipped / "digits"), ("study.yaml", tmp_path)):
-        (tmp_path / "study.yaml").write_text(STUDY.format(digits=digits, recipe=RECIPE))
-        code, output = submit("--dry-run", "--container", "image.sif", recipe=recipe)
+    (tmp_path / "study.yaml").write_text(STUDY.format(digits=digits, recipe=RECIPE))
+    shipped = ROOT / "recipes/digits"
+    for recipe, folder in ((str(own), own.parent), ("digits/mixer", shipped), ("study.yaml", tmp_path)):
+        code, output = submit("--dry-run", option, recipe=recipe)
         assert code == 0, output
+        folders = sorted({str(folder), str(digits.resolve()), str(tmp_path)})
+        mounts = {"binds": ",".join(folders), "mounts": ",".join(f"{each}:{each}" for each in folders)}
         words = shlex.split(output.partition("\n")[0])
-        start = words.index("apptainer")
-        bound = words[start + 4].split(",")
-        assert {*bound} == {str(folder), str(digits.resolve()), str(tmp_path)}
-        command = ["apptainer", "exec", "--nv", "--bind", words[start + 4], str(tmp_path / "image.sif"), "python3"]
-        assert words[start : words.index("--", start)] == command
+        words = words[words.index("--", words.index("no")) - len(started.split()) :]
+        expected = [word.format(tmp=tmp_path, **mounts) for word in started.split()]
+        assert words[: len(expected)] == expected
+
+
+def test_a_machine_without_srun_does_not_know_of_pyxis(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    slurm.check_pyxis()
 
 
 def test_a_recipe_edited_later_changes_no_job_that_waits(submit, tmp_path, digits, programs):
