@@ -3,20 +3,21 @@
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import urllib.error
-import urllib.request
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-from widemix.errors import Exit, InputError
+from tests.transcripts import check_transcript, transcript
+from widemix.errors import InputError
 from widemix.launch import wheels
-from widemix.native.build import LEVELS, BuildError
+from widemix.native.build import BuildError
 from widemix.recipe.files import SHIPPED, find_recipe, load_recipe
 
 # A folder of a checkout taken for a module: `pipeline.train`, `-m launch.pod`, `from data_prep import`; but paths and
@@ -118,17 +119,6 @@ def test_sources_are_downloaded_once_and_are_those_of_the_hash(tmp_path: Path, m
         assert capsys.readouterr().out == said
 
 
-def test_zig_compiles_for_the_machine_and_the_oldest_glibc(tmp_path: Path) -> None:
-    """By a module in its place that prints its arguments."""
-    (tmp_path / "ziglang.py").write_text("import sys; print(*sys.argv[1:], sep='|')")
-    cc = wheels.make_compiler(tmp_path / "work", "aarch64")
-    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
-    for name, words in (("cc", "cc|-target|aarch64-linux-gnu.2.28"), ("ar", "ar"), ("ranlib", "ranlib")):
-        command = [cc.with_name(name), "a b.o", "-c"]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-        assert done.stdout == f"{words}|a b.o|-c\n"
-
-
 def test_setuptools_leaves_everything_where_it_is_told(tmp_path: Path) -> None:
     project, dist = tmp_path / "project", tmp_path / "dist"
     project.mkdir()
@@ -141,57 +131,6 @@ def test_setuptools_leaves_everything_where_it_is_told(tmp_path: Path) -> None:
     assert wheel.name == "tiny-1.0-py3-none-manylinux_2_28_aarch64.whl"
     with zipfile.ZipFile(wheel) as file:
         assert "tiny.py" in file.namelist()
-
-
-def test_building_wheels_names_what_is_missing(tmp_path: Path, system, capsys) -> None:
-    def no_network(url: str) -> None:
-        raise urllib.error.URLError("Name or service not known")
-
-    def build(*words: str) -> tuple[int, str]:
-        system({"sys.argv": ["wheels", "--project", str(tmp_path), "--to", str(tmp_path / "dist"), *words]})
-        return wheels.main(), capsys.readouterr().err
-
-    system({"urllib.request.urlretrieve": no_network, "shutil.which": lambda name: name})
-    code, message = build()
-    assert (code, message.count("\n")) == (Exit.FAILED, 1)
-    assert re.search(r"libjpeg-turbo-3.2.0.tar.gz: Name or service not known; .*--jpeg FOLDER", message)
-    other = tmp_path / "libjpeg-turbo-2.1"
-    other.mkdir()
-    (other / "CMakeLists.txt").write_text("set(VERSION 2.1.5)\n")
-    for folder in (other, tmp_path / "none"):
-        code, message = build("--jpeg", str(folder))
-        assert (code, message.count("\n")) == (Exit.WRONG_INPUT, 1)
-        assert f"{folder}: has not the sources of libjpeg-turbo-3.2.0; unpack https://" in message
-    system({"shutil.which": lambda name: None if name == "nasm" else name})
-    assert build() == (Exit.WRONG_INPUT, "error: nasm: not installed; apt-get install cmake nasm ninja-build\n")
-
-
-@pytest.mark.parametrize("machines", [[], ["aarch64"], ["x86_64"]])
-def test_a_release_has_sources_and_a_wheel_per_machine(machines, tmp_path, monkeypatch, system, capsys):
-    done, dist = [], tmp_path / "dist"
-
-    def setuptools(project, work, *words):
-        done.append((work.name, *words))
-        dist.mkdir(exist_ok=True)
-        for name in "gfedcb" if "sdist" in words else "a":
-            (dist / name).touch()
-
-    (tmp_path / "build/wheels/left").mkdir(parents=True)  # of a build before
-    (tmp_path / "jpeg").mkdir()
-    (tmp_path / "jpeg/CMakeLists.txt").write_text("set(VERSION 3.2.0)\n")
-    system({"shutil.which": lambda name: name})
-    monkeypatch.setattr(wheels, "run_setuptools", setuptools)
-    monkeypatch.setattr(wheels, "build_wheel", lambda *given: done.append(given))
-    words = ["--project", str(tmp_path), "--to", str(dist), "--jpeg", str(tmp_path / "jpeg")]
-    system({"sys.argv": ["wheels", *words, *(["--machines", *machines] if machines else [])]})
-    assert wheels.main() == 0
-    sources, plain, *others = done
-    assert sources == ("any", "sdist", "--dist-dir", dist)
-    assert plain == ("any", "build", "bdist_wheel", "--dist-dir", dist)
-    work = tmp_path / "build/wheels"
-    assert others == [(tmp_path, work / name, name, tmp_path / "jpeg", dist) for name in machines or LEVELS]
-    assert capsys.readouterr().out == "a\nb\nc\nd\ne\nf\ng\n"
-    assert not (work / "left").exists()
 
 
 def test_a_command_runs_without_the_clones_path(tmp_path, monkeypatch) -> None:
@@ -210,48 +149,43 @@ def test_a_command_runs_without_the_clones_path(tmp_path, monkeypatch) -> None:
     assert len(said) == 2000
 
 
-@pytest.mark.parametrize("machine", LEVELS)
-def test_a_wheel_has_the_libraries_and_their_licences(machine: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    """By commands that are kept instead of run: libjpeg-turbo first, then the package, its libraries, its wheel."""
-    project, work, jpeg, dist, steps = *(tmp_path / name for name in ("project", "work", "jpeg", "dist")), []
-    jpeg.mkdir()
-    for name in ("LICENSE.md", "README.ijg"):
-        (jpeg / name).write_text(name)
-    native = work / "lib/widemix/native"
+# In place of Python and cmake: they note their words, and make what the next step needs.
+PYTHON = """case "$*" in
+    *ziglang*) ;;
+    *sdist*) mkdir -p {tmp}/dist; touch {tmp}/dist/a.tar.gz ;;
+    *bdist_wheel*) touch {tmp}/dist/b.whl ;;
+    *) mkdir -p ${8}/lib/widemix/native ;;
+esac"""
+NOTE = 'echo "$(pwd): ${0##*/} $*" >>{tmp}/calls\n'
 
-    def run(*command: object, folder: Path | None = None) -> None:
-        words = [str(word) for word in command]
-        steps.append((words, folder))
-        native.mkdir(parents=True, exist_ok=True)
 
-    def compiled(compiler, target, *flags, libraries, timeout) -> None:
-        steps.append((compiler, target, flags, libraries, timeout))
+@transcript(Path(__file__).with_name("wheels.txt"))
+def test_how_a_release_is_built(case, tmp_path, programs, system, monkeypatch, capsys, request):
+    """`wheels WORDS` of the clone in {tmp}, and all that it starts; `without PROGRAM`; others are sh's."""
+    programs(**{name: NOTE.replace("{tmp}", str(tmp_path)) for name in ("cmake", "nasm", "ninja")},
+             python=(NOTE + PYTHON).replace("{tmp}", str(tmp_path)))  # fmt: skip
+    system({"sys.executable": str(tmp_path / "bin/python"), "urllib.request.urlretrieve": no_network})
+    files = " ".join(map(str, sorted((ROOT / "pipeline/native").glob("*.c"))))
 
-    monkeypatch.setattr(wheels, "run", run)
-    monkeypatch.setattr(wheels, "compile_library", compiled)
-    wheels.build_wheel(project, work, machine, jpeg, dist)
-    (configure, _), (build, _), (package, where), *libraries, (wheel, at) = steps
-    assert configure[:5] == ["cmake", "-S", str(jpeg), "-B", str(work / "jpeg")]
-    options = dict(word.removeprefix("-D").split("=", 1) for word in configure if word.startswith("-D"))
-    tools = {f"CMAKE_{name}": str(work / name.lower()) for name in ("AR", "RANLIB")}
-    tools |= {"CMAKE_C_COMPILER": str(work / "cc"), "CMAKE_SYSTEM_PROCESSOR": machine}
-    # Hidden symbols in code that a shared library can have, with its vectors.
-    tools |= {"CMAKE_BUILD_TYPE": "Release", "CMAKE_SYSTEM_NAME": "Linux", "ENABLE_SHARED": "OFF"}
-    needed = {"CMAKE_C_FLAGS": "-fvisibility=hidden", "CMAKE_POSITION_INDEPENDENT_CODE": "ON", "REQUIRE_SIMD": "ON"}
-    assert options | tools | needed == options
-    assert build == ["cmake", "--build", str(work / "jpeg"), "--target", "jpeg-static"]
-    assert (package[-2:], where, at) == (["--build-base", str(work)], project, project)
-    assert [step[1].name for step in libraries] == [f"{name}.so" for name in LEVELS[machine]]
-    for (compiler, target, flags, linked, timeout), level in zip(libraries, LEVELS[machine].values(), strict=True):
-        assert (compiler, target.parent, timeout) == ([str(work / "cc")], native, None)
-        own = [flag for flag in level.flags if not flag.startswith("-march")]
-        assert list(flags) == [flags[0], *own, f"-I{jpeg / 'src'}", f"-I{work / 'jpeg'}", "-s"]
-        assert flags[0].startswith("-mcpu=x86_64_v" if machine == "x86_64" else "-mcpu=generic")
-        version = level.flags[0].rpartition("v")[2].removesuffix("-a").replace(".", "_")  # of the instruction set
-        assert flags[0].removesuffix("a").endswith("generic" if version == "8" else f"v{version}")
-        assert linked == [str(work / "jpeg/libjpeg.a"), "-lpthread", "-lm"]
-    platform = f"manylinux_2_28_{machine}"
-    assert wheel[-5:] == ["bdist_wheel", "--plat-name", platform, "--dist-dir", str(dist)]
-    licences = {path.name: path.read_text() for path in native.iterdir()}
-    assert licences == {f"libjpeg-turbo.{name}": name for name in ("LICENSE.md", "README.ijg")}
-    assert capsys.readouterr().out.splitlines() == [f"compiled {machine} {name}" for name in LEVELS[machine]]
+    def answer(command: str) -> str:
+        name, *words = shlex.split(command.replace("{tmp}", str(tmp_path)))
+        (tmp_path / "calls").write_text("")
+        if name == "without":
+            (tmp_path / "bin" / words[0]).unlink()
+            monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+            return ""
+        if name != "wheels":
+            done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+            return done.stdout
+        system({"sys.argv": ["wheels", "--project", str(tmp_path), "--to", str(tmp_path / "dist"), *words]})
+        code = wheels.main()
+        said = "".join(capsys.readouterr())
+        text = (tmp_path / "calls").read_text() + said + f"exit code {int(code)}"
+        text = text.replace(files, "*.c").replace(str(tmp_path), "{tmp}").replace(f"{Path.cwd()}: ", "")
+        return re.sub(r"\.native-\w+\.so", ".native-X.so", text)
+
+    check_transcript(case, answer, request.config)
+
+
+def no_network(url: str) -> None:
+    raise urllib.error.URLError("Name or service not known")
