@@ -154,7 +154,7 @@ PYTHON = """case "$*" in
     *ziglang*) ;;
     *sdist*) mkdir -p {tmp}/dist; touch {tmp}/dist/a.tar.gz ;;
     *bdist_wheel*) touch {tmp}/dist/b.whl ;;
-    *) mkdir -p ${8}/lib/widemix/native ;;
+    *) mkdir -p ${9}/lib/widemix/native ;;
 esac"""
 NOTE = 'echo "$(pwd): ${0##*/} $*" >>{tmp}/calls\n'
 
