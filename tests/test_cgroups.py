@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.clone import CLONE
-from widemix import cgroups as limits
 from widemix.cgroups import allowed_cpus, cpu_quota, memory_limit, usable_cpus
 
 HELD_BACK = """
@@ -71,23 +70,20 @@ def test_no_cgroups_no_limits(tmp_path: Path) -> None:
     assert memory_limit(tmp_path, tmp_path / "none") is None
 
 
-def test_affinity_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "cpu_quota", lambda: 64.0)
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    try:
-        assert (allowed_cpus(), usable_cpus()) == (1, 1)
-    finally:
-        os.sched_setaffinity(0, allowed)
+@pytest.mark.parametrize(
+    ("allowed", "quota", "usable"),
+    [(8, "max", 8), (8, "50000", 1), (8, "290000", 2), (8, "6400000", 8), (1, "6400000", 1)],
+)
+def test_cpus_are_those_allowed_or_fewer_by_a_quota(system, allowed: int, quota: str, usable: int) -> None:
+    files = {"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/cpu.max": f"{quota} 100000\n"}
 
+    def read(path: Path) -> str:
+        if str(path) not in files:
+            raise FileNotFoundError(path)
+        return files[str(path)]
 
-@pytest.mark.parametrize(("quota", "usable"), [(None, 8), (0.5, 1), (2.9, 2), (64.0, 8)])
-def test_a_quota_below_the_allowed_cpus_counts(
-    monkeypatch: pytest.MonkeyPatch, quota: float | None, usable: int
-) -> None:
-    monkeypatch.setattr(limits, "cpu_quota", lambda: quota)
-    monkeypatch.setattr(limits, "allowed_cpus", lambda: 8)
-    assert usable_cpus() == usable
+    system({"os.sched_getaffinity": lambda _: set(range(allowed)), "pathlib.Path.read_text": read})
+    assert (allowed_cpus(), usable_cpus()) == (allowed, usable)
 
 
 def test_a_thread_that_is_held_back_says_so() -> None:

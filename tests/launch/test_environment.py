@@ -15,7 +15,6 @@ from tests.launch.test_stage import OTHER, disk, give_away
 from widemix.cli.parser import make_parser
 from widemix.command_line.commands import run_command
 from widemix.errors import InputError
-from widemix.launch import environment as module
 from widemix.launch.environment import pack, unpack
 
 assert disk  # in which every user may write
@@ -110,9 +109,28 @@ HOSTILE = {
     "through the interpreter": [member("./bin/python", tarfile.SYMTYPE, "{outside}/old"), member("./bin/python")],
     "below the interpreter": [member("./bin/python", tarfile.SYMTYPE, "{outside}"), member("./bin/python/new")],
     "hard link": [member("./lib/a", tarfile.LNKTYPE, "{outside}/old"), member("./lib/a")],
+    "hard link of the interpreter": [member("./bin/python", tarfile.LNKTYPE, "{outside}/old")],
+    **{
+        f"link of {name}": [member(name, tarfile.SYMTYPE, "{outside}/old")]
+        for name in ("./bin/pip", "./bin/python/x", "./lib/bin/python", "./bin/xpython")
+    },
     "device": [member("./lib/a", tarfile.CHRTYPE)],
     "pipe": [member("./lib/a", tarfile.FIFOTYPE)],
 }
+
+
+def named(folder, outside, members: list[tarfile.TarInfo]):
+    """An archive of these members, whose name has its hash."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for info in members:
+            own = info.replace(name=info.name.format(outside=outside), linkname=info.linkname.format(outside=outside))
+            own.size = 3 if own.isreg() else 0
+            archive.addfile(own, io.BytesIO(b"new"))
+    data = packed.getvalue()
+    path = folder / f"environment-{blake3(data).hexdigest(length=8)}-{len(data)}.tar"
+    path.write_bytes(data)
+    return path
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -121,25 +139,28 @@ def test_nothing_of_an_archive_leaves_its_folder(tmp_path, name):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "old").write_text("old")
-    plain, shared = tmp_path / "plain.tar", tmp_path / "shared"
-    with tarfile.open(plain, "w") as archive:
-        for info in HOSTILE[name]:
-            own = info.replace(name=info.name.format(outside=outside), linkname=info.linkname.format(outside=outside))
-            own.size = 3 if own.isreg() else 0
-            archive.addfile(own, io.BytesIO(b"new"))
-    shared.mkdir()
-    data = plain.read_bytes()
-    named = shared / f"environment-{blake3(data).hexdigest(length=8)}-{len(data)}.tar"
-    named.write_bytes(data)
+    archive = named(tmp_path, outside, HOSTILE[name])
     if name == "absolute":  # as tar does, without the slash
-        place = unpack(named, tmp_path / "local")
+        place = unpack(archive, tmp_path / "local")
         assert [path.read_text() for path in place.rglob("new")] == ["new"]
         shutil.rmtree(place)
     else:
         with pytest.raises(InputError, match="cannot be unpacked to"):
-            unpack(named, tmp_path / "local")
+            unpack(archive, tmp_path / "local")
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"old": "old"}
-    assert [path.name for path in (tmp_path / "local").iterdir()] == [f".{named.stem}.lock"]
+    assert [path.name for path in (tmp_path / "local").iterdir()] == [f".{archive.stem}.lock"]
+
+
+def test_the_interpreter_alone_links_to_the_systems(tmp_path):
+    """As a link of this user's, whoever packed it."""
+    links = {"./bin/python": "/usr/bin/python3", "bin/python3.11-config": "../../../outside"}
+    members = [member(name, tarfile.SYMTYPE, link) for name, link in links.items()]
+    for info in members:
+        info.uid, info.gid, info.uname, info.gname = OTHER, OTHER, "someone", "theirs"
+    place = unpack(named(tmp_path, tmp_path, members), tmp_path / "local")
+    for name, link in links.items():
+        assert os.readlink(place / name) == link
+        assert (place / name).lstat().st_uid == os.getuid()
 
 
 def test_nothing_is_unpacked_through_a_link_in_the_way(tmp_path, environment):
@@ -203,31 +224,6 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, environment):
 def test_a_conda_environment_is_one_too(tmp_path):
     (tmp_path / "env/conda-meta").mkdir(parents=True)
     assert (unpack(pack(tmp_path, tmp_path / "env"), tmp_path / "local") / "conda-meta").is_dir()
-
-
-@pytest.mark.parametrize(
-    ("name", "kept"),
-    [
-        ("./bin/python", True),
-        ("bin/python3.11-config", True),
-        ("./bin/pip", False),
-        ("./bin/python/x", False),
-        ("./lib/bin/python", False),
-        ("./bin/xpython", False),
-    ],
-)
-def test_only_the_interpreter_may_link_to_the_systems(tmp_path, name, kept):
-    for link in ("/usr/bin/python3", "../../../outside"):
-        info = member(name, tarfile.SYMTYPE, link)
-        info.uid, info.gid, info.uname, info.gname = 7, 8, "someone", "theirs"
-        if kept:
-            found = module._inside(info, tmp_path)
-            assert (found.linkname, found.uid, found.gid, found.uname, found.gname) == (link, *[None] * 4)
-        else:
-            with pytest.raises(tarfile.FilterError):
-                module._inside(info, tmp_path)
-    with pytest.raises(tarfile.FilterError):  # as a link of the kind that is a file
-        module._inside(member("./bin/python", tarfile.LNKTYPE, "/usr/bin/python3"), tmp_path)
 
 
 def test_what_cannot_be_packed_is_told(tmp_path):
