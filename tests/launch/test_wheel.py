@@ -152,8 +152,8 @@ def test_a_command_runs_without_the_clones_path(tmp_path, monkeypatch) -> None:
 # In place of Python and cmake: they note their words, and make what the next step needs.
 PYTHON = """case "$*" in
     *ziglang*) ;;
-    *sdist*) mkdir -p {tmp}/dist; touch {tmp}/dist/a.tar.gz ;;
-    *bdist_wheel*) touch {tmp}/dist/b.whl ;;
+    *sdist*) mkdir -p {tmp}/dist; touch {tmp}/dist/{f,e,d,c,b,a}.gz ;;
+    *bdist_wheel*) touch {tmp}/dist/g.whl ;;
     *) mkdir -p ${9}/lib/widemix/native ;;
 esac"""
 NOTE = 'echo "$(pwd): ${0##*/} $*" >>{tmp}/calls\n'
