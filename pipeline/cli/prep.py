@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from widemix.formats.manifest import Manifest, Split
 
 
+_NAMED = 3  # left-out files
 BAD = "largest fraction of a split's images that may be skipped; more of them, or all of a class, end the command "
 BAD += "with exit code 1 and a list (default: 1%%)"
 
@@ -209,7 +210,7 @@ def _max_bad(arguments: argparse.Namespace) -> float:
 
 
 def print_summary(manifest: "Manifest", to: Path) -> None:
-    """Print a line for each split, and how many files were unusual in which way."""
+    """Print a line for each split, how many files were unusual in which way, and the first that were left out."""
     for split in manifest.splits.values():
         print(f"{to / split.file}: {_summary(split, manifest)}")
     if manifest.settings.get("encoding", "jpeg") == "coefficients":
@@ -220,6 +221,10 @@ def print_summary(manifest: "Manifest", to: Path) -> None:
         counts = [f"{count:,} {rule}" for rule, count in first]
         others = [f"{rules.total():,} in all"] if len(rules) > 4 else []
         print(f"unusual files: {', '.join(counts + others)}; listed in {to / 'manifest.json'}")
+    for exception in [each for each in manifest.exceptions if each["rule"].startswith("left out")][:_NAMED]:
+        print(f"{exception['file']}: {exception['rule']}")
+    if [*manifest.splits] == ["train"] and not (manifest.settings.get("splits") or manifest.settings.get("part")):
+        print(f"{to}: has no split to evaluate on; the same with --holdout 10% --force makes one of these samples")
 
 
 def _price(manifest: "Manifest", to: Path) -> str:

@@ -97,7 +97,9 @@ def test_a_summary_has_a_line_for_each_split(tmp_path, capsys):
     splits.append(split("extra", 6, (0,), ("image", "targets")))
     splits += [split("bare", 3, (0, 0)), split("both", 3, (1, 2), ("image", "targets"))]
     rules = ["grey to RGB"] * 3 + ["turned: by 90"] + ["turned: by 180"] + ["left out: is empty"] + ["CMYK to RGB"]
-    manifest = Namespace(splits=dict(enumerate(splits)), settings={}, exceptions=[{"rule": rule} for rule in rules])
+    manifest = Namespace(
+        splits=dict(enumerate(splits)), settings={}, exceptions=[{"file": "a.png", "rule": rule} for rule in rules]
+    )
     print_summary(manifest, tmp_path)
     lines = [
         f"{tmp_path}/train.beton: 7 samples, 1.5 MiB, 3 to 4 of each of 2 classes",
@@ -109,13 +111,21 @@ def test_a_summary_has_a_line_for_each_split(tmp_path, capsys):
     ]
     kinds = "1 left out, 3 grey to RGB, 2 turned, 1 CMYK to RGB"
     assert capsys.readouterr().out.splitlines() == [
-        *lines, f"unusual files: {kinds}; listed in {tmp_path}/manifest.json"
+        *lines, f"unusual files: {kinds}; listed in {tmp_path}/manifest.json", "a.png: left out: is empty"
     ]  # fmt: skip
     manifest.exceptions += 1200 * [{"rule": "alpha dropped"}]
     print_summary(manifest, tmp_path)
     kinds = "1 left out, 1,200 alpha dropped, 3 grey to RGB, 2 turned, 1,207 in all"
     assert capsys.readouterr().out.splitlines()[6] == f"unusual files: {kinds}; listed in {tmp_path}/manifest.json"
-    manifest.exceptions = []
+    manifest.exceptions = 5 * [{"file": "b.png", "rule": "left out: is empty"}]
+    print_summary(manifest, tmp_path)
+    assert capsys.readouterr().out.splitlines()[7:] == ["b.png: left out: is empty"] * 3
+    manifest.exceptions, manifest.splits = [], {"train": splits[0]}
+    print_summary(manifest, tmp_path)
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"{tmp_path}: has no split to evaluate on; the same with --holdout 10% --force makes one of these samples"
+    ]
+    manifest.splits = dict(enumerate(splits))
     print_summary(manifest, tmp_path)
     assert capsys.readouterr().out.splitlines() == lines
 

@@ -67,7 +67,7 @@ def test_the_contents_of_a_prepared_folder(tmp_path, folder, image, prep, capsys
     )
     print_summary(manifest, out)
     listed = f"unusual files: 1 left out, 1 grey to RGB; listed in {out / 'manifest.json'}"
-    assert capsys.readouterr().out.splitlines()[-1] == listed
+    assert capsys.readouterr().out.splitlines()[-2:] == [listed, "val/bee/empty.jpg: left out: is empty"]
     assert PrepSettings(**manifest.settings) == SETTINGS
     for (name, split), samples in zip(manifest.splits.items(), (22, 6), strict=True):
         path = out / f"{name}.beton"
