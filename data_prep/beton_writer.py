@@ -22,6 +22,8 @@ from widemix.formats.chunks import ChunkHashes
 from widemix.formats.tables import ALIGNED, ALLOCATION, FIELD, HEADER, VERSION
 
 SHARD = 64 << 20  # bytes of data between two journal entries; a kill loses up to three, with what waits for the disk
+ORIGIN = np.dtype([("checksum", "<u4"), ("size", "<i8"), ("mtime_ns", "<i8"), ("ctime_ns", "<i8")])
+PER_SAMPLE = ("samples", "table", "checksums", "stored")  # the tables with a row for each sample that was written
 
 
 class BetonWriter:
@@ -165,10 +167,6 @@ def next_page(position: int, page: int) -> int:
 
 def _tables_end(count: int, layout: Layout) -> int:
     return HEADER.itemsize + len(layout.fields) * FIELD.itemsize + count * layout.sample.itemsize
-
-
-ORIGIN = np.dtype([("checksum", "<u4"), ("size", "<i8"), ("mtime_ns", "<i8"), ("ctime_ns", "<i8")])
-PER_SAMPLE = ("samples", "table", "checksums", "stored")  # the tables with a row for each sample that was written
 
 
 class Written:

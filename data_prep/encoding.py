@@ -22,6 +22,10 @@ from widemix.formats.checksums import crc32c
 from widemix.formats.tables import Fields
 from widemix.formats.text import TOKEN, TOKENIZER
 
+BATCH = 1000  # pairs per call of the tokenizer, which uses all threads
+ALPHABET = 1000  # most frequent characters that are kept
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
 
 class Encoding(NamedTuple):
     """A file's layout, and the function that makes its records."""
@@ -68,11 +72,6 @@ def _encoding_of_pairs(dataset: Dataset, origin: Path | None, settings: PrepSett
     records = partial(encode_pairs, tokenizer=tokenizer, length=settings.length)
     files = {TOKENIZER: tokenizer.to_str().encode()}
     return Encoding(text_layout(settings.length), records, False, "pairs", files, {})
-
-
-BATCH = 1000  # pairs per call of the tokenizer, which uses all threads
-ALPHABET = 1000  # most frequent characters that are kept
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def load_tokenizer(vocabulary: Path, length: int) -> Any:

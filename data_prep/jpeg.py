@@ -32,6 +32,10 @@ METADATA = {
 }  # may hold an orientation, or further images
 # Sampling factors of the first component that libturbojpeg supports: 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1.
 SAMPLINGS = {(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)}
+MIN_SEGMENT_WIDTH = 48  # pixels; a segment costs 2 to 3 bytes, and restarts the DC prediction
+MARKER = re.compile(rb"\xff[\xd0-\xd7]")
+WRITTEN, WARNED, FAILED, TOO_LARGE, NOT_TAKEN = range(5)  # results of restart.c and shrink.c
+MAX_GROWTH = 65_536  # bytes by which a JPEG may grow, in addition to a quarter
 
 
 class Frame(NamedTuple):
@@ -92,12 +96,6 @@ def _frame(data: bytes, start: int, has_metadata: bool, scan: int) -> Frame:
     layers = data[start + 11 : start + 10 + 3 * components : 3]
     sampling = tuple((s >> 4, s & 15) for s in layers)
     return Frame(width, height, data[start + 1] == PROGRESSIVE, sampling, has_metadata, scan)
-
-
-MIN_SEGMENT_WIDTH = 48  # pixels; a segment costs 2 to 3 bytes, and restarts the DC prediction
-MARKER = re.compile(rb"\xff[\xd0-\xd7]")
-WRITTEN, WARNED, FAILED, TOO_LARGE, NOT_TAKEN = range(5)  # results of restart.c and shrink.c
-MAX_GROWTH = 65_536  # bytes by which a JPEG may grow, in addition to a quarter
 
 
 def interval_for(width: int, across: int) -> int:

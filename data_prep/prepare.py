@@ -34,6 +34,8 @@ from widemix.formats.manifest import NAME, Manifest, read_manifest, split_path
 from widemix.tally import print_status
 
 PACKAGES = ("widemix", "numpy", "pillow")
+MAX_ENCODED = 64  # images of a split that are encoded for the estimate
+DISK_BYTES_PER_S = 500e6  # assumed speed of writing and flushing: nothing is written to measure it
 
 
 @translate_errors()
@@ -184,10 +186,6 @@ def plan_of(
 
 def _versions(encoding: Encoding) -> dict[str, str]:
     return {**{name: version(name) for name in PACKAGES}, **encoding.versions}
-
-
-MAX_ENCODED = 64  # images of a split that are encoded for the estimate
-DISK_BYTES_PER_S = 500e6  # assumed speed of writing and flushing: nothing is written to measure it
 
 
 class Estimate(NamedTuple):

@@ -21,6 +21,10 @@ from widemix.formats.chunks import hash_bytes
 from widemix.formats.manifest import Manifest, Split, count_labels
 from widemix.tally import print_status, track
 
+LISTED = 20  # images that are left out, in the list before an error
+ADVICE = "repair, convert or remove them and add --force, or allow more of them with --max-bad"
+NAMED = 3  # samples in a message
+
 
 class Job(NamedTuple):
     """A dataset to be written, and where."""
@@ -88,7 +92,7 @@ def _write_split(name: str, job: Job) -> tuple[Split, list[dict[str, str]], dict
                 check_fraction(name, written, len(samples), job.max_bad, finished=False)
         check_fraction(name, written, len(samples), job.max_bad, finished=True)
         if not written.count:
-            raise InputError(f"{job.plan['from']}: not one image of {name} can be decoded")
+            raise InputError(f"{job.plan['from']}: not one image of {name} can be stored")
         if not job.settings.part:  # which may hold few images of a class
             check_classes(name, written, samples, job.dataset.classes, job.max_bad)
         blocks = writer.finish()
@@ -130,10 +134,6 @@ def _open_writer(name: str, job: Job) -> BetonWriter:
     return writer
 
 
-LISTED = 20  # images that are left out, in the list before an error
-ADVICE = "repair or remove them and add --force, or allow more of them with --max-bad"
-
-
 def check_fraction(split: str, written: Written, samples: int, max_bad: float, *, finished: bool) -> None:
     """Raise `RunError`, after a list of them, if more than the fraction `max_bad` of the samples are left out.
 
@@ -144,7 +144,7 @@ def check_fraction(split: str, written: Written, samples: int, max_bad: float, *
         _print_left_out(written)
         so_far = "" if written.taken == samples else f" of the first {written.taken}"
         fraction = f"more than {100 * max_bad:.3g} % of {samples}"
-        raise RunError(f"{split}: {bad} images{so_far} cannot be decoded, {fraction}; {ADVICE}")
+        raise RunError(f"{split}: {bad} images{so_far} are left out, {fraction}; {ADVICE}")
 
 
 def check_classes(
@@ -159,7 +159,7 @@ def check_classes(
     if lost:
         _print_left_out(written)
         names = ", ".join(classes[label] for label in lost)
-        raise RunError(f"{split}: not one image of {names} can be decoded; {ADVICE} 100%")
+        raise RunError(f"{split}: not one image of {names} can be stored; {ADVICE} 100%")
 
 
 def _print_left_out(written: Written) -> None:
@@ -170,9 +170,6 @@ def _print_left_out(written: Written) -> None:
         print_status(line)
     if len(lines) > LISTED:
         print_status(f"... and {len(lines) - LISTED} more")
-
-
-NAMED = 3  # samples in a message
 
 
 def check_unchanged(samples: Sequence[Any], origins: np.ndarray, to: Path) -> None:

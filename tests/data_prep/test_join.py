@@ -145,7 +145,7 @@ def test_parts_of_another_origin_or_classes_are_refused(tmp_path, jpeg):
 def test_a_class_that_loses_all_is_found_at_the_join(tmp_path, folder):
     put(folder, {str(path.relative_to(folder)): b"" for path in (folder / "train/ant").iterdir()})
     parts = parts_of("image-folder", folder, tmp_path, max_bad=0.9, shuffle=True)
-    with pytest.raises(RunError, match="train: not one image of ant can be decoded"):
+    with pytest.raises(RunError, match="train: not one image of ant can be stored"):
         join(parts, tmp_path / "out", max_bad=0.9)
-    with pytest.raises(RunError, match=r"train: \d images cannot be decoded, more than 1 % of 21"):
+    with pytest.raises(RunError, match=r"train: \d images are left out, more than 1 % of 21"):
         join(parts, tmp_path / "out")

@@ -276,12 +276,12 @@ THREE = "train/bee/0 train/bee/3 train/cat/6"
 @pytest.mark.parametrize(
     ("bad", "options", "words", "listed"),
     [
-        ("train/bee/0", {}, "train: 1 images cannot be decoded, more than 1 % of 22", 1),
-        (THREE, {"max_bad": 0.05}, "train: 3 images cannot be decoded", 3),
+        ("train/bee/0", {}, "train: 1 images are left out, more than 1 % of 22", 1),
+        (THREE, {"max_bad": 0.05}, "train: 3 images are left out", 3),
         (THREE, {"max_bad": 0.15}, "", 0),
-        ("val/bee/0 val/bee/1", {"max_bad": 0.5}, "val: not one image of bee can be decoded; .*--max-bad 100%", 2),
-        ("val/ant/0 val/ant/1", {"max_bad": 0.9}, "val: not one image of ant can be decoded", 2),
-        ("val/cat/0 val/cat/1", {"max_bad": 0.9}, "val: not one image of cat can be decoded", 2),
+        ("val/bee/0 val/bee/1", {"max_bad": 0.5}, "val: not one image of bee can be stored; .*--max-bad 100%", 2),
+        ("val/ant/0 val/ant/1", {"max_bad": 0.9}, "val: not one image of ant can be stored", 2),
+        ("val/cat/0 val/cat/1", {"max_bad": 0.9}, "val: not one image of cat can be stored", 2),
         ("val/bee/0 val/bee/1", {"max_bad": 1}, "", 0),
         (
             " ".join(f"val/{name}/{i}" for name in ("ant", "bee", "cat") for i in (0, 1)),
@@ -313,7 +313,7 @@ def test_bad_images_that_fill_the_list_end_it_at_once(tmp_path, image, prep, cap
     image(0).save(tmp_path / "good.png")
     put(tmp_path, {f"in/train/a/{number:03}.jpg": b"" for number in range(bad)})
     put(tmp_path, {f"in/train/a/x{number:03}.png": (tmp_path / "good.png").read_bytes() for number in range(good)})
-    words = f"train: {bad} images of the first {bad} cannot be decoded, more than 21 % of {bad + good};"
+    words = f"train: {bad} images of the first {bad} are left out, more than 21 % of {bad + good};"
     with pytest.raises(RunError, match=words):
         prep(origin=tmp_path / "in", max_bad=0.21)
     listed = [f"train/a/{number:03}.jpg: left out: is empty" for number in range(20)]

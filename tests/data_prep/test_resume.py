@@ -346,7 +346,7 @@ def test_what_was_left_out_or_changed_is_not_encoded_again(tmp_path, image, deco
     (train / "1.bmp").write_bytes(b"no image")
     act = partial(prepare, "image-folder", tmp_path / "images", settings=RAW, processes=1, max_bad=0.2)
     act(to=tmp_path / "whole")
-    with changed(val / "0.bmp", lambda _: b"no image"), pytest.raises(RunError, match="val: 1 images cannot be"):
+    with changed(val / "0.bmp", lambda _: b"no image"), pytest.raises(RunError, match="val: 1 images are left out"):
         act(to=tmp_path / "out")
     words = r"^train/a/5\.bmp: changed since the interrupted preparation"  # the sixth taken, and the fifth stored
     with changed(train / "5.bmp", lambda data: data[:-1] + b"?"), pytest.raises(InputError, match=words):
