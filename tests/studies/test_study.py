@@ -20,7 +20,7 @@ from widemix.models.registry import build_model
 from widemix.recipe import Recipe, dump_recipe, experiment_hash, load_recipe
 from widemix.studies.quantity import as_quantity, block_weights, is_number, label_of, solve, value_of
 from widemix.studies.study import is_study, read_study, study_runs_of
-from widemix.studies.study_run import StudyRun, unique
+from widemix.studies.study_run import StudyRun, scale, unique
 
 STUDIES = sorted((ROOT / "recipes/studies").glob("*.yaml"))
 OWN = RATES.replace("  seeded:", "  search: {optim.weight_decay: {low: 0.01, high: 1}}\n  seeded:")
@@ -175,6 +175,24 @@ def test_only_a_run_of_this_recipe_has_ended(tmp_path):
         (run / name).write_text(text)
         with pytest.raises(InputError, match=f"{study_run.name}: is not a finished run"):
             study_run.has_ended(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ((), "digits; 30 epochs; 4 blocks; C = 8 to 16"),
+        (("[8, 16]", "[1024]", "  axes", "  set: {train.epochs: 5, data.path: a/b}\n  axes"),
+         "b; 5 epochs; 4 blocks; C = 1,024"),
+        (("s_mixer", "mixer, Other: cifar10/sw_mlp", "  axes: {model.channels: [8, 16]}\n", ""),
+         "digits, cifar10; 30 to 200 epochs; 4 to 8 blocks; C = 64; width 1,619"),
+    ],
+)  # fmt: skip
+def test_what_runs_train_is_said_from_least_to_greatest(tmp_path, changes, said):
+    text = TWO
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        text = text.replace(old, new, 1)
+    assert scale(runs_of(tmp_path, text)) == said
+    assert scale([]) == ""
 
 
 # Constraints.
