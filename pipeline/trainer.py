@@ -4,13 +4,12 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from widemix.data.loader import EvalLoader, TrainLoader, check_model
@@ -18,7 +17,6 @@ from widemix.data.precision import DTYPES, bf16_warning
 from widemix.distributed.requests import SharedRequests, Stopped, StopRequest
 from widemix.distributed.startup_timing import StartTimes
 from widemix.distributed.topology import (
-    Topology,
     keep_freed_memory,
     on_main,
     process_group,
@@ -35,13 +33,13 @@ from widemix.evaluation.evaluate import evaluate_engine
 from widemix.files import atomic_write
 from widemix.metrics import BY_CLASS, main_metric
 from widemix.models.registry import build_model, build_on_meta, empty_inputs
-from widemix.recipe import Recipe, check_world, match_folder
+from widemix.recipe import Recipe, check_world
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.choice import best_of
 from widemix.run.log import RunLog
 from widemix.run.patience import Gains
 from widemix.run.run_dir import (
-    ResumeState,
+    Run,
     acquire_run_dir,
     default_run_dir,
     describe_start,
@@ -56,37 +54,12 @@ from widemix.training.balance import balance_loss, suggest_balance
 from widemix.training.cadence import rarely_kept
 from widemix.training.faults import Rollback
 from widemix.training.finetune import UNUSED, freeze, load_init_weights, unused_parameters
-from widemix.training.loop import Loop, RunContext
+from widemix.training.loop import Loop
 from widemix.training.mistakes import Mistakes
 from widemix.training.profile import Profiler
 from widemix.training.schedule import Schedule, build_run_schedule, suggest_batch
 
 Overrides = Sequence[tuple[str, str]]  # "section.key" and value, as on the command line
-
-
-@dataclass(frozen=True)
-class _Rank:
-    """A rank that has met the others."""
-
-    recipe: Recipe
-    topology: Topology
-    store: dist.Store  # of all ranks; each thread needs its own clone
-    stop: StopRequest
-    times: StartTimes
-    verbosity: int
-    stack: ExitStack  # closes what the run has opened
-
-    def note(self, text: str) -> None:
-        """Print a line on rank 0, unless only warnings are wanted."""
-        if self.verbosity >= 0:
-            self.print(text)
-
-    def warn(self, text: str) -> None:
-        self.print(f"warning: {text}")
-
-    def print(self, text: str) -> None:
-        if self.topology.is_main:
-            _print(text)
 
 
 def train(
@@ -99,14 +72,13 @@ def train(
 ) -> Exit:
     """Train a recipe on the ranks that a launcher has started; every rank calls it.
 
-    `resume` is "auto", "never" or the path of a run or checkpoint. `overrides`, those that the recipe has had, name a
-    run without a folder. `verbosity` -1 prints only warnings and the last line, 1 every line of
-    metrics.jsonl. Returns REQUEUE if the run was asked to stop.
-    `InputError` if recipe, data, ranks and run folder do not fit each other.
+    recipe: one that `match_folder` has returned. `resume` is "auto", "never" or the path of a run or checkpoint.
+    `overrides`, those that the recipe has had, name a run without a folder. `verbosity` is that of `Run`. Returns
+    REQUEUE if the run was asked to stop.
+    `InputError` if recipe, ranks and run folder do not fit each other.
     """
     times = StartTimes()
     times.end("imports")
-    recipe = match_folder(recipe)
     topology = read_topology()
     check_world(recipe, topology.world)
     check_engine(recipe.engine, recipe.optim, recipe.train, topology)
@@ -117,49 +89,44 @@ def train(
             with stop.at_once():
                 store = stack.enter_context(process_group(topology, recipe.engine.timeout_s))
         except Stopped as signal:
-            _print(
-                f"rank {topology.rank}: stopped by {signal} before all ranks had met; start the run again to train"
-            )
+            with suppress(OSError):  # nothing reads it, or the log's disk is full
+                text = f"stopped by {signal} before all ranks had met; start the run again to train"
+                print(f"rank {topology.rank}: {text}", file=sys.stderr, flush=True)
             return Exit.REQUEUE
         times.end("rendezvous")
         set_torch_threads(topology)
         keep_freed_memory(topology.device)
         set_matmul_precision(recipe.train.matmul_precision)
-        rank = _Rank(recipe, topology, store, stop, times, verbosity, stack)
-
-        loader, eval_loader = _open_data(recipe, topology)
+        loader = TrainLoader(recipe.data, recipe.augment, recipe.train, topology)
+        eval_loader = EvalLoader(recipe.data, recipe.eval.batch_size, topology, DTYPES[recipe.train.precision])
+        check_model(recipe.model, loader, eval_loader)
         schedule = build_run_schedule(recipe.schedule, recipe.optim.lr, recipe.train, loader.steps)
         # Rank 0's name: the clocks of the ranks differ.
         folder = run_dir or on_main(topology, lambda: default_run_dir(recipe_path, overrides))
         start = stack.enter_context(acquire_run_dir(folder, recipe, resume, topology))
+        run = Run(recipe, topology, start, store, stop, verbosity)
         if start.ends_early(recipe.train):
             schedule = replace(schedule, last_step=min(start.result_step, schedule.last_step))
         if start.done and start.is_complete(schedule.last_step):
-            rank.print(f"{folder}: already complete, {main_metric(start.done)}")
+            run.print(f"{folder}: already complete, {main_metric(start.done)}")
             return Exit.DONE
-        _check_something_is_left(recipe, start, schedule.last_step)
+        _check_something_is_left(run, schedule.last_step)
         times.end("data and run folder")
 
         with explaining_disk_errors():
-            loop = _build_loop(rank, start, schedule, loader, eval_loader)
+            loop = _build_loop(run, times, stack, schedule, loader, eval_loader)
             result = loop.fit(loader)
-            loop.context.log.flush()
-            return _finish(rank, folder, result, loop.health.failing)
+            loop.log.flush()
+            return _finish(run, result, loop.health.failing)
 
 
-def _open_data(recipe: Recipe, topology: Topology) -> tuple[TrainLoader, EvalLoader]:
-    loader = TrainLoader(recipe.data, recipe.augment, recipe.train, topology)
-    eval_loader = EvalLoader(recipe.data, recipe.eval.batch_size, topology, DTYPES[recipe.train.precision])
-    check_model(recipe.model, loader, eval_loader)
-    return loader, eval_loader
-
-
-def _check_something_is_left(recipe: Recipe, start: ResumeState, last_step: int) -> None:
-    """`InputError` where a new run would end before the checkpoint that it is to start from, or a complete one can't
-    go on."""
+def _check_something_is_left(run: Run, last_step: int) -> None:
+    """Raise `InputError` where a new run would end before the checkpoint that it is to start from, or a complete one
+    can't go on."""
+    train, start = run.recipe.train, run.start
     if start.checkpoint and start.is_of_another_run and start.step >= last_step:
-        limit = "train.max_steps" if recipe.train.max_steps == last_step else "train.epochs"
-        limit = "train.patience_epochs" if start.ends_early(recipe.train) else limit
+        limit = "train.max_steps" if train.max_steps == last_step else "train.epochs"
+        limit = "train.patience_epochs" if start.ends_early(train) else limit
         raise InputError(
             f"{start.checkpoint.path}: is at step {start.step}, and this run would end at step {last_step}; raise "
             f"{limit}, or take its weights alone by train.init_from"
@@ -172,57 +139,66 @@ def _check_something_is_left(recipe: Recipe, start: ResumeState, last_step: int)
 
 
 def _build_loop(
-    rank: _Rank, start: ResumeState, schedule: Schedule, loader: TrainLoader, eval_loader: EvalLoader
+    run: Run, times: StartTimes, stack: ExitStack, schedule: Schedule, loader: TrainLoader, eval_loader: EvalLoader
 ) -> Loop:
-    """Build network, engine and loop, with the state of the checkpoint that the run resumes from."""
-    recipe, topology, folder = rank.recipe, rank.topology, start.run_dir
+    """Build network, engine and loop, with the state of the checkpoint that the run resumes from.
+
+    stack: closes what the run opens.
+    """
+    recipe, topology, folder = run.recipe, run.topology, run.folder
     if recipe.train.precision == "bf16" and topology.is_main and (slow := bf16_warning(topology.device)):
-        rank.warn(slow)
-    watchdog = Watchdog(folder, topology, rank.store.clone(), recipe.faults.hang_timeout_s)
-    rank.stack.enter_context(watchdog)
+        run.warn(slow)
+    watchdog = stack.enter_context(Watchdog(folder, topology, run.store.clone(), recipe.faults.hang_timeout_s))
     retention = RetentionPolicy(recipe.train.keep_last, recipe.train.keep_best, recipe.train.keep_every_steps)
-    saver = Saver(folder, topology, rank.store.clone(), retention, watchdog.note_written)
-    rollback = Rollback(folder, topology, recipe.faults.max_rollbacks, start.skipped_ranges)
+    saver = Saver(folder, topology, run.store.clone(), retention, watchdog.note_written)
+    rollback = Rollback(folder, topology, recipe.faults.max_rollbacks, run.start.skipped_ranges)
 
-    module = _build_model(rank, start)
+    module = _build_model(run)
     memory_layout = set_memory_layout(module, recipe.engine, recipe.train, topology)
-    engine = _build_engine(recipe, module, start, topology)
+    engine = _build_engine(run, module)
     balance_loss(engine, recipe, loader)
-    rank.times.end("network and checkpoint")
-    profiler = _open_profiler(rank, folder, schedule.last_step)
+    times.end("network and checkpoint")
+    profiler = _build_profiler(run, schedule.last_step)
+    if profiler:
+        stack.enter_context(profiler)
     if unequal := suggest_balance(recipe):
-        rank.note(unequal)
+        run.note(unequal)
     if few := suggest_batch(recipe, len(loader), topology.world):
-        rank.note(few)
+        run.note(few)
     if rare := rarely_kept(recipe.train, schedule.steps_per_epoch):
-        rank.warn(rare)
-    _begin(rank, start, schedule.last_step)  # after all that may be wrong with the recipe
+        run.warn(rare)
+    _begin(run, schedule.last_step)  # after all that may be wrong with the recipe
 
-    log = _open_log(rank, start, schedule.last_step)
+    trackers: list[Tracker] = []
+    on_main(topology, lambda: trackers.extend(open_trackers(run)))
+    log = stack.enter_context(RunLog(run, schedule.last_step, trackers))
+    log.add_description()
     count = recipe.log.shown_mistakes(recipe.data.targets, recipe.data.num_classes)
     mistakes = Mistakes(count, eval_loader, log) if count else None
     options: dict[str, Any] = {"observe": mistakes.observe} if mistakes else {}
     options["by_class"] = (recipe.train.keep_best or "").removeprefix("ema_") in BY_CLASS
     evaluate = partial(evaluate_engine, engine, eval_loader, recipe.data.num_classes, watchdog.beat, **options)
     watchdog.beat()
-    context = RunContext(
+    return Loop(
+        run,
+        engine,
+        schedule,
+        evaluate,
         log=log,
         saver=saver,
         rollback=rollback,
         watchdog=watchdog,
-        stop=rank.stop,
-        requests=SharedRequests(topology, rank.store.clone()),
+        requests=SharedRequests(topology, run.store.clone()),
         peak_fraction=peak_fraction(recipe, topology),
         profiler=profiler,
         mistakes=mistakes,
-        start=StartRecord(folder, rank.times, topology, recipe.train.compile, memory_layout),
+        start_record=StartRecord(run, times, memory_layout),
     )
-    return Loop(recipe, engine, schedule, evaluate, context, start)
 
 
-def _build_model(rank: _Rank, start: ResumeState) -> nn.Module:
+def _build_model(run: Run) -> nn.Module:
     """Build the model, with new weights or those of train.init_from, or without where the engine gives it some."""
-    recipe, topology, section = rank.recipe, rank.topology, rank.recipe.train
+    recipe, topology, section = run.recipe, run.topology, run.recipe.train
     torch.manual_seed(section.seed)
     from_main = broadcasts_rank0_weights(recipe.engine)
     on_meta = from_main and not topology.is_main
@@ -230,84 +206,71 @@ def _build_model(rank: _Rank, start: ResumeState) -> nn.Module:
     module = (build_on_meta if on_meta else build_model)(recipe.model, side, classes)
     unused = unused_parameters(module, empty_inputs(recipe.model, 2, side)) if UNUSED in section.freeze else set()
     prepare(module, section, topology.device)
-    if section.init_from and not start.checkpoint:
+    if section.init_from and not run.start.checkpoint:
         load = partial(load_init_weights, module, section.init_from, section.reset_head)
         changes = on_main(topology, load) if from_main else load()
-        rank.note(f"{start.run_dir}: starting from {', '.join([section.init_from, *changes])}")
+        run.note(f"{run.folder}: starting from {', '.join([section.init_from, *changes])}")
     if section.freeze:
-        rank.note(f"{start.run_dir}: {freeze(module, section.freeze, unused):,} weights are frozen")
+        run.note(f"{run.folder}: {freeze(module, section.freeze, unused):,} weights are frozen")
     return module if on_meta else module.to(topology.device)
 
 
-def _build_engine(recipe: Recipe, module: nn.Module, start: ResumeState, topology: Topology) -> Engine:
+def _build_engine(run: Run, module: nn.Module) -> Engine:
     """Build the engine around the model, with the state of the checkpoint that the run resumes from."""
-    engine = build_engine(recipe.engine, module, recipe.optim, recipe.train, topology)
-    if topology.is_main and engine.config is not None:
-        atomic_write(start.run_dir / "deepspeed.json", json.dumps(engine.config, indent=1) + "\n")
-    if start.checkpoint:
-        engine.load(start.checkpoint.load(verify=False))  # rank 0 has verified it
+    recipe, origin = run.recipe, run.start.checkpoint
+    engine = build_engine(recipe.engine, module, recipe.optim, recipe.train, run.topology)
+    if run.topology.is_main and engine.config is not None:
+        atomic_write(run.folder / "deepspeed.json", json.dumps(engine.config, indent=1) + "\n")
+    if origin:
+        engine.load(origin.load(verify=False))  # rank 0 has verified it
     return engine
 
 
-def _open_profiler(rank: _Rank, folder: Path, last_step: int) -> Profiler | None:
-    """The profiler of rank 0, if the recipe asks for a trace."""
-    steps = rank.recipe.train.profile
+def _build_profiler(run: Run, last_step: int) -> Profiler | None:
+    """Return the profiler of rank 0, if the recipe asks for a trace."""
+    steps = run.recipe.train.profile
     if steps is None:
         return None
     first, _, stop = steps.partition(":")
     if int(first) >= last_step:
         raise InputError(f"train.profile {steps}: the run ends after {last_step} steps")
-    return rank.stack.enter_context(Profiler(folder, int(first), int(stop))) if rank.topology.is_main else None
+    return Profiler(run.folder, int(first), int(stop)) if run.topology.is_main else None
 
 
-def _begin(rank: _Rank, start: ResumeState, last_step: int) -> None:
+def _begin(run: Run, last_step: int) -> None:
     """Print where training starts, and remove the result of a run that is to continue, with more steps."""
-    if start.done and rank.topology.is_main:
-        describe_start(start.run_dir, rank.recipe, start.environment)
-        (start.run_dir / "done.json").unlink()
-        rank.print(f"{start.run_dir}: was complete after {start.done.get('step')} steps; its done.json is removed")
+    start, folder = run.start, run.folder
+    if start.done and run.topology.is_main:
+        describe_start(folder, run.recipe, start.environment)
+        (folder / "done.json").unlink()
+        run.print(f"{folder}: was complete after {start.done.get('step')} steps; its done.json is removed")
     instead = "an older checkpoint is used" if start.checkpoint else "there is no older one, so training starts anew"
     for problem in start.problems:
-        rank.warn(f"{problem}; {instead}")
-    if rank.topology.is_main and start.is_of_another_run:
+        run.warn(f"{problem}; {instead}")
+    if run.topology.is_main and start.is_of_another_run:
         try:
             keep_origin(start)
         except OSError as error:
-            rank.warn(f"{start.run_dir}: the checkpoint that it starts from could not be kept there ({error})")
+            run.warn(f"{folder}: the checkpoint that it starts from could not be kept there ({error})")
     begins = f"from {start.checkpoint.path} at step {start.step} to" if start.checkpoint else "for"
-    ranks = "1 rank" if rank.topology.world == 1 else f"{rank.topology.world} ranks"
-    rank.note(f"{start.run_dir}: training {begins} {last_step} steps on {ranks}")
+    ranks = "1 rank" if run.topology.world == 1 else f"{run.topology.world} ranks"
+    run.note(f"{folder}: training {begins} {last_step} steps on {ranks}")
 
 
-def _open_log(rank: _Rank, start: ResumeState, last_step: int) -> RunLog:
-    """Open metrics.jsonl, and on rank 0 the trackers that the recipe names."""
-    recipe, trackers = rank.recipe, list[Tracker]()
-    on_main(rank.topology, lambda: trackers.extend(open_trackers(recipe.log, start.run_dir, recipe, rank.warn)))
-    log = RunLog(recipe.log, start, last_step, rank.topology, verbosity=rank.verbosity, trackers=trackers)
-    rank.stack.enter_context(log)
-    log.add_description(recipe, start.environment)
-    return log
-
-
-def _finish(rank: _Rank, folder: Path, result: dict[str, Any] | None, failing: bool) -> Exit:
+def _finish(run: Run, result: dict[str, Any] | None, failing: bool) -> Exit:
     """Write done.json, and print how the run has ended.
 
     result: None if it was stopped. failing: whether its last steps have failed.
     """
     if result is None:
         how = "while steps fail, without a checkpoint of them" if failing else "with a checkpoint"
-        rank.print(f"{folder}: stopped {how}; start it again to continue")
+        run.print(f"{run.folder}: stopped {how}; start it again to continue")
         return Exit.REQUEUE
-    if rank.topology.is_main:
-        done = write_result(folder, rank.recipe, result)
+    if run.topology.is_main:
+        done = write_result(run.folder, run.recipe, result)
         early = f", {Gains(**done['ended_early']).sentence()}" if "ended_early" in done else ""
-        best = best_of(folder)
+        best = best_of(run.folder)
         kept = f"; best checkpoint: {best.sentence()}" if best else ""
-        result_line = f"{folder}: done, {main_metric(done)} after {done['seconds']:.1f} s{early}{kept}"
-        rank.print(f"{result_line}; see {command('report', folder)}")
+        result_line = f"{run.folder}: done, {main_metric(done)} after {done['seconds']:.1f} s{early}{kept}"
+        run.print(f"{result_line}; see {command('report', run.folder)}")
     return Exit.DONE
-
-
-def _print(text: str) -> None:
-    with suppress(OSError):  # nothing reads it, or the log's disk is full
-        print(text, file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from widemix.engine.memory_layout import use_memory_layout
 from widemix.errors import Exit
 from widemix.evaluation.assessment import evaluate_checkpoint
 from widemix.models import registry
-from widemix.recipe import Recipe, fill_classes, load_recipe
+from widemix.recipe import Recipe, fill_classes, load_recipe, match_folder
 from widemix.recipe.engine import EngineSection
 from widemix.recipe.train import TrainSection
 from widemix.trainer import train as train_rank
@@ -64,7 +64,7 @@ def train(recipe: AnyRecipe, run_dir: FilePath, *, resume: str = "auto") -> dict
     """
     export_torchrun_env()
     name = Path("recipe.yaml") if isinstance(recipe, Recipe) else Path(recipe)
-    if train_rank(_load(recipe), Path(run_dir), resume, name) == Exit.REQUEUE:
+    if train_rank(match_folder(_load(recipe)), Path(run_dir), resume, name) == Exit.REQUEUE:
         return None
     metrics: dict[str, Any] = json.loads((Path(run_dir) / "done.json").read_text()) if read_topology().is_main else {}
     return metrics

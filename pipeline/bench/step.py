@@ -34,10 +34,10 @@ from widemix.recipe import Recipe
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.log import RunLog
 from widemix.run.metrics import peak_memory
-from widemix.run.run_dir import ResumeState
+from widemix.run.run_dir import ResumeState, Run
 from widemix.run.saving import Saver
 from widemix.training.faults import Rollback
-from widemix.training.loop import Loop, RunContext
+from widemix.training.loop import Loop
 from widemix.training.schedule import Schedule, build_schedule
 
 VERSIONS = ("torch", "timm")
@@ -132,7 +132,7 @@ def time_contestants(
         trainers = {PLAIN: plain, ENGINE: alone, LOOP: whole_loop}
         contestants = {name: _turn(train, steps) for name, train in trainers.items()}
         times = time_in_turns(contestants, turns, partial(compute_clock, device))
-        loop.context.requests.finish()
+        loop.requests.finish()
     return times
 
 
@@ -150,20 +150,23 @@ def _build_loop(
     recipe: Recipe, engine: Engine, schedule: Schedule, topology: Topology, folder: Path, stack: ExitStack
 ) -> Loop:
     """Build the loop as `widemix.trainer` does; it is never evaluated or saved, as its run has no end."""
-    store, start = torch.distributed.HashStore(), ResumeState(folder)
+    store = torch.distributed.HashStore()
 
     def evaluate() -> dict[str, float]:
         raise AssertionError("the run has no end to evaluate at")
 
-    context = RunContext(
-        log=stack.enter_context(RunLog(recipe.log, start, _MANY, topology, quiet=True)),
+    run = Run(recipe, topology, ResumeState(folder), store, stack.enter_context(StopRequest()))
+    return Loop(
+        run,
+        engine,
+        schedule,
+        evaluate,
+        log=stack.enter_context(RunLog(run, _MANY, quiet=True)),
         saver=Saver(folder, topology, store, RetentionPolicy(1)),
         rollback=Rollback(folder, topology, 0, []),
         watchdog=stack.enter_context(Watchdog(folder, topology, store, 3600)),
-        stop=stack.enter_context(StopRequest()),
         requests=SharedRequests(topology, store),
     )
-    return Loop(recipe, engine, schedule, evaluate, context, start)
 
 
 def _plain_loop(module: nn.Module, batch: Batch, schedule: Schedule, recipe: Recipe) -> Callable[[int], None]:

@@ -47,18 +47,19 @@ def _train(arguments: argparse.Namespace) -> int:
     if export_torchrun_env(ranks=arguments.ranks):
         if arguments.dry_run:
             raise InputError("--dry-run: is for `widemix train` alone, without a launcher")
-        return _train_rank(arguments)
-    recipe = load_from_arguments(arguments)  # first: a wrong one is reported before torch is imported
+        _begin_rank()
+        return _train_rank(_load(arguments), arguments)
+    recipe = _load(arguments)
     check_least(arguments, 1, "ranks")
     ranks = arguments.ranks or _count_gpus()
     check_world(recipe, ranks)
-    recipe = match_folder(recipe)  # last, since it needs prepared data
     if arguments.dry_run:
         return _dry_run(recipe, arguments.recipe, ranks)
     if warning := unused_tasks(os.environ, ranks):
         print(warning, file=sys.stderr)
     if ranks == 1:
-        return _train_rank(arguments)
+        _begin_rank()
+        return _train_rank(recipe, arguments)
     from widemix.launch.local import launch
 
     os.environ["WIDEMIX_COMMAND"] = shlex.join(["widemix", *sys.argv[1:]])  # for environment.json
@@ -122,14 +123,21 @@ def _add_arguments(parser: Parser) -> None:
     loud.add_argument("-v", "--verbose", dest="verbosity", action="store_const", const=1, help=verbose)
 
 
-def _train_rank(arguments: argparse.Namespace) -> Exit:
-    """Train as one rank, with the variables of the launcher that started this process."""
-    export_torchrun_env()
+def _load(arguments: argparse.Namespace) -> Recipe:
+    """Load the recipe: what is wrong with it, or with its prepared data, is reported before torch is imported."""
+    return match_folder(load_from_arguments(arguments))
+
+
+def _begin_rank() -> None:
+    """Note that this process is a rank, with the variables of the launcher that started it."""
     use_node_caches()
     note_process(restarted=has_rank_status())
     remove_earlier_statuses()
     write_rank_status(None)
-    recipe = match_folder(load_from_arguments(arguments))  # what is wrong is reported before torch is imported
+
+
+def _train_rank(recipe: Recipe, arguments: argparse.Namespace) -> Exit:
+    """Train as one rank."""
     from widemix.tally import announce_import
 
     with announce_import():

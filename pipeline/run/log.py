@@ -4,43 +4,30 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from widemix.distributed.topology import Topology
-from widemix.recipe import Recipe
-from widemix.recipe.log import LogSection
 from widemix.run.events import describe_event
 from widemix.run.metrics import SUPERSEDED, MetricsWriter
 from widemix.run.progress import Progress
-from widemix.run.run_dir import ResumeState
+from widemix.run.run_dir import Run
 from widemix.run.trackers import Tracker
 
 
 class RunLog:
     """Writes lines to metrics.jsonl and TensorBoard, and prints them; does nothing on ranks other than 0.
 
-    Use it in a `with` block. With `quiet` it prints nothing; `verbosity` is that of `Progress`. `writer` is None on
-    ranks other than 0.
+    Use it in a `with` block. With `quiet` it prints nothing. `writer` is None on ranks other than 0.
     """
 
-    def __init__(
-        self,
-        section: LogSection,
-        start: ResumeState,
-        last_step: int,
-        topology: Topology,
-        quiet: bool = False,
-        verbosity: int = 0,
-        trackers: Sequence[Tracker] = (),
-    ):
-        self.writer = None
-        if topology.is_main:
-            repeats = start.evaluates(last_step)
-            self.writer = MetricsWriter(start.run_dir, start.step, section.tensorboard, trackers, repeats)
-        self._verbosity = verbosity
-        self._progress = Progress(topology.is_main and not quiet, start.step, last_step, verbosity)
-        if self.writer and self.writer.superseded and verbosity >= 0:
+    def __init__(self, run: Run, last_step: int, trackers: Sequence[Tracker] = (), quiet: bool = False):
+        self.writer, self._run, step = None, run, run.start.step
+        is_main = run.topology.is_main
+        if is_main:
+            repeats = run.start.evaluates(last_step)
+            self.writer = MetricsWriter(run.folder, step, run.recipe.log.tensorboard, trackers, repeats)
+        self._progress = Progress(is_main and not quiet, step, last_step, run.verbosity)
+        if self.writer and self.writer.superseded:
             many = f"{self.writer.superseded} line{'s' * (self.writer.superseded > 1)} of metrics.jsonl"
-            where = start.run_dir / SUPERSEDED
-            self._progress.print(f"{many} from beyond step {start.step}, which is trained again, moved to {where}")
+            where = run.folder / SUPERSEDED
+            self.note(f"{many} from beyond step {step}, which is trained again, moved to {where}")
 
     def __enter__(self) -> "RunLog":
         return self
@@ -63,7 +50,7 @@ class RunLog:
 
     def note(self, text: str) -> None:
         """Print a line, unless only warnings are wanted."""
-        if self._verbosity >= 0:
+        if self._run.verbosity >= 0:
             self._progress.print(text)
 
     def record(self, event: dict[str, Any]) -> None:
@@ -75,10 +62,10 @@ class RunLog:
         if self.writer:
             self.writer.flush()
 
-    def add_description(self, recipe: Recipe, environment: dict[str, Any]) -> None:
+    def add_description(self) -> None:
         """Show recipe and environment in TensorBoard."""
         if self.writer:
-            self.writer.add_description(recipe, environment)
+            self.writer.add_description(self._run.recipe, self._run.start.environment)
 
     def rewind(self, step: int) -> None:
         """Remove the lines beyond an earlier step, and count from there."""

@@ -3,15 +3,18 @@
 import json
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from torch.distributed import Store
 
+from widemix.distributed.signals import StopRequest
 from widemix.distributed.topology import Topology, on_main
 from widemix.engine.batch_norm import depends_on_batch
 from widemix.errors import InputError
@@ -36,6 +39,7 @@ from widemix.run.choice import best_of
 from widemix.run.environment import read_environment
 from widemix.run.metrics import SUPERSEDED
 from widemix.run.patience import Gains
+from widemix.terminal import print
 
 _SKIPPED_RANGES = "skipped_ranges.json"
 _ORIGIN = "origin.json"  # of a run that --resume PATH has started
@@ -104,6 +108,42 @@ class ResumeState:
         """Whether the run begins with the evaluation of its checkpoint."""
         position = self.checkpoint.position if self.checkpoint else None
         return position is not None and (position.evaluation_due or position.step >= last_step)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its ranks know it, made once by whoever starts it: of a recipe that fits data, ranks and folder.
+
+    store: of all ranks; each thread needs its own clone. verbosity: -1 prints warnings and the last line, 1 every
+    line of metrics.jsonl.
+    """
+
+    recipe: Recipe
+    topology: Topology
+    start: ResumeState
+    store: Store
+    stop: StopRequest
+    verbosity: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.start.run_dir
+
+    def note(self, text: str) -> None:
+        """Print a line on rank 0, unless only warnings are wanted."""
+        if self.verbosity >= 0:
+            self.print(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning on rank 0."""
+        self.print(f"warning: {text}")
+
+    def print(self, text: str) -> None:
+        """Print a line on rank 0."""
+        if self.topology.is_main:
+            with suppress(OSError):  # nothing reads it, or the log's disk is full
+                print(text, file=sys.stderr, flush=True)
 
 
 def default_run_dir(recipe_path: Path, overrides: Sequence[tuple[str, str]] = ()) -> Path:

@@ -13,7 +13,7 @@ from widemix.files import read_regular
 from widemix.run.records import START, parse_record
 
 if TYPE_CHECKING:  # a job's end is judged without torch
-    from widemix.distributed.topology import Topology
+    from widemix.run.run_dir import Run
 
 NAME = "starts.jsonl"
 
@@ -21,12 +21,10 @@ NAME = "starts.jsonl"
 class StartRecord:
     """Writes the line of this start after its first step, on rank 0."""
 
-    def __init__(
-        self, run_dir: Path, times: StartTimes, topology: "Topology", compiled: bool, memory_layout: str | None
-    ):
-        self._path, self._topology = run_dir / NAME, topology
+    def __init__(self, run: "Run", times: StartTimes, memory_layout: str | None):
+        self._path, self._topology = run.folder / NAME, run.topology
         self._memory_layout = memory_layout
-        self._last = "compiling and first step" if compiled else "first step"
+        self._last = "compiling and first step" if run.recipe.train.compile else "first step"
         self._times: StartTimes | None = times
 
     def got_batch(self) -> None:

@@ -17,12 +17,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from widemix.errors import InputError
 from widemix.files import atomic_write, parse_json, read_regular
 from widemix.recipe import Recipe, flat_recipe
 from widemix.recipe.log import LogSection
+
+if TYPE_CHECKING:
+    from widemix.run.run_dir import Run
 
 NOT_METRICS = ("step", "epoch", "split", "time")
 _FILE = "trackers.json"
@@ -251,17 +254,17 @@ def _check_wandb_settings() -> None:
                 raise InputError(f"{path}: sets {key}, and the current folder may be a stranger's; {cure}")
 
 
-def open_trackers(section: LogSection, run_dir: Path, recipe: Recipe, warn: Callable[[str], None]) -> list[Tracker]:
+def open_trackers(run: "Run") -> list[Tracker]:
     """Open those that a recipe asks for. Where one cannot be opened, a run is trained without it, with a warning."""
-    path = run_dir / _FILE
+    path = run.folder / _FILE
     known = parse_json(read_regular(path)) if path.exists() else {}
     opened = []
     for name, tracker in _TRACKERS.items():
-        if getattr(section, name):
+        if getattr(run.recipe.log, name):
             try:
-                opened.append(tracker(run_dir, run_dir.name, recipe, known.get(name)))
+                opened.append(tracker(run.folder, run.folder.name, run.recipe, known.get(name)))
             except Exception as error:  # of any kind: no server, no key, no right
-                warn(f"log.{name} true: it cannot be opened ({_reason(error)}); training without it")
+                run.warn(f"log.{name} true: it cannot be opened ({_reason(error)}); training without it")
             else:
                 known[name] = opened[-1].id
     if opened:

@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import widemix
 from tests.conftest import ROOT
 from tests.layouts import LAYOUTS
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
-from widemix.errors import Exit
 from widemix.estimate.recipe_tables import header, shipped
 from widemix.evaluation.assessment import evaluate_checkpoint
 from widemix.recipe import Recipe, load_recipe
-from widemix.trainer import train
 
 SHIPPED = shipped(ROOT / "recipes")
 # What makes a network of each kind tiny.
@@ -78,7 +77,7 @@ def pretrained(tmp_path_factory, prepared):
             whole = load_recipe(path)
             overrides = [*tiny(whole), ("data.path", str(prepared(data))), ("train.max_steps", "1")]
             runs[name] = tmp_path_factory.mktemp("pretrained") / "run"
-            assert train(load_recipe(path, overrides), runs[name], "auto", path) == Exit.DONE
+            assert widemix.train(load_recipe(path, overrides), runs[name])
         return runs[name]
 
     return of
@@ -113,7 +112,7 @@ def test_a_recipe_trains_saves_goes_on_and_evaluates(path, prepared, pretrained,
     run = tmp_path / "run"
     for steps in (2, 3):
         recipe = load_recipe(path, [*overrides, ("train.max_steps", str(steps))])
-        assert train(recipe, run, "auto", path) == Exit.DONE
+        assert widemix.train(recipe, run)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["split"] == "train"] == [1, 2, 3]
     assert all(np.isfinite(line["loss"]) for line in lines)

@@ -159,7 +159,7 @@ def stop(step: int, rank: int) -> None:
 
 
 def hold(step: int, rank: int) -> None:
-    between(step, rank, lambda loop: wait_until(lambda: loop.context.stop.requested))
+    between(step, rank, lambda loop: wait_until(lambda: loop.run.stop.requested))
 
 
 def saved(step: int, rank: int) -> None:
@@ -185,7 +185,7 @@ def silent(step: int, rank: int) -> None:
 
 def fill(first: int, last: int) -> None:
     def take(loop: Loop) -> None:
-        wait_until(lambda: not loop.context.saver.writing)  # a save that failed now would leave space again
+        wait_until(lambda: not loop.saver.writing)  # a save that failed now would leave space again
         with run.with_name("others").open("wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(4096))

@@ -117,9 +117,15 @@ def test_a_training_returns_metrics_to_rank_0_alone(digits: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("recipe", "name"), [("digits/mixer", "digits/mixer"), (widemix.load_recipe("digits/mixer"), "recipe.yaml")]
 )
-def test_a_recipe_or_its_name_is_trained(recipe: Any, name: str, tmp_path: Path) -> None:
-    given = arguments_of(lambda: widemix.train(recipe, str(tmp_path), resume="never"), "trainer.train")
-    assert [*given.values()][:4] == [widemix.load_recipe("digits/mixer"), tmp_path, "never", Path(name)]
+def test_a_recipe_or_its_name_is_trained(
+    recipe: Any, name: str, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets/digits").symlink_to(digits)
+    monkeypatch.chdir(tmp_path)
+    given = arguments_of(lambda: widemix.train(recipe, "run", resume="never"), "trainer.train")
+    trained = widemix.load_recipe("digits/mixer", [("data.num_classes", "10")])
+    assert [*given.values()][:4] == [trained, Path("run"), "never", Path(name)]
 
 
 def encoded(seed: int) -> bytes:

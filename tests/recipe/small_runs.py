@@ -163,7 +163,7 @@ class SmallRuns:
             if patch:
                 patch(monkeypatch)
             try:
-                widemix.trainer.train(recipe, run.folder, "auto", path)
+                widemix.train(recipe, run.folder)
             except RunError as error:
                 run.error = str(error)
             finally:
@@ -196,8 +196,8 @@ def _watch_loops(monkeypatch: pytest.MonkeyPatch, run: SmallRun) -> None:
     System(monkeypatch)({"torch.compile": compiled})
 
     class Watched(Loop):
-        def __init__(self, *parts: Any) -> None:
-            super().__init__(*parts)
+        def __init__(self, *parts: Any, **others: Any) -> None:
+            super().__init__(*parts, **others)
             _watch(self, run, clock)
 
     monkeypatch.setattr(widemix.trainer, "Loop", Watched)

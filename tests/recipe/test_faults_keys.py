@@ -42,7 +42,7 @@ def stuck_at_3(monkeypatch: pytest.MonkeyPatch) -> None:
                     pass
                 for _ in range(2):
                     assert looks.acquire(timeout=60)
-            self.context.watchdog.beat()
+            self._watchdog.beat()
 
     monkeypatch.setattr(watchdog._Countdown, "begin", lambda *_: looks.release())
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: clock[0]))

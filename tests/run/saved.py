@@ -7,10 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch.distributed import HashStore
 
+from widemix.distributed.signals import StopRequest
 from widemix.distributed.topology import Topology
 from widemix.engine.state import State
+from widemix.recipe import load_recipe
 from widemix.run.checkpoint import Position
+from widemix.run.run_dir import ResumeState, Run
 
 ALONE = Topology(0, 1, 0, 1, torch.device("cpu"))
 DONE, FAILED, KILLED, WARNED = "done", "failed", "killed", "warned"
@@ -27,6 +31,13 @@ def state(value: float = 1.0, ema: float | None = None) -> State:
 def position(step: int, **others) -> Position:
     fixed = {"seconds": 1.5, "scalars": {"loss_scale": 2.0}, "recipe": {}}
     return Position(**(fixed | {"step": step, "data_step": step, "metrics": {}} | others))
+
+
+def run_of(start: ResumeState | Path, topology: Topology = ALONE, verbosity: int = 0, **keys: str) -> Run:
+    """A run that starts so, or in a new folder; keys: by name, section__key."""
+    recipe = load_recipe("digits/mixer", [(name.replace("__", "."), value) for name, value in keys.items()])
+    known = start if isinstance(start, ResumeState) else ResumeState(start)
+    return Run(recipe, topology, known, HashStore(), StopRequest(), verbosity)
 
 
 def folders(run: Path) -> list[str]:

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.run.saved import ALONE, position, state
+from tests.run.saved import ALONE, position, run_of, state
 from tests.shims import disk_of
 from widemix.distributed.topology import Topology
-from widemix.recipe import load_recipe
-from widemix.recipe.log import LogSection
 from widemix.run import checkpoint
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.evaluations import NAME, record_evaluation
@@ -45,8 +43,8 @@ class Sent:
         return self.unsent
 
 
-def opened(folder, start=None, topology=ALONE, tensorboard=False, last=9, **options) -> RunLog:
-    return RunLog(LogSection(tensorboard=tensorboard), start or ResumeState(folder), last, topology, **options)
+def opened(start, topology=ALONE, verbosity=0, tensorboard="false", last=9, **options) -> RunLog:
+    return RunLog(run_of(start, topology, verbosity, log__tensorboard=tensorboard), last, **options)
 
 
 def written(folder) -> list[dict]:
@@ -69,13 +67,13 @@ def test_lines_have_their_time_and_events_are_warnings(tmp_path, capsys, system)
 
 
 def test_another_rank_writes_and_prints_nothing(tmp_path, capsys):
-    with opened(tmp_path, topology=OTHER, tensorboard=True) as log:
+    with opened(tmp_path, topology=OTHER, tensorboard="true") as log:
         assert log.writer is None
         log.write(LINES[0])
         log.report_event(EVENT)
         log.record(EVENT)
         log.rewind(0)
-        log.add_description(load_recipe("digits/mixer"), {})
+        log.add_description()
         log.flush()
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err == ""
@@ -90,8 +88,8 @@ def test_a_quiet_run_writes_and_prints_nothing(tmp_path, capsys):
 
 
 def test_curves_with_their_description_are_written_where_asked_for(tmp_path):
-    with opened(tmp_path, tensorboard=True) as log:
-        log.add_description(load_recipe("digits/mixer"), {"host": "here"})
+    with opened(ResumeState(tmp_path, environment={"host": "here"}), tensorboard="true") as log:
+        log.add_description()
         log.write(LINES[0])
     (path,) = tmp_path.glob("events*")
     assert all(text in path.read_bytes() for text in (b"recipe/text_summary", b'"host": "here"', b"loss/train"))
@@ -104,7 +102,7 @@ def test_a_start_says_how_many_lines_it_takes_back(tmp_path, capsys, due):
     start = ResumeState(tmp_path, checkpoint.newest(tmp_path))
     for verbosity in (0, -1):
         (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
-        with opened(tmp_path, start, verbosity=verbosity) as log:
+        with opened(start, verbosity=verbosity) as log:
             said = capsys.readouterr().err
             assert written(tmp_path) == LINES[: 2 if due else 3]
             log.note("a note")
@@ -183,7 +181,7 @@ def test_the_time_left_is_by_the_steps_since_the_start(tmp_path, monkeypatch, sy
         system({"time.perf_counter": lambda: now[0], "sys.stderr": terminal})
         checkpoint.save(tmp_path, state(), position(40), RetentionPolicy(1))
         start = ResumeState(tmp_path, checkpoint.newest(tmp_path))
-        log = opened(tmp_path, start, last=100, verbosity=verbosity)
+        log = opened(start, last=100, verbosity=verbosity)
         for step, seconds in ((50, 10), (60, 10), (30, 10), (100, 70)):
             now[0] += seconds
             log.write(LINES[0] | {"step": step})

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from tests.run.saved import ALONE
+from tests.run.saved import run_of
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE
 from widemix.distributed.startup_timing import VARIABLE, StartTimes, note_part
 from widemix.distributed.topology import Topology
@@ -81,7 +81,8 @@ def test_only_rank_0_writes_a_line_of_its_first_step(tmp_path, monkeypatch, logs
     for rank in (0, 1):
         topology = Topology(rank, 2, rank, 2, torch.device("cpu"))
         times = StartTimes({VARIABLE: "submitted=100;queue=103"})
-        record = StartRecord(tmp_path, times, topology, compiled=bool(layout), memory_layout=layout)
+        run = run_of(tmp_path, topology, train__compile="true" if layout else "false")
+        record = StartRecord(run, times, layout)
         for step in (5, 6):
             record.got_batch()
             record.stepped(step)
@@ -97,7 +98,7 @@ def test_lines_that_a_crash_has_torn_are_left_out(tmp_path):
 
 
 def test_a_disk_that_is_full_does_not_stop_a_run(tmp_path):
-    StartRecord(tmp_path / "none", StartTimes({}), ALONE, compiled=False, memory_layout=None).stepped(1)
+    StartRecord(run_of(tmp_path / "none"), StartTimes({}), None).stepped(1)
     assert read_starts(tmp_path / "none") == []
 
 

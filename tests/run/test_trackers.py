@@ -1,5 +1,6 @@
 """Weights & Biases and MLflow, both without a network: what they hold is what metrics.jsonl has."""
 
+import io
 import json
 import os
 import signal
@@ -8,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.conftest import ROOT
+from tests.run.saved import run_of
 from widemix.errors import InputError
 from widemix.recipe import flat_recipe, load_recipe
 from widemix.run.metrics import MetricsWriter
@@ -29,15 +32,16 @@ LINES = [
 ]
 
 
+REFUSED = "log.wandb true: it cannot be opened (no server); training without it"
+
+
 def recipe_with(name: str):
     return load_recipe(ROOT / "recipes/digits/mixer.yaml", [(f"log.{name}", "true")])
 
 
 def write(folder: Path, name: str, lines: list[dict], step: int = 0) -> str:
     """Write lines as a run does; returns the id that the run has there."""
-    recipe = recipe_with(name)
-    opened = open_trackers(recipe.log, folder, recipe, pytest.fail)
-    writer = MetricsWriter(folder, step, tensorboard=False, trackers=opened)
+    writer = MetricsWriter(folder, step, tensorboard=False, trackers=opened(folder, name))
     for line in lines:
         assert writer.write(line) is None
     assert writer.close() == []
@@ -149,9 +153,11 @@ def server(monkeypatch, system):
     return Server(monkeypatch)
 
 
-def opened(folder: Path, *names: str, warnings: list[str] | None = None):
-    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", [(f"log.{name}", "true") for name in names])
-    return open_trackers(recipe.log, folder, recipe, pytest.fail if warnings is None else warnings.append)
+def opened(folder: Path, *names: str, warnings: Sequence[str] = ()):
+    with redirect_stderr(io.StringIO()) as said:
+        trackers = open_trackers(run_of(folder, **{f"log__{name}": "true" for name in names}))
+    assert [line.removeprefix("warning: ") for line in said.getvalue().splitlines()] == [*warnings]
+    return trackers
 
 
 def test_each_tracker_is_opened_again_by_its_own_id(tmp_path, server):
@@ -161,11 +167,10 @@ def test_each_tracker_is_opened_again_by_its_own_id(tmp_path, server):
         (["wandb", "mlflow"], [], {"mlflow": "mlflow 1", "wandb": "wandb 1"}),
         (["wandb", "mlflow"], [], {"mlflow": "mlflow 1", "wandb": "wandb 1"}),
     ):
-        server.refuses, warnings = refuses, []
-        trackers = opened(tmp_path, "wandb", "mlflow", warnings=warnings)
+        server.refuses = refuses
+        trackers = opened(tmp_path, "wandb", "mlflow", warnings=[REFUSED] * bool(refuses))
         assert [tracker.close(failed=False) for tracker in trackers] == [None] * len(kinds)
         assert [tracker.id for tracker in trackers] == [f"{kind} 1" for kind in kinds]
-        assert [warning.partition(" true")[0] for warning in warnings] == ["log.wandb"] * bool(refuses)
         assert json.loads((tmp_path / "trackers.json").read_text()) == known
     inits = [call for call in server.calls if isinstance(call, dict)]
     own = {"name": tmp_path.name, "dir": tmp_path, "resume": "allow"}
@@ -177,9 +182,8 @@ def test_each_tracker_is_opened_again_by_its_own_id(tmp_path, server):
 
 @pytest.mark.parametrize("kind", [ConnectionError, ImportError, ValueError])
 def test_one_that_cannot_be_opened_is_a_warning(tmp_path, server, kind):
-    server.refuses, warnings = ["wandb", kind], []
-    assert opened(tmp_path, "wandb", warnings=warnings) == []
-    assert warnings == ["log.wandb true: it cannot be opened (no server); training without it"]
+    server.refuses = ["wandb", kind]
+    assert opened(tmp_path, "wandb", warnings=[REFUSED]) == []
     assert not (tmp_path / "trackers.json").exists()
 
 
@@ -336,13 +340,12 @@ def test_wandb_has_every_figure_and_the_recipe(tmp_path, monkeypatch, capfd):
 
 
 KILLED = """
-import os, signal, sys, time, pytest
+import os, signal, sys, time
 from pathlib import Path
-from tests.run.test_trackers import LINES, MetricsWriter, open_trackers, recipe_with
+from tests.run.test_trackers import LINES, MetricsWriter, opened
 
 folder, sent, lost, step = Path(sys.argv[1]), *map(int, sys.argv[2:])
-recipe = recipe_with("wandb")
-writer = MetricsWriter(folder, step, False, open_trackers(recipe.log, folder, recipe, pytest.fail))
+writer = MetricsWriter(folder, step, False, opened(folder, "wandb"))
 for number, line in enumerate(LINES[:lost]):
     if number == sent:
         time.sleep(1.5)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from tests.conftest import ROOT
 from tests.run.saved import ALONE, state
@@ -21,10 +22,10 @@ from widemix.formats.manifest import Prepared
 from widemix.recipe import load_recipe
 from widemix.run import checkpoint
 from widemix.run.checkpoint import Checkpoint, Position, RetentionPolicy, UnloggedSteps
-from widemix.run.run_dir import ResumeState
+from widemix.run.run_dir import ResumeState, Run
 from widemix.training.faults import Diverged, GradientWatch, Rollback
 from widemix.training.log_interval import LogInterval
-from widemix.training.loop import Loop, RunContext
+from widemix.training.loop import Loop
 from widemix.training.schedule import Schedule
 
 STEP_S, WAIT_S, EVALUATION_S, SAVE_S = 1.0, 0.25, 100.0, 10.0
@@ -35,7 +36,7 @@ RARELY, NO_SKIPS, ONE_SKIP = {"log.every": 100}, {"faults.max_skipped_steps": 0}
 MINUTES = {"eval.every_minutes": 5, "train.save_minutes": 5}
 
 
-class Run:
+class Watched:
     """A loop of three epochs of four steps whose parts take the seconds above; the loss of a step is its number.
 
     failing: data steps whose losses are not finite, which their gradients do not show; norms: others of gradients, by
@@ -81,16 +82,16 @@ class Run:
             ),
             "rollback": Rollback(tmp_path, ALONE, len(ranges) + rollbacks, ranges),
             "watchdog": SimpleNamespace(beat=lambda: self.beats.append(self.loop.step)),
-            "stop": SimpleNamespace(requested=False),
             "requests": SimpleNamespace(poll=self._poll, finish=lambda: self.calls.append("the last requests")),
             "peak_fraction": 0.001,
         }
         resume = ResumeState(tmp_path, position and Checkpoint(tmp_path, position), **known)
         self.epoch = epoch
         schedule = Schedule(epoch, LAST, lambda step: 0.5**step)
-        self.loop = Loop(
-            self.recipe, engine, schedule, self._evaluate, RunContext(**(parts | (context or {}))), resume
-        )
+        parts |= context or {}
+        stop = parts.pop("stop", SimpleNamespace(requested=False))
+        begun = Run(self.recipe, ALONE, resume, HashStore(), stop)
+        self.loop = Loop(begun, engine, schedule, self._evaluate, **parts)
         self.result = self.loop.fit(SimpleNamespace(batches=self._batches))
         self.trained = [line for line in self.lines if line["split"] == "train"]
 
@@ -142,7 +143,7 @@ class Run:
 
 @pytest.fixture
 def run(system, tmp_path):
-    return lambda keys=(), **others: Run(system, tmp_path, keys, **others)
+    return lambda keys=(), **others: Watched(system, tmp_path, keys, **others)
 
 
 def place(step: int, ahead: int = 0, **others) -> Position:
@@ -332,7 +333,6 @@ def test_a_rollback_goes_on_without_the_data_that_failed(run, tmp_path, monkeypa
     monkeypatch.setattr(GradientWatch, "reset", lambda watch: resets.append(watch))
     failing = run(ONE_SKIP, failing=(5, 6), rollbacks=1)
     assert len(resets) == 1
-    assert failing.loop.context.rollback.skipped_ranges == [(5, 7)]
     assert (failing.loaded, failing.rewound) == ([7.0], [3])
     (event,) = failing.events("rollback")
     assert event == {
@@ -384,7 +384,7 @@ class Noted:
 def test_profiler_start_and_mistakes_are_told_of_each_step(run):
     """By the steps of the network: step 3 is the data's step 5, and its epoch 1 ends after step 6."""
     calls: list = []
-    parts = {name: Noted(calls, name) for name in ("profiler", "start", "mistakes")}
+    parts = {name: Noted(calls, name.partition("_")[0]) for name in ("profiler", "start_record", "mistakes")}
     whole = run({"eval.every_epochs": 2}, position=place(3, 2), context=parts)
     expected = []
     for step in range(3, LAST):
@@ -457,6 +457,6 @@ def test_only_in_fp16_an_infinite_gradient_is_usual(run, precision, skipped):
 
 def test_an_infinite_gradient_is_found_at_its_own_step(run, capsys):
     steps: list = []
-    start = {"start": Noted(steps, "start")}
+    start = {"start_record": Noted(steps, "start")}
     ended("the gradient norm is inf at step 2", run, NO_SKIPS | RARELY, norms={1: math.inf}, context=start)
     assert [step for _, _, *words in steps for step in words] == [1, 2]
