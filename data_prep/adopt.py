@@ -29,7 +29,7 @@ from widemix.formats.checksums import NUMBER, SUFFIX, crc32c, sample_checksum
 from widemix.formats.chunks import hash_bytes, hash_chunks
 from widemix.formats.manifest import NAME, Manifest, Split, count_labels
 from widemix.formats.tables import TYPES
-from widemix.tally import print_status, track
+from widemix.progress_line import print_status, track
 
 SOURCE = "beton"  # in the manifest
 NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)  # of FAT, exFAT, some mounts of SMB

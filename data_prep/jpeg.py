@@ -20,7 +20,7 @@ from widemix.formats import coefficients
 from widemix.formats.beton import NO_SEGMENTS, SEGMENT_NUMBER
 from widemix.native import BuildError
 from widemix.native.library import open_library
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 SOI, EOI = b"\xff\xd8", b"\xff\xd9"
 BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2  # Huffman-coded frames that every decoder reads

@@ -16,7 +16,7 @@ from widemix.formats.beton import COEFFICIENTS, JPEG, RAW, Beton, open_beton
 from widemix.formats.checksums import MISMATCH, Checksums, compute_checksums, crc32c, open_checksums
 from widemix.formats.manifest import read_manifest, split_path
 from widemix.formats.sources import SUFFIX, damaged_sample, read_sources
-from widemix.tally import track
+from widemix.progress_line import track
 
 SAMPLED = 10_000  # images of which the sizes are read
 JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif")

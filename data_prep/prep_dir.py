@@ -17,7 +17,7 @@ from widemix.files import atomic_write, parse_json
 from widemix.formats.manifest import NAME, Manifest, manifest_json, read_manifest
 from widemix.formats.text import TOKENIZER
 from widemix.lock import HeldFolder, hold
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 UNFINISHED = ".unfinished"
 # Followed by it; with a dot first what does not match a star, while it is written.

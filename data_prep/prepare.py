@@ -31,7 +31,7 @@ from widemix.data_prep.write_dataset import Job, write_dataset
 from widemix.errors import InputError
 from widemix.formats.chunks import hash_bytes
 from widemix.formats.manifest import NAME, Manifest, read_manifest, split_path
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 PACKAGES = ("widemix", "numpy", "pillow")
 MAX_ENCODED = 64  # images of a split that are encoded for the estimate

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from widemix.errors import InputError, RunError
 from widemix.files import MOST, open_to_write
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 TRIES = 5
 WAIT_S = 1.0  # before the second try; before each further one twice as long

@@ -10,7 +10,7 @@ from typing import Any
 
 from widemix.files import advise, open_regular, open_to_write
 from widemix.formats.chunks import ChunkHashes, hash_bytes
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 MAX_PENDING = 16  # writes and flushes that may wait at a time, which bounds memory
 

@@ -18,7 +18,7 @@ from widemix.formats.chunks import CHUNK, hash_bytes, map_chunks
 from widemix.formats.manifest import Manifest, Split, check_counts, read_manifest
 from widemix.formats.sources import describe_sample
 from widemix.formats.text import TOKENIZER, TextBeton, open_text
-from widemix.tally import track
+from widemix.progress_line import track
 
 OpenFunction = Callable[[Path], Beton | TextBeton]
 MAX_LINES = 20  # of damaged samples of a split; the others are only counted

@@ -19,7 +19,7 @@ from widemix.formats import checksums, sources
 from widemix.formats.checksums import crc32c
 from widemix.formats.chunks import hash_bytes
 from widemix.formats.manifest import Manifest, Split, count_labels
-from widemix.tally import print_status, track
+from widemix.progress_line import print_status, track
 
 LISTED = 20  # images that are left out, in the list before an error
 ADVICE = "repair, convert or remove them and add --force, or allow more of them with --max-bad"

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from widemix.plots.style import COLORS, new_figure, save, styled
 from widemix.processes import end_with_parent, keep_current_folder_off_path
-from widemix.tally import Console
+from widemix.progress_line import Console
 from widemix.terminal import print
 
 DATA = Path("datasets/digits")

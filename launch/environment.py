@@ -18,7 +18,7 @@ from blake3 import blake3
 
 from widemix.errors import InputError
 from widemix.files import check_ours, fsync_path, private_folder, wait_for_lock
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 _PIECE = 4 << 20
 _INTERPRETER = re.compile(r"(\./)?bin/python[\w.-]*")

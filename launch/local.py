@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from widemix.cgroups import usable_cpus
-from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import run_command
+from widemix.cli.arguments import Parser
+from widemix.cli.commands import run_command
 from widemix.distributed.launchers import PORTS, USES, job_port
 from widemix.errors import Exit, InputError, RunError
 from widemix.processes import KEYS, end_with_parent, leave_closed_terminal, stop_signals

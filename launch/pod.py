@@ -10,8 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import run_command
+from widemix.cli.arguments import Parser
+from widemix.cli.commands import run_command
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, read_rank_statuses
 from widemix.errors import Exit, InputError
 from widemix.launch.torchrun import SHUTDOWN_TIMEOUT_S, data_for, run_torchrun, train_program

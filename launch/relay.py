@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from widemix.formats import chunks
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 _MOST_UNPROVEN = 32  # connections of such clients; the oldest is closed
 _RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")

@@ -35,7 +35,7 @@ from widemix.files import (
 from widemix.formats.chunks import CHUNK, HASH, PIECE, hash_bytes, hash_chunk, hash_chunks, map_chunks
 from widemix.formats.manifest import NAME, Manifest, Split, manifest_json, read_manifest, split_path
 from widemix.launch.relay import Neighbour, Relay
-from widemix.tally import print_status, track
+from widemix.progress_line import print_status, track
 
 RELAY_THREADS = 4
 _COPY = re.compile(r".+-[0-9a-f]{16}(\.unfinished)?")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from widemix.command_line.commands import split_overrides
+from widemix.cli.commands import split_overrides
 from widemix.errors import InputError
 from widemix.launch.relay import Relay
 from widemix.launch.stage import stage

@@ -8,7 +8,7 @@ def main() -> None:
     try:
         cli.main()
     except SystemExit as end:
-        from widemix.command_line.commands import exit_process
+        from widemix.cli.commands import exit_process
 
         exit_process(end.code)
 

@@ -1,4 +1,4 @@
-"""What a plug-in needs: a module that a recipe names in `plugins`; it registers its parts when it is imported."""
+"""For plug-ins: modules that a recipe names in `plugins`, and that register their parts when they are imported."""
 
 from widemix.data.augment.registry import LINEAR, SIGNED, MagnitudeMap, register_operation
 from widemix.data_prep.samples import Dataset, FileSlice, Sample

@@ -1,4 +1,4 @@
-"""What every section of a recipe is made of."""
+"""The base of recipe sections, and the types of their keys."""
 
 import difflib
 import operator
@@ -90,7 +90,7 @@ class HasHelp(Protocol):
 
     @property
     def help(self) -> str:
-        """What the entry is, in a few words."""
+        """Return the entry's description, a few words."""
 
 
 @dataclass(frozen=True)

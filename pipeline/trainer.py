@@ -37,27 +37,26 @@ from widemix.recipe import Recipe, check_world
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.choice import best_of
 from widemix.run.log import RunLog
-from widemix.run.patience import Gains
+from widemix.run.records import Gains
+from widemix.run.resume import keep_origin
 from widemix.run.run_dir import (
     Run,
     acquire_run_dir,
     default_run_dir,
     describe_start,
-    keep_origin,
     write_result,
 )
 from widemix.run.saving import Saver
-from widemix.run.starts import StartRecord
+from widemix.run.start_log import StartRecord
 from widemix.run.trackers import Tracker, check_trackers, open_trackers
 from widemix.terminal import print
 from widemix.training.balance import balance_loss, suggest_balance
-from widemix.training.cadence import rarely_kept
 from widemix.training.faults import Rollback
 from widemix.training.finetune import UNUSED, freeze, load_init_weights, unused_parameters
 from widemix.training.loop import Loop
-from widemix.training.mistakes import Mistakes
+from widemix.training.misclassified import Misclassified
 from widemix.training.profile import Profiler
-from widemix.training.schedule import Schedule, build_run_schedule, suggest_batch
+from widemix.training.schedule import Schedule, build_run_schedule, rarely_kept, suggest_batch
 
 Overrides = Sequence[tuple[str, str]]  # "section.key" and value, as on the command line
 
@@ -174,7 +173,7 @@ def _build_loop(
     log = stack.enter_context(RunLog(run, schedule.last_step, trackers))
     log.add_description()
     count = recipe.log.shown_mistakes(recipe.data.targets, recipe.data.num_classes)
-    mistakes = Mistakes(count, eval_loader, log) if count else None
+    mistakes = Misclassified(count, eval_loader, log) if count else None
     options: dict[str, Any] = {"observe": mistakes.observe} if mistakes else {}
     options["by_class"] = (recipe.train.keep_best or "").removeprefix("ema_") in BY_CLASS
     evaluate = partial(evaluate_engine, engine, eval_loader, recipe.data.num_classes, watchdog.beat, **options)

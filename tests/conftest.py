@@ -30,7 +30,7 @@ import torch
 
 from tests.forks import Forks, group_of
 from tests.longest import longest
-from widemix.command_line.commands import tune_garbage_collector
+from widemix.cli.commands import tune_garbage_collector
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 

@@ -29,8 +29,8 @@ with warnings.catch_warnings():
     import widemix.trainer
     import widemix.training.finetune
     import widemix.training.loop  # noqa: F401
+    from widemix.cli.commands import tune_garbage_collector
     from widemix.cli.parser import make_parser
-    from widemix.command_line.commands import tune_garbage_collector
 
     make_parser()  # which imports what the commands bring
 

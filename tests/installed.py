@@ -105,8 +105,8 @@ def main(root: Path) -> int:
     from PIL import Image
 
     import widemix
+    from widemix.cli.commands import run_command
     from widemix.cli.parser import make_parser
-    from widemix.command_line.commands import run_command
 
     assert not Path(widemix.__file__).resolve().is_relative_to(root)
     assert timm.is_model("rp_mixer_b16_224")  # with `import widemix` alone

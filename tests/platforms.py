@@ -112,8 +112,8 @@ def main() -> int:
     for module in pkgutil.walk_packages(widemix.__path__, "widemix."):
         if module.name.rpartition(".")[2] != "__main__" and module.name != "widemix.ffcv":
             importlib.import_module(module.name)
+    from widemix.cli.commands import run_command
     from widemix.cli.parser import make_parser
-    from widemix.command_line.commands import run_command
 
     for command in sys.argv[1:]:
         if code := run_command(make_parser(), argv=shlex.split(command)):

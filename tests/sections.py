@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 
 
 def train_section(global_batch: int, grad_accum_steps: int = 1, seed: int = 0, **keys: Any) -> TrainSection:

@@ -8,8 +8,8 @@ import yaml
 from tests.conftest import ROOT
 from tests.forks import Forks
 from tests.pages import blocks, check, in_folder
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 
 LONG = ("plug_in", "watch", "cifar_comparison", "fine_tuning", "study")
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "reference"]

@@ -10,8 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text().partition("\n    pipeline/")[2].partition("\n    data_prep/")[0]
-LINES = [re.match(r"((?:\w+(?:/|\.py)\s+)*)", line.strip() + " ")[1].split() for line in PAGE.splitlines()[1:]]
-LAYERS = [[f"widemix.{name.removesuffix('/').removesuffix('.py')}" for name in line] for line in LINES]
+LINES = [
+    re.match(r"((?:(?:\w+/)*\w+(?:/|\.py)\s+)*)", line.strip() + " ")[1].split() for line in PAGE.splitlines()[1:]
+]
+ROOMS = [[name.removesuffix("/").removesuffix(".py").replace("/", ".") for name in line] for line in LINES]
+LAYERS = [[f"widemix.{name}" for name in line] for line in ROOMS]
 LAYERS += [["widemix.__main__"]]
 FOLDERS = {"pipeline": "widemix", "data_prep": "widemix.data_prep", "launch": "widemix.launch"}
 # What the writer of prepared data may use.
@@ -23,7 +26,7 @@ FOR_DATA_PREP = {
     "widemix.cgroups",
     "widemix.native",
     "widemix.versions",
-    "widemix.tally",
+    "widemix.progress_line",
     "widemix.formats",
 }
 FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
@@ -78,7 +81,7 @@ def test_what_prints_shows_control_characters(path):
     uses = any(isinstance(node, ast.Name) and node.id == "print" for node in ast.walk(ast.parse(path.read_text())))
     own = name_of(path) in ("widemix.terminal", "widemix.cli")
     assert own or uses == ("widemix.terminal.print" in imports(path)), "import print from widemix.terminal"
-    assert own or "rich.console.Console" not in imports(path), "import Console from widemix.tally"
+    assert own or "rich.console.Console" not in imports(path), "import Console from widemix.progress_line"
 
 
 def test_one_name():

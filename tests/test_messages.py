@@ -23,8 +23,8 @@ from pyarrow import parquet
 from tests.clone import CLONE, ROOT
 from tests.conftest import Fork
 from widemix.cli import parser
-from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import run_command
+from widemix.cli.arguments import Parser
+from widemix.cli.commands import run_command
 
 make_parser = functools.cache(parser.make_parser)
 CATALOGUE = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(Path(__file__).parent.glob("messages/*"))}

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from tests.terminal import Terminal
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.files import csv_text
 from widemix.recipe import dump_recipe, load_recipe
 
@@ -59,13 +59,13 @@ def test_control_characters_of_names_are_shown_not_obeyed(runs, capsys, words):
 def test_bars_and_tables_on_terminals_show_control_characters():
     program = f"""if True:
         import rich.table
-        from widemix.tally import Console, Tally
+        from widemix.progress_line import Console, ProgressLine
         table = rich.table.Table({EVIL!r})
         table.add_row({EVIL!r})
         Console().print(table)
-        with Tally({EVIL!r}, 2, after=0) as tally:
-            tally.add()
-            tally.add()
+        with ProgressLine({EVIL!r}, 2, after=0) as progress:
+            progress.add()
+            progress.add()
     """
     text = Terminal("-c", program).read_to_end()
     assert text.count(r"\x1b]0;owned") >= 4  # heading and cell, and the bar more than once

@@ -9,8 +9,8 @@ import pytest
 
 from tests.conftest import Fork
 from tests.transcripts import check_transcript, transcript
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 
 SMALL = "--train.epochs 99 --train.save_every_steps 2 --eval.every_epochs 50 --model.depth 1 --log.tensorboard false"
 SMALL += " --log.images 0 --log.mistakes 0 --schedule.warmup_epochs 0 --data.workers 1"

@@ -24,7 +24,7 @@ from widemix.data_prep.subset import Subset
 from widemix.errors import InputError
 from widemix.files import open_regular
 from widemix.formats.beton import TARGET
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 SEPARATOR = "|"  # of the class names in the column `labels`
 PLACES = ("path", "split")  # columns that are no targets

@@ -7,7 +7,7 @@ from pathlib import Path
 from widemix.data_prep.samples import Dataset, ImageFiles
 from widemix.data_prep.sources.listing import SUFFIXES, Images, is_hidden
 from widemix.errors import InputError
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "validation", "valid"), "test": ("test",)}
 SPLIT_OF = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}

@@ -26,7 +26,7 @@ from widemix.data_prep.sources.official import MOST, FileException, Unpacked, ch
 from widemix.data_prep.sources.tar_listing import list_tar
 from widemix.errors import InputError
 from widemix.files import open_regular
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 KAGGLE = "ILSVRC/Data/CLS-LOC"
 WNID = re.compile(r"n\d{8}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from widemix import files
 from widemix.errors import InputError, shown
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 MAX_NAME = 100  # bytes of a split's name; a file's has 255 at most
 MAX_CLASSES = 1_000_000  # the manifest names a class for each number up to the greatest label

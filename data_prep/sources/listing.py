@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from widemix.errors import InputError
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 SUFFIXES = (
     ".jpg",

@@ -15,7 +15,7 @@ import numpy as np
 
 from widemix.errors import InputError
 from widemix.files import open_regular, read_regular
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 GZIP = b"\x1f\x8b"  # the first bytes of a compressed file
 MOST = 512 << 20  # bytes of a file of CIFAR or MNIST; the largest has 155 MB

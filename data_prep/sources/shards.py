@@ -11,7 +11,7 @@ from widemix.data_prep.sources.image_folder import SPLIT_FOLDERS, SPLIT_OF
 from widemix.data_prep.sources.labels import check_names
 from widemix.data_prep.sources.listing import walk
 from widemix.errors import InputError
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 COMPRESSED = re.compile(r"\.(tgz|tbz2?|txz|tar\.(gz|bz2|xz|zst|lz4))$")
 WORD = re.compile(r"[a-z]+")

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import run_command
+from widemix.cli.arguments import Parser
+from widemix.cli.commands import run_command
 from widemix.distributed.rank_status import RankStatus, read_rank_statuses
 from widemix.errors import Exit
 from widemix.files import atomic_write
 from widemix.metrics import main_metric
-from widemix.run.starts import read_starts
+from widemix.run.start_log import read_starts
 from widemix.terminal import print
 
 # In the folder of logs, one name a line:

@@ -14,8 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import run_command
+from widemix.cli.arguments import Parser
+from widemix.cli.commands import run_command
 from widemix.distributed.launchers import USES, route_from
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, node_name
 from widemix.distributed.startup_timing import note_part

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import check_least
+from widemix.cli.arguments import Parser
+from widemix.cli.commands import check_least
 from widemix.errors import InputError
 from widemix.launch.slurm.finish import NOTICE_MIN
 from widemix.recipe import Recipe, check_world

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from widemix.command_line.commands import load_from_arguments
+from widemix.cli.commands import load_from_arguments
 from widemix.errors import Exit, InputError
 from widemix.files import atomic_write, open_to_write, refuse_link
 from widemix.launch.slurm.options import PASSED, elastic_sizes, run_folder

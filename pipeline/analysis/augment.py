@@ -24,10 +24,10 @@ from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.files import atomic_write
 from widemix.formats.beton import open_beton
+from widemix.progress_line import track
 from widemix.recipe import Recipe
 from widemix.recipe.data import DataSection
 from widemix.recipe.policy import parse_policy
-from widemix.tally import track
 
 AMPLIFIED = 128  # factor of differences, so that they are visible
 LARGEST = 128  # pixels: larger images are reduced, their differences to the maximum of each block

@@ -33,8 +33,8 @@ from widemix.files import csv_text
 from widemix.formats.manifest import read_manifest
 from widemix.models.cost import model_cost
 from widemix.plots.style import COLORS, heat_map, label, new_figure, short_names, styled
+from widemix.progress_line import ProgressLine
 from widemix.recipe.data import AnyDataSection, DataSection
-from widemix.tally import Tally
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def compare_each(
     ]
     totals = [MinibatchCka() for _ in firsts]
     with ExitStack() as stack:
-        tally = stack.enter_context(Tally(f"{second.name}: samples compared", samples.most or count))
+        progress = stack.enter_context(ProgressLine(f"{second.name}: samples compared", samples.most or count))
         loaders = [EvalLoader(section, samples.batch, topology, samples=chosen) for section in distinct]
         for batches in zip(*(stack.enter_context(loader.batches()) for loader in loaders), strict=True):
             *rows, columns = (
@@ -128,7 +128,7 @@ def compare_each(
             )
             for total, kernels in zip(totals, rows, strict=True):
                 total.update(kernels, columns)
-            tally.add(len(batches[0]))
+            progress.add(len(batches[0]))
     *row_sparsities, sparsity = (inverse_density(network) for network in networks)
     return [
         Similarity(

@@ -29,7 +29,7 @@ from widemix.formats.manifest import read_manifest
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.class_balance import class_weights
 from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 from widemix.section import ByClass, Section
 
 EVALUATED = ("val", "valid", "validation", "dev", "eval", "test", "holdout")  # unless a caller says otherwise

@@ -16,8 +16,7 @@ from widemix.errors import Exit
 from widemix.evaluation.assessment import evaluate_checkpoint
 from widemix.models import registry
 from widemix.recipe import Recipe, fill_classes, load_recipe, match_folder
-from widemix.recipe.engine import EngineSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import EngineSection, TrainSection
 from widemix.trainer import train as train_rank
 
 AnyRecipe = InstanceOf[Recipe] | FilePath

@@ -24,7 +24,7 @@ from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.bench.timing import percent_longer
 from widemix.cgroups import usable_cpus
 from widemix.errors import InputError, RunError
-from widemix.tally import Tally
+from widemix.progress_line import ProgressLine
 from widemix.terminal import print
 
 VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba", "numpy")
@@ -84,12 +84,12 @@ def _time_all(
     """Time every method with every number of threads once a round, in another order each round."""
     timings: dict[tuple[str, int], list[Timing]] = {(name, number): [] for name in names for number in threads}
     order, generator = list(timings), random.Random(0)
-    with Tally("timed", rounds * len(order), "processes") as tally:
+    with ProgressLine("timed", rounds * len(order), "processes") as progress:
         for _ in range(rounds):
             generator.shuffle(order)
             for name, number in order:
                 timings[name, number].append(time_in_process(name, folder, number))
-                tally.add()
+                progress.add()
     return timings
 
 

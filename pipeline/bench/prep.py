@@ -29,7 +29,7 @@ from widemix.bench.sample import jpegs, link_repeatedly
 from widemix.cgroups import usable_cpus
 from widemix.data_prep.settings import PrepSettings
 from widemix.formats.beton import open_beton
-from widemix.tally import print_status
+from widemix.progress_line import print_status
 
 PEERS = {"litdata": "litdata", "streaming": "mosaicml-streaming"}  # modules, and the packages that hold them
 VERSIONS = (

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.processes import children_cpu_seconds
-from widemix.tally import track
+from widemix.progress_line import track
 
 VERSIONS = ("torch", "ffcv", "numba")
 SIDE, BATCH = 224, 50

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from widemix.bench.network_step import measure_networks
 from widemix.bench.timing import Contestant, compute_clock, time_in_turns
-from widemix.command_line.commands import load_from_arguments
+from widemix.cli.commands import load_from_arguments
 from widemix.data.batches import Batch
 from widemix.distributed.requests import SharedRequests, StopRequest
 from widemix.distributed.topology import Topology, process_group
@@ -34,7 +34,8 @@ from widemix.recipe import Recipe
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.log import RunLog
 from widemix.run.metrics import peak_memory
-from widemix.run.run_dir import ResumeState, Run
+from widemix.run.resume import ResumeState
+from widemix.run.run_dir import Run
 from widemix.run.saving import Saver
 from widemix.training.faults import Rollback
 from widemix.training.loop import Loop

@@ -12,10 +12,10 @@ import torch
 from widemix.data.images import View
 from widemix.data.loader import TrainLoader
 from widemix.distributed.topology import Topology
+from widemix.progress_line import track
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection
-from widemix.recipe.train import TrainSection
-from widemix.tally import track
+from widemix.recipe.sections import TrainSection
 
 # Takes the number of the round; returns how many units (images, calls, steps) it processed in it.
 Contestant = Callable[[int], int]

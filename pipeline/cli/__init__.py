@@ -17,7 +17,7 @@ def main() -> None:
     if sys.stderr.isatty():  # for somebody who waits; what reads an error needs that line alone
         timer.start()
     try:
-        from widemix.command_line.commands import exit_rank, run_command, tune_garbage_collector
+        from widemix.cli.commands import exit_rank, run_command, tune_garbage_collector
 
         tune_garbage_collector()
         from widemix.cli.parser import make_parser  # takes a while, so Ctrl-C is handled here too

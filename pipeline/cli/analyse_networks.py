@@ -5,8 +5,8 @@ import math
 import sys
 from pathlib import Path
 
+from widemix.cli.commands import check_least
 from widemix.cli.options import NETWORK, add_checkpoint, add_ema, add_outputs, choose_networks, write_outputs
-from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError
 from widemix.terminal import print
 

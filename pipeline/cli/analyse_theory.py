@@ -2,9 +2,9 @@
 
 import argparse
 
+from widemix.cli.arguments import add_recipe_arguments
+from widemix.cli.commands import check_least, check_most, load_from_arguments
 from widemix.cli.options import add_outputs, write_outputs
-from widemix.command_line.arguments import add_recipe_arguments
-from widemix.command_line.commands import check_least, check_most, load_from_arguments
 from widemix.errors import Exit, InputError
 from widemix.terminal import print
 

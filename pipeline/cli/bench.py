@@ -5,9 +5,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from widemix.cli.arguments import add_recipe_arguments
+from widemix.cli.commands import check_least, load_from_arguments
 from widemix.cli.options import add_checkpoint, choose_networks
-from widemix.command_line.arguments import add_recipe_arguments
-from widemix.command_line.commands import check_least, load_from_arguments
 from widemix.distributed.launchers import export_torchrun_env
 from widemix.errors import Exit, InputError
 from widemix.terminal import print

@@ -7,7 +7,7 @@ import argparse
 from importlib import import_module
 from importlib.metadata import version
 
-from widemix.command_line.arguments import Parser, accept_local_rank
+from widemix.cli.arguments import Parser, accept_local_rank
 from widemix.terminal import print
 
 # The commands in the order of the help; in which module of `widemix.cli` which function adds them to a parser.
@@ -18,18 +18,18 @@ COMMANDS = {
     "verify": "prepared.add_verify",
     "stage": "prepared.add_stage",
     "train": "train.add_train",
-    "eval": "runs.add_eval",
+    "eval": "evaluate.add_eval",
     "predict": "predict.add_predict",
-    "export": "runs.add_export",
-    "push": "runs.add_push",
-    "runs": "listing.add_runs",
-    "report": "report.add_report",
+    "export": "evaluate.add_export",
+    "push": "evaluate.add_push",
+    "runs": "runs.add_runs",
+    "report": "runs.add_report",
     "submit": "submit.add_submit",
     "study": "study.add_study",
     "analyse": "analyse.add_analyse",
     "bench": "bench.add_bench",
-    "cost": "machine.add_cost",
-    "doctor": "machine.add_doctor",
+    "cost": "cost.add_cost",
+    "doctor": "doctor.add_doctor",
 }
 
 EXAMPLES = """widemix prep digits --to datasets/digits        prepare a dataset, once

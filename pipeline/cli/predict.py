@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widemix.cgroups import usable_cpus
+from widemix.cli.commands import check_least
 from widemix.cli.options import NETWORK, add_checkpoint, choose_networks
-from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError
 from widemix.files import csv_text, write_output
 from widemix.terminal import print
@@ -48,7 +48,7 @@ def _predict(arguments: argparse.Namespace) -> Exit:
     if suffix not in (".csv", ".jsonl"):
         raise InputError(f"--to {arguments.to_file}: must end in .csv or .jsonl")
     names, others = _images(arguments.folder)
-    from widemix.tally import announce_import
+    from widemix.progress_line import announce_import
 
     with announce_import():
         from widemix.evaluation.networks import load_network
@@ -116,10 +116,10 @@ def _predictions(
         except InputError as error:
             return error
 
-    from widemix.tally import Tally
+    from widemix.progress_line import ProgressLine
 
-    tally = Tally("images predicted", len(names), "images")
-    with warnings.catch_warnings(), ThreadPoolExecutor(usable_cpus()) as threads, tally:
+    progress = ProgressLine("images predicted", len(names), "images")
+    with warnings.catch_warnings(), ThreadPoolExecutor(usable_cpus()) as threads, progress:
         warnings.simplefilter("ignore")  # Pillow's, about unusual files
         for start in range(0, len(names), size):
             batch = names[start : start + size]
@@ -136,7 +136,7 @@ def _predictions(
                 if predictor.section.targets == "regression":
                     likeliest = range(len(probability))
                 yield shown, [(predictor.class_name(int(label)), float(probability[label])) for label in likeliest]
-            tally.add(len(batch))
+            progress.add(len(batch))
 
 
 def _csv(rows: Sequence[tuple[str, list[tuple[str, float]]]], top: int) -> str:

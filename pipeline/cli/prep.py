@@ -5,8 +5,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import check_least
+from widemix.cli.arguments import Parser
+from widemix.cli.commands import check_least
 from widemix.errors import Exit, InputError, command
 from widemix.recipe.class_balance import UNEQUAL, describe_counts, imbalance
 from widemix.terminal import print
@@ -228,7 +228,7 @@ def print_summary(manifest: "Manifest", to: Path) -> None:
 
 
 def _price(manifest: "Manifest", to: Path) -> str:
-    """What coefficients cost in bytes."""
+    """Return the bytes that coefficients cost, as text."""
     from widemix.data_prep.original_jpeg import count_bytes
 
     counts = [count_bytes(to / split.file) for split in manifest.splits.values() if "image" in split.fields]

@@ -93,7 +93,7 @@ def add_stage(commands) -> None:
 
 def _stage(arguments: argparse.Namespace) -> Exit:
     from widemix.launch.stage import remove_old, stage
-    from widemix.tally import print_status
+    from widemix.progress_line import print_status
 
     if arguments.environment:
         from widemix.launch.environment import pack

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from widemix.cli.arguments import Parser, yaml_value
 from widemix.cli.parser import make_parser
-from widemix.command_line.arguments import Parser, yaml_value
 from widemix.files import atomic_write
 from widemix.recipe import SECTIONS, tables
 from widemix.terminal import print

@@ -1,146 +1,182 @@
-"""widemix eval, export and push."""
+"""widemix runs and report: run folders side by side, and as an HTML page."""
 
 import argparse
-import math
-import os
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from widemix.cli.options import add_checkpoint, add_evaluation, add_outputs, choose_networks, write_outputs
-from widemix.command_line.commands import check_least
-from widemix.distributed.launchers import export_torchrun_env
-from widemix.errors import Exit, InputError
-from widemix.processes import unwinding
-from widemix.run.choice import choose
-from widemix.tally import announce_import
+from widemix.errors import Exit, InputError, command
+from widemix.files import csv_text, write_output
 from widemix.terminal import print
 
+if TYPE_CHECKING:
+    from widemix.run.listing import RunSummary
 
-def add_eval(commands) -> None:
-    """Add `widemix eval`."""
+EXAMPLES = """widemix runs                        all runs in runs/
+widemix runs runs/study             those in a folder
+widemix runs diff runs/a runs/b     the recipe keys in which two runs differ
+widemix runs csv > runs.csv         the list as CSV"""
+
+
+MOST = 3  # keys of a row
+_MORE = " more key"
+_TELLING = ("model", "data", "optim", "schedule", "train", "augment")  # sections, the most telling first
+
+
+def add_runs(commands) -> None:
+    """Add `widemix runs`."""
+    text = "list runs, or compare the recipes of two"
     parser = commands.add_parser(
-        "eval",
-        help="evaluate a network",
-        examples="widemix eval runs/a --details --to figures\n"
-        "widemix eval runs/a/checkpoints/00000330 --data datasets/other --split test\n"
-        "widemix eval timm:mixer_b16_224 --data datasets/imagenet --json metrics.json",
-        description="Print top-1, top-5 and loss of a network on a split, and balanced accuracy and macro F1 where "
-        "classes are unequal: of a run's newest checkpoint, a checkpoint, an export, timm:NAME or hf:OWNER/NAME. "
-        "Classes of the data are matched with the network's by name.",
+        "runs",
+        help=text,
+        description="List runs with their state (done, stopped, or the time since their last line), accuracy, speed, "
+        "hours and the recipe keys in which the runs of a folder differ: the first three, and all as CSV.",
+        examples=EXAMPLES,
     )
-    add = parser.add_argument
-    add("network", metavar="NETWORK", help="run folder, checkpoints/<step>, export, timm:NAME or hf:OWNER/NAME")
-    add_evaluation(parser)
-    details = "also print the calibration error and the worst classes; --json gets all classes and confusions"
-    add("--details", action="store_true", help=details)
-    add_outputs(
-        parser, "plot confusion.png and reliability.png there (with --details)", "also write the metrics to this file"
-    )
-    real = (
-        "also print the accuracy by ReaL labels, of real.json (Beyer et al. 2020); for ImageNet's validation images"
-    )
-    add("--real", type=Path, metavar="FILE", help=real)
-    ranks = "processes to start on this machine (default: 1); on several nodes use a launcher instead"
-    add("--ranks", type=int, metavar="N", help=ranks)
-    parser.set_defaults(command=_eval)
+    words = "folders to look into (default: runs); after the word diff two runs, after csv folders"
+    parser.add_argument("words", nargs="*", metavar="[diff|csv] DIR", help=words)
+    parser.set_defaults(command=_runs)
 
 
-def _eval(arguments: argparse.Namespace) -> int:
-    for option in ("to", "tensorboard"):
-        if getattr(arguments, option) and not arguments.details:
-            raise InputError(f"--{option}: needs --details")
-    check_least(arguments, 1, "ranks", "batch")
-    [network] = choose_networks(arguments, arguments.network)
-    if not export_torchrun_env(ranks=arguments.ranks) and (arguments.ranks or 1) > 1:
-        from widemix.launch.local import launch
+def _runs(arguments: argparse.Namespace) -> Exit:
+    verb = arguments.words[0] if arguments.words[:1] in (["diff"], ["csv"]) else ""
+    paths = [Path(word) for word in arguments.words[bool(verb) :]]
+    if verb == "diff":
+        return _diff(paths)
+    from widemix.run.listing import find_runs, summarise
 
-        return launch(["-m", "widemix", *sys.argv[1:]], arguments.ranks)
-    with announce_import():
-        from widemix.evaluation.assessment import assess
-
-    result = assess(
-        network,
-        arguments.data,
-        arguments.split,
-        arguments.batch,
-        arguments.ema,
-        arguments.details,
-        arguments.real,
-    )
-    if os.environ.get("RANK", "0") != "0":
+    found, damaged = [], []
+    for run in find_runs(paths or [Path("runs")]):
+        try:
+            found.append(summarise(run))
+        except InputError as error:
+            damaged.append(error)
+    if not found and damaged:
+        raise damaged[0]
+    for damage in damaged:
+        print(f"warning: {damage}; the run is left out", file=sys.stderr)
+    if not found:
+        raise InputError(f"{', '.join(map(str, paths)) or 'runs'}: holds no runs")
+    rows = _rows(found, of_csv=verb == "csv")
+    if verb == "csv":
+        print(csv_text(rows), end="")
         return Exit.DONE
-    print(result.sentence())
-    numbers = {key: value for key, value in vars(result).items() if key not in ("metrics", "details")}
-    figures = {}
-    if result.details:
-        details = result.details
-        known = zip(result.classes, details.per_class, strict=False)
-        worst = sorted((accuracy, name) for name, accuracy in known if accuracy is not None)[:3]
-        print(f"expected calibration error {details.ece:.4f}")
-        print("lowest top-1: " + ", ".join(f"{name} {accuracy:.2f} %" for accuracy, name in worst))
-        numbers |= vars(details)
-        if arguments.to or arguments.tensorboard:
-            from widemix.analysis.evaluation import plot_confusion, plot_reliability  # and matplotlib, a second
-
-            figures = {
-                "confusion.png": lambda: plot_confusion(result, details),
-                "reliability.png": lambda: plot_reliability(result, details),
-            }
-    finite = {name: value if math.isfinite(value) else None for name, value in result.metrics.items()}
-    return write_outputs(arguments, finite | numbers, figures)
-
-
-def add_export(commands) -> None:
-    """Add `widemix export`."""
-    parser = commands.add_parser(
-        "export",
-        help="write a checkpoint for timm, or for torch alone",
-        examples="widemix export runs/a --to exported",
-        description="Write the network of a run's newest checkpoint, or of one checkpoint, as model.safetensors, "
-        "config.json and README.md, the model card; where timm has no such architecture also as model.pt2, which "
-        "torch alone runs. It prints the Python line that loads them by timm.create_model.",
-    )
-    parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to create")
-    add_checkpoint(parser)
-    parser.add_argument(
-        "--license",
-        default="apache-2.0",
-        metavar="NAME",
-        help="the weights' licence, for the card (default: apache-2.0)",
-    )
-    parser.add_argument("--onnx", action="store_true", help="also write model.onnx, and check it by onnxruntime")
-    parser.set_defaults(command=_export)
-
-
-def _export(arguments: argparse.Namespace) -> Exit:
-    origin = choose(arguments.path, arguments.checkpoint)  # its error at once, before torch is imported
-    with announce_import():
-        from widemix.evaluation.trained import export_checkpoint
-
-    with unwinding():
-        labels, line = export_checkpoint(origin, arguments.to, arguments.ema, arguments.onnx, arguments.license)
-    print(f"{arguments.to}: {len(labels)} classes; {line}")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print("\n".join(table_lines(rows, width)))
+    if any(_MORE in row[-1] for row in rows):
+        print(f"{command('runs', 'diff', found[0].path, found[-1].path)} has all keys in which two runs differ")
     return Exit.DONE
 
 
-def add_push(commands) -> None:
-    """Add `widemix push`."""
+def table_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> Iterator[str]:
+    """The lines of a table, of which the last two columns are text, the first as well.
+
+    Where a line exceeds `width` characters, the last column is below the others, wrapped.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    texts = (0, len(widths) - 2)  # aligned to the left, as the last, which is not padded
+    for row in rows:
+        cells = [
+            cell.ljust(w) if c in texts else cell.rjust(w)
+            for c, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        others, last = cells[:-1], row[-1]
+        line = "  ".join([*others, last]).rstrip()
+        if width is None or len(line) <= width:
+            yield line
+            continue
+        yield "  ".join(others).rstrip()
+        yield from textwrap.wrap(last, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def _rows(found: "list[RunSummary]", of_csv: bool = False) -> list[tuple[str, ...]]:
+    """The table with its head: a column for each kind of metric, and the keys in which the runs of a folder differ.
+
+    of_csv: with all keys, not `MOST` and the number of the others, and as programs read numbers and their absence.
+    """
+    from widemix.metrics import metric_heading
+    from widemix.recipe.yaml_text import yaml_text
+    from widemix.run.listing import differing_keys
+
+    most, absent, speed = (None, "", ".0f") if of_csv else (MOST, "-", ",.0f")
+    folders = {run.path.parent for run in found}
+    beside = {folder: [run for run in found if run.path.parent == folder] for folder in folders}
+    # A run alone in its folder is compared with all.
+    compared = {folder: runs if len(runs) > 1 else found for folder, runs in beside.items()}
+    differing = {folder: differing_keys([run.recipe for run in runs]) for folder, runs in compared.items()}
+    metrics = list(dict.fromkeys(run.metric for run in found))
+    headings = map(metric_heading, metrics)
+    best = ["best checkpoint"] if any(run.best for run in found) else []
+    rows: list[tuple[str, ...]] = [("state", "step", *headings, "samples/s", "hours", *best, "run", "differs in")]
+    for run in found:
+        place = run.path.parent
+        number = compared[place].index(run)
+        shown = [run.cell(name) or absent for name in metrics]
+        numbers = [(run.images_per_s, speed), (run.hours, ".2f")]
+        shown += [absent if value is None else format(value, form) for value, form in numbers]
+        own = [(name, values[number]) for name, values in differing[place] if values[number] is not ...]
+        own.sort(key=_rank)
+        shown += [run.best.sentence() if run.best else absent] if best else []
+        words = [f"{name}={yaml_text(value)}" for name, value in own[:most]]
+        more = len(own) - len(words)
+        words += [f"{more}{_MORE}{'s' if more > 1 else ''}"] if more else []
+        rows.append((run.state, f"{run.step}", *shown, str(run.path), ", ".join(words)))
+    return rows
+
+
+def _rank(key: tuple[str, object]) -> int:
+    """How early a key is named, by its section; keys of one keep their order."""
+    section = key[0].partition(".")[0]
+    return _TELLING.index(section) if section in _TELLING else len(_TELLING)
+
+
+def _diff(paths: list[Path]) -> Exit:
+    from widemix.recipe.yaml_text import yaml_text
+    from widemix.run.listing import compare_recipes
+
+    if len(paths) != 2:
+        raise InputError(f"runs diff: takes two runs, got {len(paths)}")
+    differing = compare_recipes(*paths)
+    for name, one, other in differing:
+        print(f"{name}: {yaml_text(one)} -> {yaml_text(other)}")
+    if not differing:
+        print("the recipes are the same")
+    return Exit.DONE
+
+
+def add_report(commands) -> None:
+    """Add `widemix report`."""
     parser = commands.add_parser(
-        "push",
-        help="upload an export to the Hugging Face Hub",
-        examples="widemix push exported OWNER/NAME --private",
-        description="Upload a folder of `widemix export`. The repository is created if there is none. Afterwards "
-        "timm.create_model('hf-hub:OWNER/NAME') loads it, and hf:OWNER/NAME is its name for all commands.",
+        "report",
+        help="write a page with curves, tables and recipe of runs",
+        description="Write one HTML file about a run, or several runs compared: curves, evaluations, events, "
+        "images, recipe and environment. It needs no other file and no network.",
+        examples="widemix report runs/a                       write report.html\n"
+        "widemix report runs/a runs/b --to ab.html   compare two runs\n"
+        "widemix report runs/study --to study.html   all runs in a folder",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="what `widemix export --to DIR` has written")
-    parser.add_argument("repository", metavar="OWNER/NAME", help="the repository on the Hub")
-    parser.add_argument("--private", action="store_true", help="if it is created, only for its owner")
-    parser.set_defaults(command=_push)
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders that hold some")
+    file = "file to write (default: report.html)"
+    add("--to", dest="to_file", type=Path, default=Path("report.html"), metavar="FILE", help=file)
+    parser.set_defaults(command=_report)
 
 
-def _push(arguments: argparse.Namespace) -> Exit:
-    from widemix.models.hub import push
+def _report(arguments: argparse.Namespace) -> Exit:
+    from widemix.report.page import page
+    from widemix.report.run import read_runs
+    from widemix.run.listing import find_runs
 
-    print(push(arguments.folder, arguments.repository, arguments.private))
+    found = []
+    for folder in arguments.runs:
+        inside = list(find_runs([folder]))
+        if not inside:
+            raise InputError(f"{folder}: is not a run folder, and holds none")
+        found += inside
+    runs = read_runs(found)
+    write_output(arguments.to_file, page(runs))
+    print(f"{arguments.to_file}: {runs[0].path if len(runs) == 1 else f'{len(runs)} runs'}")
     return Exit.DONE

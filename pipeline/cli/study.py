@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from widemix.cli.commands import check_least
 from widemix.cli.study_pages import add_bounds, add_results
-from widemix.command_line.commands import check_least
 from widemix.errors import Exit, InputError
 from widemix.recipe import key_names, suggest
 from widemix.recipe.files import find_study
@@ -185,7 +185,7 @@ def _search(arguments: argparse.Namespace) -> Exit:
 
 
 def _search_section(arguments: argparse.Namespace, plan: "Plan") -> "Search":
-    """What is searched: what the study says, or the options."""
+    """Return the search of the study, or that of the options."""
     from widemix.studies.plan import check_top1
     from widemix.studies.protocol import Range, Search
 

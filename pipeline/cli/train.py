@@ -1,4 +1,4 @@
-"""widemix train: on this machine's GPUs, or as one of the ranks that a launcher has started."""
+"""widemix train: on this machine's GPUs, or as one of the ranks of a launcher."""
 
 import argparse
 import dataclasses
@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from widemix.command_line.arguments import Parser, add_recipe_arguments
-from widemix.command_line.commands import check_least, load_from_arguments
+from widemix.cli.arguments import Parser, add_recipe_arguments
+from widemix.cli.commands import check_least, load_from_arguments
 from widemix.distributed.kernel_caches import use_node_caches
 from widemix.distributed.launchers import export_torchrun_env, unused_tasks
 from widemix.distributed.rank_status import has_rank_status, remove_earlier_statuses, write_rank_status
@@ -48,11 +48,12 @@ def _train(arguments: argparse.Namespace) -> int:
         if arguments.dry_run:
             raise InputError("--dry-run: is for `widemix train` alone, without a launcher")
         _begin_rank()
-        return _train_rank(_load(arguments), arguments)
-    recipe = _load(arguments)
+        return _train_rank(match_folder(load_from_arguments(arguments)), arguments)
+    recipe = load_from_arguments(arguments)  # first: a wrong one is reported before torch is imported
     check_least(arguments, 1, "ranks")
     ranks = arguments.ranks or _count_gpus()
     check_world(recipe, ranks)
+    recipe = match_folder(recipe)  # last, since it needs prepared data
     if arguments.dry_run:
         return _dry_run(recipe, arguments.recipe, ranks)
     if warning := unused_tasks(os.environ, ranks):
@@ -123,11 +124,6 @@ def _add_arguments(parser: Parser) -> None:
     loud.add_argument("-v", "--verbose", dest="verbosity", action="store_const", const=1, help=verbose)
 
 
-def _load(arguments: argparse.Namespace) -> Recipe:
-    """Load the recipe: what is wrong with it, or with its prepared data, is reported before torch is imported."""
-    return match_folder(load_from_arguments(arguments))
-
-
 def _begin_rank() -> None:
     """Note that this process is a rank, with the variables of the launcher that started it."""
     use_node_caches()
@@ -138,7 +134,7 @@ def _begin_rank() -> None:
 
 def _train_rank(recipe: Recipe, arguments: argparse.Namespace) -> Exit:
     """Train as one rank."""
-    from widemix.tally import announce_import
+    from widemix.progress_line import announce_import
 
     with announce_import():
         from widemix.trainer import train

@@ -39,7 +39,7 @@ from widemix.models.section import ModelSection
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.class_balance import UNEQUAL, class_weights, imbalance
 from widemix.recipe.data import AnyDataSection, TextDataSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 from widemix.terminal import print
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from widemix.doctor.checks import CHECKS
 from widemix.doctor.finding import Check, Finding, first_line, install, repair
-from widemix.tally import Console, announce
+from widemix.progress_line import Console, announce
 
 
 def run_doctor(checks: Mapping[str, Check] = CHECKS) -> int:

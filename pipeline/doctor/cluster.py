@@ -24,7 +24,7 @@ from widemix.distributed.topology import Topology, read_topology, set_gloo_inter
 from widemix.doctor.compare import Problem, Survey, compare_nodes
 from widemix.doctor.survey import disk_name, measure_links, read_rate, survey
 from widemix.errors import InputError
-from widemix.tally import Console
+from widemix.progress_line import Console
 from widemix.terminal import print
 
 EXPECTED = 0.5  # fraction of the network's rated bandwidth; an all-reduce below it gets a remark

@@ -21,8 +21,7 @@ from widemix.models.drop_path import number_drop_paths
 from widemix.models.registry import classifier, timm_method
 from widemix.native.build import cache_folder
 from widemix.optim.section import OptimSection
-from widemix.recipe.engine import EngineSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import EngineSection, TrainSection
 
 
 def build_engine(

@@ -24,8 +24,7 @@ from widemix.engine.state import State
 from widemix.errors import InputError
 from widemix.optim.build import build_optimizer
 from widemix.optim.section import OptimSection
-from widemix.recipe.engine import EngineSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import EngineSection, TrainSection
 
 
 @dataclass(frozen=True)

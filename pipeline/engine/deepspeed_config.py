@@ -14,8 +14,7 @@ from widemix.distributed.topology import Topology
 from widemix.errors import InputError
 from widemix.files import parse_json, read_regular
 from widemix.optim.section import OptimSection
-from widemix.recipe.engine import EngineSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import EngineSection, TrainSection
 
 # Keys of DeepSpeed that have a place in the recipe, and that place.
 _OURS = {"optimizer": "optim", "scheduler": "schedule", "amp": "train.precision", "torch_autocast": "train.precision"}

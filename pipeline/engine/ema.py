@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 
 
 class Ema:

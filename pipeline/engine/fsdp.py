@@ -26,8 +26,7 @@ from widemix.engine.layout import adapt_network, separable_blocks
 from widemix.engine.torch_engine import TorchEngine
 from widemix.errors import InputError
 from widemix.optim.section import OptimSection
-from widemix.recipe.engine import EngineSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import EngineSection, TrainSection
 
 
 class FSDPEngine(TorchEngine):

@@ -21,7 +21,7 @@ from widemix.models.drop_path import DropPath, set_drop_path_keys
 from widemix.optim.build import set_rate
 from widemix.optim.section import OptimSection
 from widemix.recipe.losses import LOSSES
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 
 
 @dataclass(frozen=True)

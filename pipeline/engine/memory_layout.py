@@ -28,8 +28,7 @@ from widemix.models.batch_last.block import arrange
 from widemix.models.batch_last.layers import Block, features_of
 from widemix.native.build import cache_folder
 from widemix.native.library import open_library
-from widemix.recipe.engine import EngineSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import EngineSection, TrainSection
 
 _ROUNDS = 9
 _SECONDS = 0.1  # at most for one pass of a block on a CPU: there the batch is cut down to fit

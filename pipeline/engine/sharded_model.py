@@ -19,7 +19,7 @@ from widemix.errors import InputError
 from widemix.optim.build import group_scalars, set_group_scalars
 from widemix.optim.dtensor import local_part
 from widemix.optim.section import OptimSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 
 
 class ShardedModel(ABC):

@@ -21,8 +21,7 @@ from widemix.engine.state import State
 from widemix.optim.build import build_optimizer
 from widemix.optim.dtensor import gathered
 from widemix.optim.section import OptimSection
-from widemix.recipe.engine import EngineSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import EngineSection, TrainSection
 
 # GradScaler's loss scale, and the steps since it last changed: the names in our states, and those in its state_dict.
 _SCALER = {"loss_scale": "scale", "loss_scale_steps": "_growth_tracker"}

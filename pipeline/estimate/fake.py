@@ -20,7 +20,7 @@ from widemix.models.registry import build_model, empty_inputs
 from widemix.models.sw_mlp.sparse import SparseLinear
 from widemix.optim.dtensor import local_part
 from widemix.recipe import Recipe
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 from widemix.training.finetune import UNUSED, freeze, unused_parameters
 
 GPU = torch.device("cuda")

@@ -17,8 +17,8 @@ from widemix.estimate.network import Pass
 from widemix.models.cost import model_cost
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe
-from widemix.recipe.engine import EngineSection
 from widemix.recipe.losses import LOSSES
+from widemix.recipe.sections import EngineSection
 
 REPEATS = 3
 _MOST_S = 0.5  # of a product of two matrices on a CPU

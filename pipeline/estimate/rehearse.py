@@ -37,7 +37,7 @@ from widemix.models.cost import model_cost
 from widemix.models.registry import build_model
 from widemix.processes import children_cpu_seconds, end_with_parent
 from widemix.recipe import Recipe, check_world
-from widemix.recipe.engine import EngineSection
+from widemix.recipe.sections import EngineSection
 
 
 class Rehearsal(NamedTuple):

@@ -38,7 +38,7 @@ def show(rows: list[Row], title: str) -> None:
     """Print the rows as a table."""
     from rich.table import Table
 
-    from widemix.tally import Console
+    from widemix.progress_line import Console
 
     table = Table(title=title, show_header=False)
     table.add_column()

@@ -11,8 +11,7 @@ from typing import Literal, NamedTuple
 from widemix.estimate.hardware import LATENCY, Cluster
 from widemix.estimate.network import Pass
 from widemix.optim.section import OPTIMIZERS
-from widemix.recipe.engine import EngineSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import EngineSection, TrainSection
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from widemix.evaluation.networks import Network, load_network
 from widemix.evaluation.real_labels import RealAccuracy, read_real_labels
 from widemix.formats.manifest import read_manifest
 from widemix.metrics import all_metrics
+from widemix.progress_line import ProgressLine
 from widemix.run import checkpoint
-from widemix.run.evaluations import record_evaluation
-from widemix.tally import Tally
+from widemix.run.records import record_evaluation
 from widemix.terminal import print
 
 BINS = 15  # of confidence, of equal width: the usual number for ECE
@@ -41,7 +41,7 @@ BATCH, TIMEOUT_S = 128, 1800  # where there is no recipe
 
 @dataclass(frozen=True)
 class Details:
-    """What `--details` adds: `confusion` int [true class, predicted class], and the bins of confidence."""
+    """Added by `--details`: `confusion` int [true class, predicted class], and the bins of confidence."""
 
     confusion: list[list[int]]
     per_class: list[float | None]  # top-1 in percent; None for a class without samples
@@ -212,16 +212,16 @@ def assess_network(
             beton = Path(loader.source.file.path)
             by_sample.append(RealAccuracy(read_real_labels(real, beton, len(names))).to(device))
 
-        tally = Tally("samples evaluated", len(loader), enabled=topology.is_main)
+        progress = ProgressLine("samples evaluated", len(loader), enabled=topology.is_main)
 
         def observe(logits: Tensor, batch: Batch) -> None:
-            tally.add(topology.world * len(batch))
+            progress.add(topology.world * len(batch))
             for metric in detail_metrics:
                 metric.update(logits, batch.targets)
             for metric in by_sample:
                 metric.update(logits, batch.samples)
 
-        with tally:
+        with progress:
             metrics = evaluate(module.to(device), autocast(device, dtype), loader, number, observe=observe)
         numbers = not math.isnan(metrics["loss"])  # a NaN would be ranked among the logits as if it were one
         counts = [metric.compute().cpu() for metric in detail_metrics]

@@ -13,7 +13,6 @@ from torch import nn
 
 from widemix.engine import set_head_bias
 from widemix.errors import InputError
-from widemix.evaluation.trained import load_trained
 from widemix.formats.manifest import Prepared, read_manifest
 from widemix.models.export import Usage, read_usage
 from widemix.models.hub import FORMS, HUB, timm_name
@@ -21,12 +20,12 @@ from widemix.models.mixer.network import from_timm
 from widemix.models.registry import build_model
 from widemix.models.section import ModelSection
 from widemix.models.timm_registry import load_pretrained
-from widemix.recipe import Recipe, fill_classes, load_recipe
+from widemix.recipe import Recipe, fill_classes, load_recipe, parse_recipe
 from widemix.recipe.data import AnyDataSection, DataSection
 from widemix.recipe.files import find_recipe
 from widemix.run import checkpoint
 from widemix.terminal import print
-from widemix.training.finetune import load_init_weights
+from widemix.training.finetune import check_indices, load_init_weights
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,25 @@ def load_network(name: str, ema: bool = False) -> Network:
         raise InputError(f"{error}; give {FORMS}") from None
 
 
+def load_trained(path: Path, ema: bool = False) -> tuple[Recipe, nn.Module]:
+    """Return the recipe and the model of a checkpoint folder, or of a run folder's newest checkpoint.
+
+    With `ema` the model has the averaged weights; `InputError` if there are none, or no checkpoint.
+    """
+    origin = checkpoint.find(path)
+    recipe = parse_recipe(origin.position.recipe, default_origin=str(origin.path))
+    module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+    state = origin.load()
+    if ema and not state.ema:
+        raise InputError(f"{origin.path}: has no averaged weights; its recipe sets no train.ema_decay")
+    module.load_state_dict(state.ema if ema else state.model)
+    try:
+        check_indices(module)
+    except ValueError as error:
+        raise InputError(f"{origin.path}: {error}") from None
+    return recipe, module
+
+
 def of_recipe(name: str, recipe: Recipe, module: nn.Module, prepared: Prepared | None = None) -> Network:
     """Return a recipe's network, in evaluation mode. prepared: what it was trained on (default: as it is now)."""
     if prepared is None:
@@ -99,7 +117,7 @@ def initial_module(recipe: Recipe) -> nn.Module:
 
 
 def _usage(name: str, folder: Path | None) -> Usage:
-    """What an export's config.json says besides of what timm reads; timm has fetched that of the Hub."""
+    """Return what an export's config.json has for us beside timm's keys; timm has fetched that of the Hub."""
     if folder is not None:
         return read_usage(folder / "config.json")
     if not name.startswith(HUB):

@@ -1,20 +1,12 @@
 """Recipes: what to train, written down once, validated, frozen."""
 
-from widemix.recipe.classes import check_init_from, fill_classes, match_folder
 from widemix.recipe.error_messages import suggest
-from widemix.recipe.files import (
-    differences,
-    dump_recipe,
-    flat_recipe,
-    load_recipe,
-    load_stored_recipe,
-    parse_recipe,
-    recipe_hash,
-)
-from widemix.recipe.identity import experiment_hash, run_differences
+from widemix.recipe.files import dump_recipe, load_recipe, load_stored_recipe
 from widemix.recipe.key_table import SECTIONS, key_names, keys, tables
 from widemix.recipe.other_names import other_name
-from widemix.recipe.schema import Recipe, check_world
+from widemix.recipe.recipe import Recipe, check_init_from, fill_classes, match_folder, parse_recipe
+from widemix.recipe.recipe_hash import differences, experiment_hash, flat_recipe, recipe_hash, run_differences
+from widemix.recipe.schema import check_world
 
 __all__ = [
     "SECTIONS",

@@ -1,4 +1,4 @@
-"""What is wrong with the values of a recipe, in one line that names file or command line, key and cure."""
+"""Errors in the values of a recipe, as one line that names file or command line, key and cure."""
 
 import difflib
 import re
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from widemix.errors import shown
 from widemix.recipe.key_table import families, key_names, keys
 from widemix.recipe.other_names import other_name
-from widemix.recipe.schema import Recipe
+from widemix.recipe.schema import RecipeFields
 
 _OF_KEYS = ("extra_forbidden", "missing", "union_tag_not_found", "union_tag_invalid", "invalid_key")
 
@@ -34,8 +34,8 @@ def error_message(
     where = origin.get(name, default_origin)
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
-        leaf = name not in Recipe.model_fields and any(known.endswith(f".{name}") for known in key_names())
-        table = key_names() if "." in name or leaf else list(Recipe.model_fields)
+        leaf = name not in RecipeFields.model_fields and any(known.endswith(f".{name}") for known in key_names())
+        table = key_names() if "." in name or leaf else list(RecipeFields.model_fields)
         if family and name in table:
             return f"{where}: {name} is not a key of kind {family}{more}"
         return f"{where}: unknown key {name}{suggest(name, table)}{more}"

@@ -1,8 +1,6 @@
 """Recipe files: YAML with `extends`, overrides from the command line, and errors that suggest the right key."""
 
 import difflib
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,15 +8,16 @@ from types import NoneType
 from typing import Annotated, Any
 
 import yaml
-from pydantic import PlainValidator, ValidationError
+from pydantic import PlainValidator
 
 from widemix.arguments import FilePath, check_arguments, is_iterable
 from widemix.errors import InputError, command
 from widemix.models.families import KINDS
-from widemix.recipe.error_messages import error_message, suggest
+from widemix.recipe.error_messages import suggest
 from widemix.recipe.key_table import SECTIONS, key_names, takes_text, value_types
 from widemix.recipe.plugins import import_plugins
-from widemix.recipe.schema import Recipe
+from widemix.recipe.recipe import Recipe, parse_recipe
+from widemix.recipe.recipe_hash import leaves
 from widemix.recipe.yaml_text import QUOTED, dump_yaml, parse_yaml, read_yaml, yaml_error_message, yaml_text
 
 SHIPPED = (Path(__file__).parents[1] / "recipes").resolve()
@@ -57,7 +56,7 @@ def load_stored_recipe(path: Path) -> Recipe:
 def _load(file: Path, overrides: Iterable[tuple[str, str]], path: str) -> Recipe:
     merged = _read(file, ())
     import_plugins(merged, path)
-    origin = dict.fromkeys(_leaves(merged), path)
+    origin = dict.fromkeys(leaves(merged), path)
     known = key_names()
     for name, text in overrides:
         _override(merged, name, text, known)
@@ -83,43 +82,9 @@ def find_study(path: str | Path) -> Path:
     return shipped if shipped.is_file() and not found.is_file() else found
 
 
-def parse_recipe(
-    values: Mapping[str, Any], origin: Mapping[str, str] | None = None, default_origin="recipe"
-) -> Recipe:
-    """Validate plain values; the first mistake becomes an `InputError` of one line.
-
-    values: sections by name, each a mapping of its keys.
-    origin: for each `section.key`, the file it comes from or "the command line", for the message.
-    default_origin: the same for keys that `origin` omits.
-    """
-    import_plugins(values, default_origin)
-    try:
-        return Recipe.model_validate(values)
-    except ValidationError as error:
-        raise InputError(error_message(error, values, origin or {}, default_origin)) from None
-
-
 def dump_recipe(recipe: Recipe) -> str:
     """Return the whole recipe as YAML, defaults included, as the run folder stores it."""
     return dump_yaml(recipe.model_dump(mode="json"))
-
-
-def flat_recipe(recipe: Recipe, exclude_defaults: bool = False) -> dict[str, Any]:
-    """All `section.key` of a recipe with their values; with `exclude_defaults` only those that are changed."""
-    dump = recipe.model_dump(mode="json", exclude={"plugins"}, exclude_defaults=exclude_defaults)
-    return {f"{section}.{name}": value for section, keys in dump.items() for name, value in keys.items()}
-
-
-def recipe_hash(recipe: Recipe) -> str:
-    """Return 16 hexadecimal digits that depend on the values of all keys."""
-    canonical = json.dumps(recipe.model_dump(mode="json"), sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def differences(one: Recipe, other: Recipe) -> list[str]:
-    """Return the `section.key` names whose values differ between two recipes."""
-    a, b = one.model_dump(mode="json"), other.model_dump(mode="json")
-    return [name for name in dict.fromkeys([*_leaves(a), *_leaves(b)]) if _get(a, name) != _get(b, name)]
 
 
 def _read(path: Path, chain: tuple[Path, ...]) -> dict[str, Any]:
@@ -228,18 +193,3 @@ def _nearby(path: Path, chain: tuple[Path, ...]) -> str:
     where = "" if path.parent.is_dir() else f" (there is no folder {path.parent} either)"
     folders = sorted({name.partition("/")[0] for name in shipped})
     return f"{where}; give a file, or a shipped one of {', '.join(folders)}, such as digits/rp_mixer"
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> list[str]:
-    names = []
-    for name, value in values.items():
-        if isinstance(value, dict) and not prefix:
-            names += _leaves(value, f"{name}.")
-        else:
-            names.append(f"{prefix}{name}")
-    return names
-
-
-def _get(values: Mapping[str, Any], name: str) -> Any:
-    section, _, leaf = name.partition(".")
-    return values.get(section, {}).get(leaf) if leaf else values.get(section)

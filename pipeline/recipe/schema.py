@@ -5,7 +5,7 @@ Validation checks and never changes a value. Every key states its unit, and its 
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from pydantic_core import PydanticKnownError
 
 from widemix.errors import InputError
@@ -15,13 +15,16 @@ from widemix.models.section import ModelSection
 from widemix.optim.section import OptimSection
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import AnyDataSection, DataSection
-from widemix.recipe.engine import EngineSection
-from widemix.recipe.eval import EvalSection
-from widemix.recipe.faults import FaultsSection
-from widemix.recipe.log import LogSection
 from widemix.recipe.losses import LOSSES
-from widemix.recipe.schedule import ScheduleSection, exact
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import (
+    EngineSection,
+    EvalSection,
+    FaultsSection,
+    LogSection,
+    ScheduleSection,
+    TrainSection,
+    exact,
+)
 from widemix.section import Section
 
 
@@ -43,13 +46,8 @@ def _model_section(value: Any) -> ModelSection:
     return KINDS[kind].model_validate(value)
 
 
-class Recipe(Section):
-    """A whole experiment, except the machines that it runs on.
-
-    `plugins` are modules to import first: they register model families, optimizers and operations of other people.
-    A recipe that is built from its sections, or from their plain values, raises `InputError` for what is wrong; a
-    section that is built alone, and `model_validate`, raise pydantic's `ValidationError`.
-    """
+class RecipeFields(Section):
+    """The sections of a recipe, and the rules between them; see `Recipe`."""
 
     plugins: Annotated[tuple[str, ...], Field(strict=False)] = ()
     data: AnyDataSection
@@ -62,16 +60,6 @@ class Recipe(Section):
     faults: FaultsSection = FaultsSection()
     eval: EvalSection = EvalSection()
     log: LogSection = LogSection()
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            from widemix.recipe.error_messages import error_message  # which reads the keys of this class
-
-            raise InputError(error_message(error, values, {}, "recipe")) from None
-
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # model_validate raises pydantic's own error
 
     @model_validator(mode="after")
     def sections_agree(self):
@@ -97,7 +85,7 @@ class Recipe(Section):
         return self
 
 
-def _model_reads_data(recipe: Recipe) -> None:
+def _model_reads_data(recipe: RecipeFields) -> None:
     takes = recipe.model.takes
     if takes != recipe.data.kind:
         raise ValueError(
@@ -106,7 +94,7 @@ def _model_reads_data(recipe: Recipe) -> None:
         )
 
 
-def _text_is_left_alone(recipe: Recipe) -> None:
+def _text_is_left_alone(recipe: RecipeFields) -> None:
     """Of all that happens to a training image only smoothing the label means anything to a sentence."""
     if recipe.data.kind == "text":
         for name, info in AugmentSection.model_fields.items():
@@ -116,7 +104,7 @@ def _text_is_left_alone(recipe: Recipe) -> None:
                 )
 
 
-def _image_fits(recipe: Recipe) -> None:
+def _image_fits(recipe: RecipeFields) -> None:
     if not isinstance(recipe.data, DataSection):
         return
     side = recipe.data.image_size
@@ -124,7 +112,7 @@ def _image_fits(recipe: Recipe) -> None:
     recipe.augment.check_image_size(side)
 
 
-def _targets_fit(recipe: Recipe) -> None:
+def _targets_fit(recipe: RecipeFields) -> None:
     """Loss, label smoothing and CutMix make sense for what is predicted."""
     targets, augment = recipe.data.targets, recipe.augment
     fitting = [name for name, loss in LOSSES.items() if targets in loss.targets]
@@ -144,7 +132,7 @@ def _targets_fit(recipe: Recipe) -> None:
         )
 
 
-def _weights_reach_the_loss(recipe: Recipe) -> None:
+def _weights_reach_the_loss(recipe: RecipeFields) -> None:
     loss = recipe.train.loss
     if recipe.train.class_weights and "weights" not in LOSSES[loss].takes:
         fitting = [name for name, spec in LOSSES.items() if "weights" in spec.takes]
@@ -154,11 +142,11 @@ def _weights_reach_the_loss(recipe: Recipe) -> None:
         )
 
 
-def _batch_divides(recipe: Recipe) -> None:
+def _batch_divides(recipe: RecipeFields) -> None:
     check_world(recipe, world=1)
 
 
-def _schedule_fits(recipe: Recipe) -> None:
+def _schedule_fits(recipe: RecipeFields) -> None:
     schedule, train = recipe.schedule, recipe.train
     if schedule.warmup_epochs >= train.epochs:
         raise ValueError(
@@ -185,12 +173,12 @@ _ENGINE_KEYS = {
 }
 
 
-def _zero_stage(recipe: Recipe) -> int:
+def _zero_stage(recipe: RecipeFields) -> int:
     """The ZeRO stage in use; 0 where the engine is not DeepSpeed."""
     return recipe.engine.zero_stage if recipe.engine.kind == "deepspeed" else 0
 
 
-def _engine_fits(recipe: Recipe) -> None:
+def _engine_fits(recipe: RecipeFields) -> None:
     """The engine supports the precision, and reads every key that is set."""
     engine, train = recipe.engine, recipe.train
     if engine.kind == "deepspeed" and engine.zero_stage == 0 and train.precision != "fp32":
@@ -213,7 +201,7 @@ def _engine_fits(recipe: Recipe) -> None:
         raise ValueError("engine.deepspeed_config needs engine.kind deepspeed")
 
 
-def _optimizer_fits(recipe: Recipe) -> None:
+def _optimizer_fits(recipe: RecipeFields) -> None:
     """The optimizer can run on this engine's tensors, and its own average goes with schedule and EMA."""
     name, spec, zero = recipe.optim.name, recipe.optim.spec, _zero_stage(recipe)
     if spec.needs_whole and zero > 0:
@@ -238,7 +226,7 @@ def _optimizer_fits(recipe: Recipe) -> None:
         raise ValueError(f"optim.name {name} averages the weights itself; set train.ema_decay to null")
 
 
-def _hangs_are_found(recipe: Recipe) -> None:
+def _hangs_are_found(recipe: RecipeFields) -> None:
     if recipe.faults.hang_timeout_s >= recipe.engine.timeout_s:
         raise ValueError(
             f"faults.hang_timeout_s {recipe.faults.hang_timeout_s} must be shorter than engine.timeout_s "
@@ -246,7 +234,7 @@ def _hangs_are_found(recipe: Recipe) -> None:
         )
 
 
-def _best_is_measured(recipe: Recipe) -> None:
+def _best_is_measured(recipe: RecipeFields) -> None:
     metric, targets = recipe.train.keep_best or "", recipe.data.targets
     if metric.startswith("ema_") and recipe.train.ema_decay is None:
         raise ValueError(f"train.keep_best {metric} needs train.ema_decay")
@@ -257,7 +245,7 @@ def _best_is_measured(recipe: Recipe) -> None:
         )
 
 
-def _patience_has_a_metric(recipe: Recipe) -> None:
+def _patience_has_a_metric(recipe: RecipeFields) -> None:
     train = recipe.train
     if train.patience_epochs is None:
         if train.patience_gain:
@@ -272,7 +260,7 @@ def _patience_has_a_metric(recipe: Recipe) -> None:
         )
 
 
-def _kept_steps_are_saved(recipe: Recipe) -> None:
+def _kept_steps_are_saved(recipe: RecipeFields) -> None:
     train = recipe.train
     if train.keep_every_steps and train.save_minutes and not train.save_every_steps:
         raise ValueError(
@@ -281,7 +269,7 @@ def _kept_steps_are_saved(recipe: Recipe) -> None:
         )
 
 
-def _reset_heads_have_bodies(recipe: Recipe) -> None:
+def _reset_heads_have_bodies(recipe: RecipeFields) -> None:
     if recipe.train.reset_head and recipe.train.init_from is None:
         raise ValueError("train.reset_head is for weights of train.init_from; without it the head is new anyway")
 
@@ -289,7 +277,7 @@ def _reset_heads_have_bodies(recipe: Recipe) -> None:
 MOST_CONFUSED = 2000  # classes: a confusion matrix of 32 MB on each rank
 
 
-def _log_is_possible(recipe: Recipe) -> None:
+def _log_is_possible(recipe: RecipeFields) -> None:
     if recipe.log.block_norms and recipe.engine.kind == "deepspeed":
         raise ValueError("log.block_norms true: DeepSpeed does not give its gradients; take engine.kind ddp or fsdp")
     if recipe.log.mistakes and recipe.data.targets != "class":
@@ -301,13 +289,13 @@ def _log_is_possible(recipe: Recipe) -> None:
         )
 
 
-def batch_unit(recipe: Recipe, world: int) -> int:
+def batch_unit(recipe: RecipeFields, world: int) -> int:
     """Return what the global batch must be a multiple of: a mixup group on every rank and micro-batch."""
     group = recipe.augment.mix_group if recipe.augment.mixes_images else 1
     return world * recipe.train.grad_accum_steps * group
 
 
-def check_world(recipe: Recipe, world: int) -> None:
+def check_world(recipe: RecipeFields, world: int) -> None:
     """The global batch must fall into whole mixup groups on every rank and micro-batch, or `InputError`."""
     batch, grad_accum_steps = recipe.train.global_batch, recipe.train.grad_accum_steps
     unit = batch_unit(recipe, world)

@@ -11,10 +11,9 @@ from typing import Any
 from widemix.errors import InputError
 from widemix.plots.chart import STYLES, Html, element, join
 from widemix.recipe import Recipe, dump_recipe
-from widemix.run.events import describe_event
 from widemix.run.listing import RunSummary, metrics, summarise
-from widemix.run.records import CONFUSION, is_number, read_json
-from widemix.run.starts import read_starts
+from widemix.run.records import CONFUSION, describe_event, is_number, read_json
+from widemix.run.start_log import read_starts
 
 IMAGES = {
     "first_batch": "The first training batch",

@@ -25,7 +25,7 @@ from widemix.errors import InputError
 from widemix.files import fsync_path, open_regular, parse_json, read_regular
 from widemix.formats.manifest import Prepared
 from widemix.metrics import METRICS
-from widemix.run.patience import Gains
+from widemix.run.records import Gains
 from widemix.terminal import print
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import Any
 from widemix.errors import InputError
 from widemix.metrics import BY_CLASS, MEASURED, metric_cell
 from widemix.recipe import Recipe, differences, flat_recipe, load_stored_recipe
-from widemix.run import checkpoint, evaluations
+from widemix.run import checkpoint
 from widemix.run.choice import Best, best_of
-from widemix.run.records import DONE, EVALUATION, LINE, read_json, read_lines
+from widemix.run.records import DONE, EVALUATION, EVALUATIONS, LINE, read_json, read_lines
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def evaluated(run: Path, lines: Iterable[dict[str, Any]], recipe: Recipe, ema: b
     )
     names = tuple(name for name in names if name not in BY_CLASS or any(prefix + name in line for line in measured))
     rows = [{"step": line["step"], **where, **{name: line.get(prefix + name) for name in names}} for line in measured]
-    rows += [line for line in read_lines(run / evaluations.NAME, EVALUATION) if line["ema"] == ema]
+    rows += [line for line in read_lines(run / EVALUATIONS, EVALUATION) if line["ema"] == ema]
     last = {(row["step"], row["data"], row["split"]): row for row in rows}
     return sorted(last.values(), key=itemgetter("step"))
 

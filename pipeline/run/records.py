@@ -3,15 +3,20 @@
 All other fields may hold anything. Only pydantic is imported: listing runs and judging a job's end need no torch.
 """
 
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, Required
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from widemix.errors import InputError
-from widemix.files import parse_json, read_regular
-from widemix.metrics import METRICS
+from widemix.errors import InputError, shown
+from widemix.files import open_to_write, parse_json, read_regular
+from widemix.metrics import METRICS, show_metric
+from widemix.recipe.sections import TrainSection
 
 LARGEST = 1e300  # of a number that can be plotted: the difference of two is finite too
 Record = dict[str, Any]
@@ -129,3 +134,99 @@ def _parse(text: bytes, place: str, kind: TypeAdapter[Any]) -> Record:
         return parse_record(text, kind)
     except ValueError as error:
         raise InputError(f"{place}: is damaged, {error}; restore or remove it") from None
+
+
+class Gains(BaseModel):
+    """The best value of a metric so far, and the epochs (ended ones) of that and of the last evaluation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    metric: str  # with the prefix ema_ that of the averaged weights
+    best: float | None = None
+    best_step: int = 0
+    best_epoch: int = 0
+    last_epoch: int = 0
+
+    @classmethod
+    def of(cls, train: TrainSection, known: "Gains | None") -> "Gains | None":
+        """Return the gains of a run that goes on from a checkpoint with `known`; None without patience."""
+        if train.patience_epochs is None or train.keep_best is None:
+            return None
+        return known if known and known.metric == train.keep_best else cls(metric=train.keep_best)
+
+    def after(self, metrics: Mapping[str, float | None], step: int, epoch: int, least: float) -> "Gains":
+        """With another evaluation, of which a gain below `least` does not count."""
+        value = metrics.get(self.metric)
+        sign = 1 if METRICS[self.metric.removeprefix("ema_")].higher else -1
+        gain = -math.inf if value is None else math.inf if self.best is None else sign * (value - self.best)
+        if gain > 0 and gain >= least:
+            return Gains(metric=self.metric, best=value, best_step=step, best_epoch=epoch, last_epoch=epoch)
+        return self.model_copy(update={"last_epoch": epoch})
+
+    def end_run(self, train: TrainSection) -> bool:
+        """Whether a run of this section ends after the last evaluation."""
+        patience, waited = train.patience_epochs, self.last_epoch - self.best_epoch
+        return patience is not None and waited >= patience and self.metric == train.keep_best
+
+    def sentence(self) -> str:
+        """Return when and why a run has ended early."""
+        if self.best is None:
+            return f"ended early, after epoch {self.last_epoch}: its {self.metric} was never finite"
+        average = " of the averaged weights" if self.metric.startswith("ema_") else ""
+        best = show_metric(self.metric.removeprefix("ema_"), self.best)
+        at = f"epoch {self.best_epoch}, step {self.best_step}"
+        return f"ended early, after epoch {self.last_epoch}: best {best}{average} ({at})"
+
+
+def describe_event(event: dict[str, Any]) -> str:
+    """Return an event as a sentence; `InputError` if it is none of those that a run has."""
+    match event:
+        case {"event": "step_skipped", "step": step, "loss": loss, "grad_norm": norm}:
+            return f"step {step} was skipped: its loss is {loss}, its gradient norm {norm}"
+        case {"event": "loss_spike", "step": step, "loss": loss, "expected": mean}:
+            return f"the loss of step {step} is {loss}, far above the mean of {mean} before it"
+        case {"event": "save_failed", "step": step, "reason": reason}:
+            return f"no checkpoint was saved at step {step}: {reason}"
+        case {"event": "evaluation_failed", "step": step, **metrics}:
+            bad = ", ".join(f"{name} {value}" for name, value in metrics.items() if name != "split")
+            return f"the evaluation at step {step} failed: {bad}"
+        case {
+            "event": "rollback",
+            "step": step,
+            "from": last,
+            "skipped_ranges": [int(first), int(end)],
+            "reason": why,
+        }:
+            return f"rolled back from step {last} to step {step}, skipping data steps {first} to {end - 1}: {why}"
+        case {"event": "ended_early", **fields}:
+            with suppress(ValueError):
+                gains = {name: value for name, value in fields.items() if name in Gains.model_fields}
+                return f"the run {Gains.model_validate(gains).sentence()}"
+        case {"event": "stopped", "step": step}:
+            return f"the run was asked to stop, and ended after step {step}"
+        case {"event": "diverged", "step": step, "reason": reason}:
+            return f"the run diverged at step {step}: {reason}"
+    raise InputError(f"no such event: {shown(event)}")
+
+
+EVALUATIONS = (
+    "evaluations.jsonl"  # what `widemix eval` measured of a run: only the process that trains writes metrics.jsonl
+)
+
+
+def record_evaluation(checkpoint: Path, line: Mapping[str, Any]) -> str | None:
+    """Append a line to the file of the checkpoint's run; return why, if it cannot be written.
+
+    Nothing is written for a checkpoint that has been copied out of its run.
+    """
+    run = checkpoint.resolve().parent.parent
+    if checkpoint.parent.is_symlink():
+        return f"{checkpoint.parent}: is a link, to a folder of which {EVALUATIONS} is left alone"
+    if not (run / "recipe.yaml").is_file():
+        return None
+    finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in line.items()}
+    try:
+        with open_to_write(run / EVALUATIONS, "a") as file:
+            file.write(json.dumps(finite) + "\n")
+    except OSError as error:
+        return f"{run / EVALUATIONS}: cannot be written to ({error.strerror})"
+    return None

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from widemix.errors import InputError
 from widemix.files import atomic_write, parse_json, read_regular
 from widemix.recipe import Recipe, flat_recipe
-from widemix.recipe.log import LogSection
+from widemix.recipe.sections import LogSection
 
 if TYPE_CHECKING:
     from widemix.run.run_dir import Run

@@ -18,9 +18,9 @@ from widemix.files import open_to_write, refuse_link
 from widemix.lease import RENEWAL_S, Leases
 from widemix.metrics import main_metric
 from widemix.processes import children_cpu_seconds, end_with_parent, leave_closed_terminal, stop_signals
+from widemix.progress_line import Display, show_clock
 from widemix.studies.rows import add_core_seconds
 from widemix.studies.study_run import StudyRun
-from widemix.tally import Display, show_clock
 from widemix.terminal import print
 
 _POLL_S = 0.1

@@ -13,10 +13,10 @@ import torch
 
 from widemix.distributed.topology import Topology, on_main
 from widemix.errors import RunError
-from widemix.recipe.faults import FaultsSection
+from widemix.recipe.sections import FaultsSection
 from widemix.run import checkpoint
 from widemix.run.checkpoint import Checkpoint
-from widemix.run.run_dir import write_skipped_ranges
+from widemix.run.resume import write_skipped_ranges
 
 _LOSSES, _FEWEST_LOSSES = 100, 20  # of steps before: as many as a spike is measured against, and how many that needs
 _MAX_OVERFLOWS = 20  # in a row, while fp16 searches for its loss scale: from 2^16 it is below 1 then
@@ -62,7 +62,7 @@ class HealthMonitor:
         self._overflows = 0
 
     def check_steps(self, steps: Sequence[StepMetrics]) -> list[dict[str, Any]]:
-        """Return events (`widemix.run.events.describe_event`) of steps that failed or whose loss spiked.
+        """Return events (`widemix.run.records.describe_event`) of steps that failed or whose loss spiked.
 
         Raises `Diverged` when more than `faults.max_skipped_steps` in a row have failed.
         """

@@ -205,7 +205,7 @@ def _head(module: nn.Module, key: str) -> set[str]:
 
 
 def _smaller(module: nn.Module, weights: Weights, source: str) -> Any:
-    """What `smaller_for` of a network that can be grown says (`widemix.models.mixer`); None for others."""
+    """Return the answer of `smaller_for` of a network that can be grown (`widemix.models.mixer`); None for others."""
     try:
         return getattr(module, "smaller_for", lambda weights: None)(weights)
     except ValueError as error:

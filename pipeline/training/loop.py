@@ -21,16 +21,14 @@ from widemix.recipe.data import DataSection
 from widemix.run.checkpoint import Position
 from widemix.run.log import RunLog
 from widemix.run.metrics import peak_memory
-from widemix.run.patience import Gains
+from widemix.run.records import Gains
 from widemix.run.run_dir import Run
 from widemix.run.saving import Saver
-from widemix.run.starts import StartRecord, read_starts
-from widemix.training.cadence import Cadence
+from widemix.run.start_log import StartRecord, read_starts
 from widemix.training.faults import Diverged, GradientWatch, HealthMonitor, Rollback
-from widemix.training.log_interval import LogInterval
-from widemix.training.mistakes import Mistakes
+from widemix.training.misclassified import Misclassified
 from widemix.training.profile import Profiler
-from widemix.training.schedule import Schedule
+from widemix.training.schedule import Cadence, LogInterval, Schedule
 
 
 class Loop:
@@ -56,7 +54,7 @@ class Loop:
         requests: SharedRequests,
         peak_fraction: float | None = None,
         profiler: Profiler | None = None,
-        mistakes: Mistakes | None = None,
+        mistakes: Misclassified | None = None,
         start_record: StartRecord | None = None,
     ):
         recipe, resume = run.recipe, run.start

@@ -10,8 +10,8 @@ from PIL import Image
 from tests.sections import train_section
 from widemix.analysis import augment
 from widemix.analysis.augment import AMPLIFIED, Comparison, all_comparisons, comparison_tiles, first_batch, write_png
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.data.augment.program import compile_policy
 from widemix.data.augment.registry import OPERATIONS
 from widemix.data.batches import Batch

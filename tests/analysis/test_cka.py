@@ -34,8 +34,8 @@ from widemix.analysis.similarity import (
     similarities_json,
     similarity_figures,
 )
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.evaluation.networks import load_network, of_recipe
 from widemix.models.families import KINDS

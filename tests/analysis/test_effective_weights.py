@@ -15,8 +15,8 @@ from widemix.analysis.effective_weights import (
     receptive_fields,
     shrink,
 )
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model

@@ -16,8 +16,8 @@ from widemix.analysis.filters import (
     sort_filters,
     token_filters,
 )
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.evaluation.networks import load_network
 from widemix.models.mixer.section import MixerSection

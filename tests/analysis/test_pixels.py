@@ -18,8 +18,8 @@ from widemix.analysis.pixels import (
     plot_inputs,
     shuffled_inputs,
 )
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.data.grid import denormalise
 from widemix.data.loader import EvalLoader
 from widemix.data.normalise_and_mix import pixel_permutation

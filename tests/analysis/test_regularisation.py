@@ -8,8 +8,8 @@ from scipy.optimize import minimize
 from sklearn.linear_model import Lasso
 
 from widemix.analysis.regularisation import minimise_kronecker, minimise_norm, regression, sweep
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 
 
 @pytest.fixture(scope="module")

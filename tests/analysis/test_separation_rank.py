@@ -17,8 +17,8 @@ from widemix.analysis.separation_rank import (
     rank,
     separation_ranks,
 )
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.recipe import load_recipe
 

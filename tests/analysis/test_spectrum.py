@@ -24,8 +24,8 @@ from widemix.analysis.spectrum import (
     spectra,
 )
 from widemix.analysis.training_spectrum import as_lines, changes, course
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model

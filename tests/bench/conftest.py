@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.conftest import System
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.data.decode import Decoder
 
 

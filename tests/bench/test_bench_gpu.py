@@ -15,8 +15,8 @@ from widemix.bench import gpu
 from widemix.bench.gpu import CIFAR, PARTS, Part, Where, prepared, run_parts
 from widemix.cgroups import usable_cpus
 from widemix.cli.bench import GPU_PARTS
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.errors import Exit, InputError
 
 

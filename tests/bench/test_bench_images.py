@@ -23,7 +23,7 @@ from widemix.formats.beton import open_beton
 from widemix.recipe import load_recipe
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD, DataSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 
 RECIPE = load_recipe(ROOT / "recipes/imagenet/mixer_b16.yaml").augment
 

@@ -9,8 +9,8 @@ import torch
 
 from tests.conftest import System
 from widemix.bench.inference import BATCHES, measure_inference
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.evaluation.networks import load_network
 
 CPU = torch.device("cpu")

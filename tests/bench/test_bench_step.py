@@ -15,14 +15,14 @@ from tests.bench.conftest import Clock
 from tests.conftest import ROOT, System
 from widemix.bench.network_step import Contestant, measure_networks, peak_memory, row_of, time_by_operation
 from widemix.bench.step import ENGINE, LOOP, PLAIN, SMALL, compare_loops, contests, make_recipe, rows_of
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.distributed.topology import Topology, process_group
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
-from widemix.recipe.schedule import ScheduleSection
+from widemix.recipe.sections import ScheduleSection
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import widemix
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 
 PRODUCTS = "extends: svhn/mixer_square\ndata: {num_classes: 10}\nmodel: {kind: s_mixer, expansion: null, norm: none, "
 PRODUCTS += "project_tokens: true, tokens: 2, channels: 2, depth: 2}"

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from widemix import cli
+from widemix.cli import commands
+from widemix.cli.arguments import Parser
+from widemix.cli.commands import check_least, check_most, load_from_arguments, run_command, split_overrides
 from widemix.cli.parser import make_parser
-from widemix.command_line import commands
-from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import check_least, check_most, load_from_arguments, run_command, split_overrides
 from widemix.distributed.startup_timing import VARIABLE
 from widemix.errors import Exit, InputError, LauncherError, RunError
 

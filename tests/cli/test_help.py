@@ -12,10 +12,10 @@ import pytest
 
 from tests.clone import CLONE
 from widemix.cli import main, parser
+from widemix.cli.arguments import Parser, describe_section
+from widemix.cli.commands import split_overrides
 from widemix.cli.parser import make_parser
 from widemix.cli.reference import commands_of
-from widemix.command_line.arguments import Parser, describe_section
-from widemix.command_line.commands import split_overrides
 from widemix.recipe import SECTIONS, keys
 
 COMMANDS = make_parser()

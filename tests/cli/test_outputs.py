@@ -15,10 +15,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from widemix.bench.report import report
 from widemix.cli import print_all_text
+from widemix.cli.commands import run_command
 from widemix.cli.options import write_outputs
 from widemix.cli.parser import make_parser
 from widemix.cli.prep import print_summary
-from widemix.command_line.commands import run_command
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import repair_command, verify

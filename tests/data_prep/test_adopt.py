@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.data_prep.writing import put
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.data_prep.adopt import adopt
 from widemix.data_prep.image_processes import encode_all
 from widemix.data_prep.prepare import prepare

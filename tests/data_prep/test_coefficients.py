@@ -17,8 +17,8 @@ from tests.data_prep.conftest import encode_bytes
 from tests.data_prep.writing import put
 from tests.shims import disk_of
 from widemix import Loader
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.data_prep.jpeg import pack, unpack
 from widemix.data_prep.original_jpeg import count_bytes, restore
 from widemix.data_prep.prep_dir import lock_folder

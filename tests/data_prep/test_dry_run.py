@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.data_prep.beton_writer import expected_bytes
 from widemix.data_prep.image import Encoded
 from widemix.data_prep.prepare import dry_run, prepare

@@ -14,8 +14,8 @@ import pytest
 
 from tests.data_prep.test_sources import ROWS
 from tests.data_prep.writing import put
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.data.split import open_split
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings

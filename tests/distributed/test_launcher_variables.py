@@ -4,8 +4,8 @@ import pytest
 
 from tests.clone import CLONE, ROOT
 from tests.distributed.test_launchers import SRUN
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.distributed.launchers import (
     LAUNCHERS,
     export_torchrun_env,

@@ -273,7 +273,7 @@ def test_a_rank_with_wrong_input_writes_it_to_its_status(tmp_path):
 
 def test_a_crash_writes_its_message_to_the_status(tmp_path):
     environ = os.environ | {"WIDEMIX_RANK_STATUS_DIR": str(tmp_path), "RANK": "0", "PYTHONPATH": str(ROOT)}
-    program = "from widemix.command_line.commands import *; sys.exit(run_command(Parser(), lambda _: 1 / 0, []))"
+    program = "from widemix.cli.commands import *; sys.exit(run_command(Parser(), lambda _: 1 / 0, []))"
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "in <lambda>" in done.stderr  # a bug shows where it is

@@ -22,7 +22,7 @@ from tests.shims import preload
 from tests.terminal import Terminal
 from widemix.run import checkpoint
 from widemix.run.listing import summarise
-from widemix.run.starts import read_starts
+from widemix.run.start_log import read_starts
 
 EPOCHS = ("--train.epochs", "4", "--schedule.warmup_epochs", "1", "--eval.every_epochs", "2")
 LAST = 4 * (1437 // 64)

@@ -4,8 +4,8 @@ import re
 
 import yaml
 
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.recipe import dump_recipe, load_recipe
 
 

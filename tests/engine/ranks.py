@@ -30,7 +30,7 @@ from widemix.models.registry import build_model, build_on_meta
 from widemix.recipe import load_recipe
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 from widemix.run.saving import assembled
 from widemix.training.finetune import freeze
 from widemix.training.schedule import build_schedule

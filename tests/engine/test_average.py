@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from widemix.engine.ema import Ema, swapped
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 
 
 @pytest.fixture

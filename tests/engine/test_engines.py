@@ -22,7 +22,7 @@ from widemix.errors import InputError
 from widemix.evaluation.networks import initial_module
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 
 STEPS, BATCH = 12, 32
 # DeepSpeed's imports warn of its own deprecations.

@@ -1,9 +1,9 @@
-"""Keys that a run may change change no loss, on any engine; tests/recipe/test_identity.py has all keys."""
+"""Keys that a run may change change no loss, on any engine; tests/recipe/test_recipe_hash.py has all keys."""
 
 import pytest
 
 from tests.engine.ranks import EMA, Setting, overrides_for
-from tests.recipe.test_identity import FREE_KEYS
+from tests.recipe.test_recipe_hash import FREE_KEYS
 
 BUCKETS = [("engine.bucket_cap_mb", "1")]
 ZERO = [*BUCKETS, ("engine.overlap_comm", "false"), ("engine.cpu_offload", "true")]

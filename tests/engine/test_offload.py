@@ -19,7 +19,7 @@ from widemix.data.precision import autocast
 from widemix.distributed.topology import Topology
 from widemix.engine.torch_engine import TorchEngine
 from widemix.optim.section import OptimSection
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 
 GPU = torch.device("cuda", 0)
 

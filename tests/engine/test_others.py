@@ -10,7 +10,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from tests.engine.ranks import ENGINES, Setting
 from tests.run.saved import position
 from widemix.engine import broadcasts_rank0_weights
-from widemix.recipe.engine import EngineSection
+from widemix.recipe.sections import EngineSection
 from widemix.run import checkpoint
 from widemix.training.finetune import load_init_weights
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from tests.engine.ranks import Setting
 from widemix.distributed.topology import Topology
 from widemix.engine import fsdp
-from widemix.recipe.engine import EngineSection
+from widemix.recipe.sections import EngineSection
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 

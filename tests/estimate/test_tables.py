@@ -10,9 +10,9 @@ import pytest
 from tests.conftest import ROOT, System
 from tests.forked_popen import ForkedPopen
 from tests.forks import Forks
-from widemix.cli.machine import add_cost
-from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import run_command
+from widemix.cli.arguments import Parser
+from widemix.cli.commands import run_command
+from widemix.cli.cost import add_cost
 from widemix.errors import InputError
 from widemix.estimate import recipe_tables
 from widemix.estimate import tables as units

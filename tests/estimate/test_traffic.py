@@ -8,7 +8,7 @@ from widemix.estimate.hardware import GPUS, Cluster, network_bandwidth
 from widemix.estimate.network import Pass
 from widemix.estimate.traffic import Ring, Traffic, exposed, step_traffic
 from widemix.recipe import load_recipe
-from widemix.recipe.engine import EngineSection
+from widemix.recipe.sections import EngineSection
 
 B16 = ROOT / "recipes/imagenet/mixer_b16.yaml"
 

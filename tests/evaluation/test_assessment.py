@@ -16,8 +16,8 @@ from torchmetrics.classification import MulticlassCalibrationError, MulticlassCo
 
 from tests.conftest import ROOT
 from tests.forks import Forks, be_widemix, group_of
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.data.loader import EvalLoader
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
@@ -33,9 +33,9 @@ from widemix.evaluation.assessment import (
     evaluate_checkpoint,
     match_classes,
 )
+from widemix.evaluation.export import export_checkpoint, load_trained
 from widemix.evaluation.networks import Network, initial_module, load_network, of_recipe
 from widemix.evaluation.predict import Predictor
-from widemix.evaluation.trained import export_checkpoint, load_trained
 from widemix.formats.manifest import Prepared, manifest_json, read_manifest
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
@@ -161,7 +161,7 @@ def test_an_export_has_what_its_run_has(run, tmp_path, monkeypatch, capsys):
     run.mkdir()
     position = origin.position.model_copy(update={"recipe": recipe, "prepared": known})
     checkpoint.save(run, origin.load(), position, RetentionPolicy(newest=1))
-    monkeypatch.setattr("widemix.tally.Timer", Expired)  # of seconds, which a small network does not take
+    monkeypatch.setattr("widemix.progress_line.Timer", Expired)  # of seconds, which a small network does not take
     labels, line = export_checkpoint(run, tmp_path / "export", licence="mit")
     said = [f"{run}: reading the network", f"{tmp_path}/export: writing model.safetensors, model.pt2"]
     assert capsys.readouterr().err.splitlines() == said

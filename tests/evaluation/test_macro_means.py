@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import average_precision_score, r2_score
 
 from widemix.evaluation.assessment import Calibration
-from widemix.evaluation.macro_means import R2, AveragePrecision
+from widemix.evaluation.evaluate import R2, AveragePrecision
 from widemix.evaluation.real_labels import RealAccuracy
 
 

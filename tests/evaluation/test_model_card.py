@@ -13,10 +13,9 @@ from blake3 import blake3
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
-from widemix.evaluation.model_card import model_card
-from widemix.evaluation.trained import export_checkpoint
+from widemix.evaluation.export import export_checkpoint, model_card
 from widemix.formats.manifest import manifest_json, read_manifest
 from widemix.recipe import dump_recipe, load_recipe
 from widemix.run import checkpoint

@@ -15,8 +15,8 @@ from torchvision.transforms import functional as F
 
 from tests.conftest import ROOT
 from tests.layouts import two_classes
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.data.loader import EvalLoader
 from widemix.data_prep.image import decode_file
 from widemix.data_prep.prepare import prepare

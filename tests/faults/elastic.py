@@ -32,7 +32,7 @@ def _torchrun(world: int, restarts: int, words: tuple[str, ...]) -> None:
 
 
 def _rank(*words: str) -> None:
-    from widemix.command_line import commands
+    from widemix.cli import commands
 
     # The agent waits for what the function returns.
     commands.exit_rank = lambda code: os._exit(code) if code else None

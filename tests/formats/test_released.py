@@ -12,8 +12,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 import widemix
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 
 RELEASED = Path(__file__).parent / "released"
 

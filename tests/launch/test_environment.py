@@ -12,8 +12,8 @@ import pytest
 from blake3 import blake3
 
 from tests.launch.test_stage import OTHER, disk, give_away
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.errors import InputError
 from widemix.launch.environment import pack, unpack
 

@@ -12,8 +12,8 @@ import yaml
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from tests.conftest import ROOT
+from widemix.cli.commands import split_overrides
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import split_overrides
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE, RankStatus
 from widemix.errors import Exit
 from widemix.launch import pod as launched

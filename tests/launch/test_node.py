@@ -15,7 +15,7 @@ from torch.distributed.run import parse_args
 
 from tests.conftest import ROOT
 from tests.forks import free_port
-from widemix.command_line.commands import split_overrides
+from widemix.cli.commands import split_overrides
 from widemix.distributed.startup_timing import VARIABLE
 from widemix.errors import InputError, RunError
 from widemix.launch import local

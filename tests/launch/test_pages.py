@@ -8,8 +8,8 @@ from torch.distributed.run import parse_args
 
 from tests.clone import CLONE, ROOT
 from tests.pages import check
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 
 PAGE = (ROOT / "launch" / "README.md").read_text()
 CODE = re.findall(r"^    (.+)$", PAGE.replace("\\\n", ""), re.MULTILINE)

@@ -20,8 +20,8 @@ import pytest
 
 from tests.clone import ROOT
 from tests.transcripts import check_transcript, transcript
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError

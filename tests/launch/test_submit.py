@@ -15,7 +15,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.transcripts import check_transcript, transcript
 from widemix.cli import parser
-from widemix.command_line.commands import run_command
+from widemix.cli.commands import run_command
 from widemix.errors import InputError
 from widemix.launch.slurm import submit as slurm
 from widemix.launch.slurm.options import container_image, elastic_sizes, limit_minutes

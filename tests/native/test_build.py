@@ -20,7 +20,7 @@ from widemix import engine
 from widemix.native import BuildError, build, compiled
 from widemix.native.build import FLAGS, cache_folder, compile_library, find_compiler, home_cache, planned
 from widemix.native.library import description, open_library
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 
 
 def run(program: str, **environ: str) -> str:

@@ -32,7 +32,7 @@ from widemix.optim.build import (
 from widemix.optim.optimizers import FusedSgd, Muon, MuonAndAdamW
 from widemix.optim.section import OPTIMIZERS, OptimSection
 from widemix.recipe import load_recipe
-from widemix.recipe.schedule import ScheduleSection
+from widemix.recipe.sections import ScheduleSection
 from widemix.training.schedule import build_run_schedule, build_schedule
 
 

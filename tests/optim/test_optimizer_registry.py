@@ -11,9 +11,9 @@ from tests.clone import CLONE, ROOT
 from tests.engine.ranks import ENGINES
 from tests.forks import Forks, group_of
 from tests.optim.registered import RMSPROP, build, train
-from widemix.cli.machine import add_cost
-from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import run_command
+from widemix.cli.arguments import Parser
+from widemix.cli.commands import run_command
+from widemix.cli.cost import add_cost
 from widemix.errors import InputError
 from widemix.estimate.traffic import state_bytes
 from widemix.optim.section import OPTIMIZERS, OptimizerSpec, OptimSection, register

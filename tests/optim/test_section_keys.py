@@ -9,7 +9,7 @@ from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.optim.build import build_optimizer, set_rate
 from widemix.optim.section import OptimSection
-from widemix.recipe.schedule import ScheduleSection
+from widemix.recipe.sections import ScheduleSection
 from widemix.training.schedule import build_schedule
 
 LASSO = {"name": "beta_lasso", "weight_decay": 0.0, "l1": 0.01}

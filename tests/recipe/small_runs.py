@@ -6,6 +6,7 @@ And the tables by which every key of a section is shown to reach what it is for:
 import io
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from tests.conftest import ROOT, System
 from widemix.data.batches import Batch
 from widemix.errors import RunError
 from widemix.recipe import load_recipe
-from widemix.training import cadence
+from widemix.training import schedule
 from widemix.training.loop import Loop
 
 MIXER = ROOT / "recipes/digits/mixer.yaml"
@@ -184,7 +185,8 @@ def _isolate(monkeypatch: pytest.MonkeyPatch) -> None:
 def _watch_loops(monkeypatch: pytest.MonkeyPatch, run: SmallRun) -> None:
     """Have `run` note what the next loop does; each step takes a minute of the clock of saves and evaluations."""
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(cadence, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    theirs = SimpleNamespace(monotonic=lambda: clock.now, perf_counter=time.perf_counter)
+    monkeypatch.setattr(schedule, "time", theirs)
 
     def compiled(function: Callable, **_: Any) -> Callable:
         def counted(*arguments: Any) -> Any:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.recipe.small_runs import Row, SmallRun
-from widemix.recipe.eval import EvalSection
+from widemix.recipe.sections import EvalSection
 
 EVAL = {
     "every_epochs": Row("2", SmallRun.evaluated, [8, 12], (("train.epochs", "3"),)),

@@ -11,7 +11,7 @@ from tests.recipe.small_runs import Row, SmallRun
 from widemix.data.loader import TrainLoader
 from widemix.distributed import watchdog
 from widemix.distributed.watchdog import Watchdog
-from widemix.recipe.faults import FaultsSection
+from widemix.recipe.sections import FaultsSection
 from widemix.training.loop import Loop
 
 

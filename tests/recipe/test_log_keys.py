@@ -12,7 +12,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.recipe.small_runs import Row, SmallRun
-from widemix.recipe.log import LogSection
+from widemix.recipe.sections import LogSection
 from widemix.run import trackers
 
 

@@ -108,7 +108,7 @@ def test_its_export_is_loaded_by_a_line_with_it(recipe: Path, digits: Path) -> N
     run, exported = recipe.with_name("run"), recipe.with_name("exported")
     done = widemix.train(loaded, run)
     assert done is not None
-    from widemix.evaluation.trained import export_checkpoint, load_trained
+    from widemix.evaluation.export import export_checkpoint, load_trained
 
     _, line = export_checkpoint(run, exported)
     assert line == "; ".join(loading_lines(exported, ["my_plugin"]))

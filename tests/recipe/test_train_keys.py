@@ -19,7 +19,7 @@ from widemix.data.batches import Batch
 from widemix.engine.batch_norm import _OverRanks
 from widemix.engine.ema import Ema
 from widemix.models.registry import build_model
-from widemix.recipe.train import TrainSection
+from widemix.recipe.sections import TrainSection
 
 
 def cosine(steps: int) -> list[float]:

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from PIL import Image
 
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.recipe import dump_recipe, load_recipe
 
 NAME = "\"'><img src=x onerror=parent.postMessage(1,`*`)>&lt;b&gt;"

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.metrics import METRICS
 from widemix.plots.chart import STYLES, Series, line_chart, thinned, tick_labels, ticks
 from widemix.recipe import dump_recipe, load_recipe

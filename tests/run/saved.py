@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 from torch.distributed import HashStore
 
-from widemix.distributed.signals import StopRequest
+from widemix.distributed.requests import StopRequest
 from widemix.distributed.topology import Topology
 from widemix.engine.state import State
 from widemix.recipe import load_recipe
 from widemix.run.checkpoint import Position
-from widemix.run.run_dir import ResumeState, Run
+from widemix.run.resume import ResumeState
+from widemix.run.run_dir import Run
 
 ALONE = Topology(0, 1, 0, 1, torch.device("cpu"))
 DONE, FAILED, KILLED, WARNED = "done", "failed", "killed", "warned"

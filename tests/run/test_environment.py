@@ -16,7 +16,7 @@ import torch
 from tests.clone import ROOT
 from widemix.cgroups import usable_cpus
 from widemix.distributed.topology import Topology
-from widemix.run.environment import COMMAND_VARIABLE, read_environment
+from widemix.run.run_dir import COMMAND_VARIABLE, read_environment
 
 
 def topology(device: str = "cpu") -> Topology:

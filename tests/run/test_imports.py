@@ -12,7 +12,7 @@ import contextlib, io, sys
 import widemix
 widemix.prepare, widemix.load_recipe
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
+from widemix.cli.commands import run_command
 for code, words in {commands!r}:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert run_command(make_parser(), argv=words) == code, words

@@ -11,9 +11,9 @@ import time
 import pytest
 
 from tests.run.saved import position, state
-from widemix.cli.listing import table_lines
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
+from widemix.cli.runs import table_lines
 from widemix.errors import InputError
 from widemix.recipe import dump_recipe, flat_recipe, load_recipe
 from widemix.run import checkpoint

@@ -15,10 +15,9 @@ from tests.shims import disk_of
 from widemix.distributed.topology import Topology
 from widemix.run import checkpoint
 from widemix.run.checkpoint import RetentionPolicy
-from widemix.run.evaluations import NAME, record_evaluation
-from widemix.run.log import RunLog
-from widemix.run.progress import Progress
-from widemix.run.run_dir import ResumeState
+from widemix.run.log import Progress, RunLog
+from widemix.run.records import EVALUATIONS, record_evaluation
+from widemix.run.resume import ResumeState
 
 FIGURES = {"epoch": 1.0, "loss": 2.0, "images_per_s": 1.0, "data_wait": 0.0, "top1": 3.0}
 LINES = [
@@ -215,17 +214,17 @@ def test_evaluations_are_lines_of_the_run(of_a_run, monkeypatch):
     lines = [{"top1": 50.0, "step": 7}, {"loss": math.inf, "r2": -math.inf, "top1": 0.0, "ema": False, "step": 0}]
     assert record_evaluation(of_a_run, lines[0]) is None
     assert record_evaluation(Path(), lines[1]) is None
-    text = (of_a_run.parents[1] / NAME).read_text()
+    text = (of_a_run.parents[1] / EVALUATIONS).read_text()
     assert [json.loads(line) for line in text.splitlines()] == [lines[0], lines[1] | {"loss": None, "r2": None}]
 
 
 def test_evaluations_outside_a_run_are_not_written(of_a_run):
     (of_a_run.parents[1] / "recipe.yaml").unlink()
     assert record_evaluation(of_a_run, {"top1": 50.0}) is None
-    assert not (of_a_run.parents[1] / NAME).exists()
+    assert not (of_a_run.parents[1] / EVALUATIONS).exists()
 
 
 def test_an_evaluation_that_cannot_be_written_is_said(of_a_run):
-    (of_a_run.parents[1] / NAME).mkdir()
+    (of_a_run.parents[1] / EVALUATIONS).mkdir()
     said = record_evaluation(of_a_run, {"top1": 50.0})
-    assert said == f"{of_a_run.parents[1] / NAME}: cannot be written to (Is a directory)"
+    assert said == f"{of_a_run.parents[1] / EVALUATIONS}: cannot be written to (Is a directory)"

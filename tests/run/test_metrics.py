@@ -28,8 +28,8 @@ from widemix.plots.tensorboard import add_to_tensorboard
 from widemix.recipe import dump_recipe, flat_recipe, load_recipe
 from widemix.run import checkpoint
 from widemix.run.checkpoint import RetentionPolicy
-from widemix.run.event_files import EventFile
 from widemix.run.metrics import SUPERSEDED, MetricsWriter, peak_memory
+from widemix.run.tensorboard import EventFile
 
 RECIPE = load_recipe("digits/mixer")
 IMAGE = np.zeros((4, 4, 3), np.uint8)

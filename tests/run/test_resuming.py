@@ -18,13 +18,10 @@ from widemix.lock import hold
 from widemix.recipe import dump_recipe, load_recipe, recipe_hash
 from widemix.run import checkpoint
 from widemix.run.checkpoint import RetentionPolicy
+from widemix.run.resume import ResumeState, keep_origin, read_skipped_ranges, write_skipped_ranges
 from widemix.run.run_dir import (
-    ResumeState,
     acquire_run_dir,
-    keep_origin,
-    read_skipped_ranges,
     write_result,
-    write_skipped_ranges,
 )
 
 pytestmark = pytest.mark.usefixtures("alone", "quick")

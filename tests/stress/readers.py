@@ -25,8 +25,8 @@ import torch
 from PIL import Image
 
 from tests.report.test_hostile_runs import contents, write
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.engine.state import State
 from widemix.errors import Exit, InputError
 from widemix.evaluation.networks import load_network

@@ -107,7 +107,7 @@ def test_tests_of_a_line_are_those_that_ran_it():
         return {"digest": "", "code": code, "seconds": seconds, "lines": {"README.md": [1, 2]}, "files": files}
 
     now = {"README.md": digest("README.md")}
-    as_it_is, as_it_was, fails = "tests/test_files.py", "tests/test_errors.py", "tests/test_tally.py"
+    as_it_is, as_it_was, fails = "tests/test_files.py", "tests/test_errors.py", "tests/test_progress_line.py"
     tests = {
         as_it_is: entry(3, 0, **now),
         as_it_was: entry(2, 0, **{"README.md": "0"}),
@@ -124,11 +124,11 @@ def test_tests_of_a_line_are_those_that_ran_it():
 
 def test_an_unmapped_place_is_asked_of_tests_naming_it():
     """After files had been renamed, pytest failed on the old names, which counted as noticed."""
-    site = Site("pipeline/tally.py", 1, "sign", 0, 1, "")
-    earlier = ["tests/test_tally.py::test_that_is_gone", "tests/test_gone.py", "tests/test_files.py"]
+    site = Site("pipeline/progress_line.py", 1, "sign", 0, 1, "")
+    earlier = ["tests/test_progress_line.py::test_that_is_gone", "tests/test_gone.py", "tests/test_files.py"]
     first, *others = choice.tests_of(site, "x = 1\n", Coverage({}), 60, earlier)
     assert first == ["tests/test_files.py"]
-    assert "tests/test_tally.py" in others[0]
+    assert "tests/test_progress_line.py" in others[0]
 
 
 class Pretended(Checkout):

@@ -14,8 +14,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from tests.conftest import System
+from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.command_line.commands import run_command
 from widemix.errors import Exit
 from widemix.recipe import Recipe, dump_recipe, load_recipe, recipe_hash
 from widemix.studies.plan import Plan, make_plan

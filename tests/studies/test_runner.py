@@ -58,8 +58,8 @@ shutil.copy(run.parent.parent / "recipes" / run.name, run / "recipe.yaml")
 """
 RUN = """
 import pathlib, sys
-from widemix.command_line.arguments import Parser
-from widemix.command_line.commands import run_command
+from widemix.cli.arguments import Parser
+from widemix.cli.commands import run_command
 from widemix.studies.runner import Runner
 from widemix.studies.study import read_study, study_runs_of
 path, folder, trainer, at_once = sys.argv[1:]

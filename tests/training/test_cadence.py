@@ -4,11 +4,8 @@ import pytest
 
 from widemix.distributed.requests import Request
 from widemix.recipe import load_recipe
-from widemix.recipe.eval import EvalSection
-from widemix.recipe.log import LogSection
-from widemix.recipe.train import TrainSection
-from widemix.training.cadence import Cadence, rarely_kept
-from widemix.training.schedule import suggest_batch
+from widemix.recipe.sections import EvalSection, LogSection, TrainSection
+from widemix.training.schedule import Cadence, rarely_kept, suggest_batch
 
 
 def when(evaluation=None, **train) -> Cadence:

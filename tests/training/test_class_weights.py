@@ -15,7 +15,7 @@ from tests.conftest import Fork, train_lines
 from tests.unequal import png, prepare_unequal
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.distributed.topology import Topology
-from widemix.evaluation.trained import load_trained
+from widemix.evaluation.export import load_trained
 from widemix.recipe import load_recipe
 from widemix.recipe.losses import LOSSES
 
@@ -200,7 +200,7 @@ def test_equal_classes_have_no_metrics_of_their_own_unless_asked_for(tmp_path):
         recipe = recipe_of(tmp_path / "data", **{"train.keep_best": best, "train.max_steps": 1})
         done = widemix.train(recipe, tmp_path / best)
         assert done is not None
-        assert done.keys() - {"loss", "step", "seconds", "recipe"} == names
+        assert done.keys() - {"loss", "step", "seconds", "recipe", "best"} == names
 
 
 def test_users_are_told_how_unequal_their_classes_are(tmp_path, folder, capsys):

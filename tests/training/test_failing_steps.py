@@ -8,9 +8,9 @@ import torch
 
 from tests.run.saved import ALONE, position, state
 from widemix.distributed.topology import Topology
-from widemix.recipe.faults import FaultsSection
+from widemix.recipe.sections import FaultsSection
 from widemix.run import checkpoint
-from widemix.run.events import describe_event
+from widemix.run.records import describe_event
 from widemix.training.faults import Diverged, GradientWatch, HealthMonitor, Rollback, StepMetrics
 
 NAN, INF = math.nan, math.inf

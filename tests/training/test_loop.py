@@ -22,11 +22,11 @@ from widemix.formats.manifest import Prepared
 from widemix.recipe import load_recipe
 from widemix.run import checkpoint
 from widemix.run.checkpoint import Checkpoint, Position, RetentionPolicy, UnloggedSteps
-from widemix.run.run_dir import ResumeState, Run
+from widemix.run.resume import ResumeState
+from widemix.run.run_dir import Run
 from widemix.training.faults import Diverged, GradientWatch, Rollback
-from widemix.training.log_interval import LogInterval
 from widemix.training.loop import Loop
-from widemix.training.schedule import Schedule
+from widemix.training.schedule import LogInterval, Schedule
 
 STEP_S, WAIT_S, EVALUATION_S, SAVE_S = 1.0, 0.25, 100.0, 10.0
 BATCH, EPOCH, LAST, EVERY = 64, 4, 12, 2  # samples of a step, and steps

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from tests.conftest import Fork, train_lines
 from tests.unequal import prepare_unequal
-from widemix.recipe.train import TrainSection
-from widemix.run.patience import Gains
+from widemix.recipe.sections import TrainSection
+from widemix.run.records import Gains
 
 SMALL = {
     "data.image_size": 8,

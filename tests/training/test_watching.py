@@ -20,7 +20,7 @@ from widemix.estimate.hardware import find_gpu, fraction_of_peak
 from widemix.models.cost import model_cost
 from widemix.recipe import load_recipe
 from widemix.run.run_dir import default_run_dir
-from widemix.training.mistakes import Mistakes, confusion_image, mistakes_grid
+from widemix.training.misclassified import Misclassified, confusion_image, misclassified_grid
 from widemix.training.profile import Profiler, torch_profiler
 
 WATCHED = (
@@ -264,7 +264,7 @@ def test_confusions_and_mistakes_are_of_all_ranks(digits, system, main):
         show=lambda name, image, step: shown.update({name: (image, step)}),
         add_image=lambda name, image, step: shown.update({name: (image, step)}),
     )
-    watched = Mistakes(3, loader, SimpleNamespace(writer=writer if main else None))
+    watched = Misclassified(3, loader, SimpleNamespace(writer=writer if main else None))
     names = [str(digit) for digit in range(10)]
     for step in (5, 9):
         for predicted, samples, targets in (([1, 1, 2, 0], [0, 2, 4, 6], [0, 1, 0, 2]), ([0, 2], [10, 12], [0, 0])):
@@ -296,9 +296,9 @@ def test_a_class_without_a_name_is_shown_by_number(digits):
     loader, wrong = SimpleNamespace(data=section, source=source), [(-9, 7, 0, 1), (-8, 4, 3, 0), (-7, 5, 0, 6)]
     captions = ["sample 7\nis cat\nnot dog: 9 %", "sample 4\nis 3\nnot cat: 8 %", "sample 5\nis cat\nnot 6: 7 %"]
     expected = grid(list(denormalise(images[:3], section)), captions, columns=8)
-    assert np.array_equal(mistakes_grid(loader, wrong, ["cat", "dog"]), expected)
-    assert mistakes_grid(loader, [], ["cat"]) is None
-    assert mistakes_grid(SimpleNamespace(data="of texts", source=source), wrong, ["cat"]) is None
+    assert np.array_equal(misclassified_grid(loader, wrong, ["cat", "dog"]), expected)
+    assert misclassified_grid(loader, [], ["cat"]) is None
+    assert misclassified_grid(SimpleNamespace(data="of texts", source=source), wrong, ["cat"]) is None
     one, two, three = (confusion_image([[3, 1], [0, 4]], names) for names in (["a"], ["a", "1"], ["a", "b"]))
     assert np.array_equal(one, two)
     assert not np.array_equal(two, three)

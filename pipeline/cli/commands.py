@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, one-line errors, checks of options, and loading the recipe that one names."""
+"""Shared by all commands: exit codes, one-line errors, checks of options, and loading the recipe that one names."""
 
 import argparse
 import atexit
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from widemix.command_line.arguments import Parser
+from widemix.cli.arguments import Parser
 from widemix.distributed.rank_status import write_rank_status
 from widemix.errors import Exit, InputError, LauncherError, RunError, cure_of, is_of_disk
 from widemix.processes import end_with_torchrun, keep_current_folder_off_path

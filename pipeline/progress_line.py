@@ -96,7 +96,7 @@ class Display:
                 self._bar.stop()
 
 
-class Tally:
+class ProgressLine:
     """Shows how many of `total` are done, their rate, and the time left: from `after` seconds on, and at the end.
 
     unit: the plural that the rate uses. done: how many of them an earlier process has done. Use it in a `with` block.
@@ -110,7 +110,7 @@ class Tally:
         self._first: tuple[int, float] | None = None  # done and when, after the first, which also took the start
         self._display: Display | None = None
 
-    def __enter__(self) -> "Tally":
+    def __enter__(self) -> "ProgressLine":
         return self
 
     def __exit__(self, *_) -> None:
@@ -167,8 +167,8 @@ def announce_import() -> AbstractContextManager[None]:
 
 
 def track(items: Iterable[T], what: str, total: int, unit: str = "samples", done: int = 0) -> Generator[T]:
-    """Yield the items, and count those that are done by a `Tally`."""
-    with Tally(what, total, unit, done) as tally:
+    """Yield the items, and count those that are done by a `ProgressLine`."""
+    with ProgressLine(what, total, unit, done) as progress:
         for item in items:
             yield item
-            tally.add()
+            progress.add()

@@ -1,7 +1,8 @@
-"""The README.md of an export: how to load it, where the weights come from, and how good they are."""
+"""Exports of checkpoints for timm, with a README.md: how to load them, where they come from, how good they are."""
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,16 @@ from blake3 import blake3
 from huggingface_hub import EvalResult, ModelCardData
 
 from widemix.errors import InputError
+from widemix.evaluation.networks import load_trained
 from widemix.formats.manifest import NAME, read_manifest
 from widemix.markdown import code, escaped, fenced
 from widemix.metrics import MEASURED, METRICS
-from widemix.models.export import loading_lines, loads_in_timm
+from widemix.models.export import export_model, loading_lines, loads_in_timm
+from widemix.models.program import check_packages
+from widemix.progress_line import announce
 from widemix.recipe import Recipe, dump_recipe
 from widemix.recipe.data import DataSection
+from widemix.run import checkpoint
 from widemix.run.checkpoint import Checkpoint
 from widemix.run.listing import evaluated, metrics
 
@@ -129,3 +134,43 @@ def _data(folder: Path) -> str:
             f"| {escaped(name)} | {split.samples} | `{blake3(' '.join(split.blocks).encode()).hexdigest(16)}` |"
         )
     return "\n".join(lines)
+
+
+def export_checkpoint(
+    path: Path, to: Path, ema: bool = False, onnx: bool = False, licence: str = LICENCE
+) -> tuple[list[str], str]:
+    """Write a checkpoint's model as a folder that timm loads; return the class names, and the Python line to load it.
+
+    With `onnx` the folder has model.onnx too, see `write_onnx`. Reading and writing are announced on stderr.
+
+    Classes are named as in the prepared folder that it was trained on; those beyond its classes are numbered.
+    """
+    if onnx:
+        check_packages()
+    with announce(f"{path}: reading the network"):
+        recipe, module = load_trained(path, ema)
+    if isinstance(recipe.data, DataSection) and recipe.data.pixel_order != "original":
+        raise InputError(
+            f"{path}: was trained with data.pixel_order {recipe.data.pixel_order}, and timm would give an export "
+            "images in the original order; `widemix eval` evaluates the run itself"
+        )
+    origin = checkpoint.find(path)
+    prepared = origin.position.prepared
+    known = prepared.classes
+    labels = [known[i] if i < len(known) else str(i) for i in range(recipe.data.num_classes)]
+    stock = loads_in_timm(recipe.model, recipe.data.image_size)
+    parts = ["model.safetensors", *([] if stock else ["model.pt2"])]
+    parts += ["model.onnx, which onnxruntime checks"] if onnx else []
+    with announce(f"{to}: writing {', '.join(parts)}"):
+        export_model(
+            module,
+            recipe.model,
+            to,
+            data=recipe.data,
+            labels=labels,
+            loss=recipe.train.loss,
+            prepared=prepared,
+            card=partial(model_card, origin, recipe, to.name, ema, licence),
+            onnx=onnx,
+        )
+    return labels, "; ".join(loading_lines(to, recipe.plugins, stock))

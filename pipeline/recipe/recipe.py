@@ -1,10 +1,49 @@
-"""The number of classes of a recipe that leaves `data.num_classes` to the prepared folder."""
+"""A recipe: its sections, checked, and completed by its prepared folder."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from widemix.errors import InputError
 from widemix.models.hub import HUB, TIMM
-from widemix.recipe.schema import Recipe
+from widemix.recipe.error_messages import error_message
+from widemix.recipe.plugins import import_plugins
+from widemix.recipe.schema import RecipeFields
+
+
+class Recipe(RecipeFields):
+    """A whole experiment, except the machines that it runs on.
+
+    `plugins` are modules to import first: they register model families, optimizers and operations of other people.
+    A recipe that is built from its sections, or from their plain values, raises `InputError` for what is wrong; a
+    section that is built alone, and `model_validate`, raise pydantic's `ValidationError`.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InputError(error_message(error, values, {}, "recipe")) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # model_validate raises pydantic's own error
+
+
+def parse_recipe(
+    values: Mapping[str, Any], origin: Mapping[str, str] | None = None, default_origin="recipe"
+) -> Recipe:
+    """Validate plain values; the first mistake becomes an `InputError` of one line.
+
+    values: sections by name, each a mapping of its keys.
+    origin: for each `section.key`, the file it comes from or "the command line", for the message.
+    default_origin: the same for keys that `origin` omits.
+    """
+    import_plugins(values, default_origin)
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise InputError(error_message(error, values, origin or {}, default_origin)) from None
 
 
 def fill_classes(recipe: Recipe) -> Recipe:

@@ -1,4 +1,4 @@
-"""What an evaluation during training gets wrong: the confusion matrix, and the images of which it was surest."""
+"""Errors of an evaluation during training: the confusion matrix, and the images of which it was surest."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ NAMED, NUMBERED = 40, 12  # classes whose names and counts fit into the image of
 _PAPER, _INK = np.array([255, 255, 255]), np.array([0, 90, 160])
 
 
-class Mistakes:
+class Misclassified:
     """Collects them during an evaluation, on every rank, and writes them; the same whatever the number of ranks.
 
     `count`: images to show, the misclassified ones whose predicted class is likeliest, to a whole percent: of equal
@@ -53,7 +53,7 @@ class Mistakes:
         classes = list(read_manifest(Path(self._loader.data.path)).classes)
         self._log.writer.write_confusion({"step": step, "classes": classes, "counts": counts})
         self._log.writer.show("confusion", confusion_image(counts, classes), step)
-        images = mistakes_grid(self._loader, wrong, classes)
+        images = misclassified_grid(self._loader, wrong, classes)
         if images is not None:
             self._log.writer.add_image("mistakes", images, step)
 
@@ -66,7 +66,7 @@ class Mistakes:
         return self._confusion.view(self._classes, self._classes).tolist(), wrong
 
 
-def mistakes_grid(loader: EvalLoader, wrong: list[tuple[int, ...]], classes: list[str]) -> np.ndarray | None:
+def misclassified_grid(loader: EvalLoader, wrong: list[tuple[int, ...]], classes: list[str]) -> np.ndarray | None:
     """The images above their classes, uint8 [height, width, 3]; None for text, or if none is wrong."""
     section = loader.data
     if not wrong or not isinstance(section, DataSection):

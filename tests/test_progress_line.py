@@ -13,8 +13,8 @@ from tests.terminal import Terminal
 from widemix.evaluation.assessment import assess_network
 from widemix.evaluation.networks import of_recipe
 from widemix.models.registry import build_model
+from widemix.progress_line import Display, ProgressLine, announce, announce_import, show_clock, show_rate, track
 from widemix.recipe import load_recipe
-from widemix.tally import Display, Tally, announce, announce_import, show_clock, show_rate, track
 
 BAR = "\N{BOX DRAWINGS HEAVY HORIZONTAL}"
 
@@ -56,8 +56,8 @@ def test_what_takes_long_says_how_far_it_is(items, seconds, given, said, capsys,
 def test_a_tally_says_no_more_than_it_knows(total, done, added, seconds, said, capsys, clock):
     clock(seconds)
     with (
-        Tally("train", total, "images", done, after=0.0) as shown,
-        Tally("none", 3, after=0.0, enabled=False) as none,
+        ProgressLine("train", total, "images", done, after=0.0) as shown,
+        ProgressLine("none", 3, after=0.0, enabled=False) as none,
     ):
         for number in added:
             shown.add(number)
@@ -67,10 +67,10 @@ def test_a_tally_says_no_more_than_it_knows(total, done, added, seconds, said, c
 
 COUNT = """
 import sys
-from widemix.tally import Tally, print_status
-with Tally("blocks [bold]", 4000, "blocks", after=0.0) as tally:
+from widemix.progress_line import ProgressLine, print_status
+with ProgressLine("blocks [bold]", 4000, "blocks", after=0.0) as progress:
     for number in range(4):
-        tally.add(1000)
+        progress.add(1000)
         print(f"stdout {number}", flush=True)
         print_status(f"status [bold] {number}")
 """
@@ -103,7 +103,9 @@ def test_a_log_and_a_terminal_that_only_appends_have_lines(monkeypatch):
 
 
 def test_a_bar_keeps_its_width_beside_a_long_text():
-    run = "from widemix.tally import Display; display = Display(2); display.show(1, 'ab' * 99); display.close()"
+    run = (
+        "from widemix.progress_line import Display; display = Display(2); display.show(1, 'ab' * 99); display.close()"
+    )
     last = Terminal("-c", run).read_to_end().split("\r\n")[0].rpartition("\x1b[2K")[2]
     shown = f"{BAR * 6}\N{BOX DRAWINGS HEAVY LEFT}{BAR * 6} {'ab' * 32}"
     assert re.sub(r"\x1b\[\d+m", "", last) == shown
@@ -118,7 +120,7 @@ def test_the_stdout_of_a_terminals_bar_may_be_a_file(tmp_path):
 
 def test_a_bar_is_drawn_ten_times_a_second():
     run = "import sys, time; sys.stdout = None; now = [0.0]; time.perf_counter = lambda: now[0]\n"
-    run += "from widemix.tally import Display; display = Display(2)\n"
+    run += "from widemix.progress_line import Display; display = Display(2)\n"
     run += "for now[0] in (0.0, 0.05, 0.2, 0.25, 0.5): display.show(1, f'at {now[0]}.')\n"
     said = Terminal("-c", run).read_to_end()
     assert [f"at {seconds}." in said for seconds in (0.0, 0.05, 0.2, 0.25, 0.5)] == [True, False, True, False, True]
@@ -130,7 +132,9 @@ def test_full_disks_and_logs_nobody_reads_stop_no_work():
         code = COUNT.replace("print_status(", "str(")
         done = subprocess.run([sys.executable, "-c", code], cwd=CLONE, stdout=subprocess.PIPE, stderr=full, text=True)
     assert done.stdout.splitlines() == [f"stdout {number}" for number in range(4)]
-    closed = "from widemix.tally import Display; display = Display(2); display.print('one'); display.print('two')"
+    closed = (
+        "from widemix.progress_line import Display; display = Display(2); display.print('one'); display.print('two')"
+    )
     closed += "; print('here', flush=True)"
     with subprocess.Popen([sys.executable, "-c", closed], cwd=CLONE, stdout=subprocess.PIPE, stderr=-1) as process:
         process.stderr.close()

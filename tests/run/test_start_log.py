@@ -12,7 +12,7 @@ from tests.run.saved import run_of
 from widemix.distributed.rank_status import STATUS_DIR_VARIABLE
 from widemix.distributed.startup_timing import VARIABLE, StartTimes, note_part
 from widemix.distributed.topology import Topology
-from widemix.run.starts import StartRecord, read_starts
+from widemix.run.start_log import StartRecord, read_starts
 
 OWN = ["imports", "rendezvous", "data and run folder", "network and checkpoint", "first batch", "first step"]
 

@@ -1,1 +1,0 @@
-"""What every command is made of: its parser, exit codes, errors of one line."""
