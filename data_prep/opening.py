@@ -84,7 +84,7 @@ def more_than_rgb(data: bytes) -> str:
     if data.startswith(b"\x89PNG"):
         bits = data[24]
     elif data.startswith(TIFFS):
-        tags = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if b"+" in data[:4] else 8])
+        tags = TiffImagePlugin.ImageFileDirectory_v2(data[: 16 if data[2] == 43 else 8])  # as Pillow reads BigTIFF
         file = io.BytesIO(data)
         file.seek(tags.next)
         tags.load(file)

@@ -79,15 +79,16 @@ LEVELS = np.arange(1200, dtype=np.uint16).reshape(30, 40) * 54
 BITS = np.packbits(((LEVELS // 18).reshape(-1, 1) >> np.arange(11, -1, -1) & 1).astype(np.uint8)).tobytes()
 
 
-def tiff(data, bits, photometric, turn=1, order="<", channels=1, extra=0):
-    """A TIFF of 40 x 30 pixels, uncompressed in one strip (TIFF 6.0). extra: channels of no stated meaning."""
-    tags = {256: 40, 257: 30, 258: bits, 259: 1, 262: photometric, 273: 8, 274: turn, 277: channels, 278: 30}
+def tiff(data, bits, photometric, turn=1, order="<", channels=1, extra=0, big=False):
+    """A TIFF of 40 x 30 pixels, uncompressed in one strip; big: a BigTIFF. extra: channels of no stated meaning."""
+    begin, of = (16, "Q") if big else (8, "I")
+    tags = {256: 40, 257: 30, 258: bits, 259: 1, 262: photometric, 273: begin, 274: turn, 277: channels, 278: 30}
     tags[279] = len(data)
-    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items())
-    entries += struct.pack(f"{order}HHII", 338, 3, extra, 0) if extra else b""
-    tags |= {338: 0} if extra else {}
-    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + len(data))
-    return head + data + struct.pack(f"{order}H", len(tags)) + entries + bytes(4)
+    entries = [struct.pack(f"{order}HH{of}{of}", tag, 4, 1, value) for tag, value in tags.items()]
+    entries += [struct.pack(f"{order}HH{of}{of}", 338, 3, extra, 0)] if extra else []
+    head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}H", 43 if big else 42)
+    head += struct.pack(f"{order}HHQ", 8, 0, 16 + len(data)) if big else struct.pack(f"{order}I", 8 + len(data))
+    return head + data + struct.pack(f"{order}{'Q' if big else 'H'}", len(entries)) + b"".join(entries) + bytes(8)
 
 
 def pgm(most, *levels):
@@ -128,6 +129,7 @@ HIGH, GREY = "16-bit grey to RGB, high bytes", LEVELS // 256
         ("a.png", saved(Image.fromarray(LEVELS), "PNG"), GREY, HIGH),
         ("a.tif", tiff(LEVELS.astype("<u2").tobytes(), 16, 1), GREY, HIGH),
         ("a.tif", tiff(LEVELS.astype(">u2").tobytes(), 16, 1, order=">"), GREY, HIGH),
+        ("a.tif", tiff(LEVELS.astype("<u2").tobytes(), 16, 1, big=True), GREY, HIGH),
         # whose 0 is white, also upside down
         ("a.tif", tiff(LEVELS.astype("<u2").tobytes(), 16, 0), (65_535 - LEVELS) // 256, HIGH),
         (
