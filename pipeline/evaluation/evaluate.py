@@ -72,7 +72,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the metrics of the whole split, the same on every rank, by `data.targets`:
 
-    - class: loss (mean cross-entropy), top1 and top5 (percent). With fewer than five classes top5 counts all of them.
+    - class: loss (mean cross-entropy), top1 and, with more than five classes, top5 (percent).
       Where a class has more than twice the samples of another, and with `by_class`, also balanced_accuracy and
       macro_f1 (percent): the means of recall and F1 over classes, as scikit-learn's.
     - multilabel: loss (binary cross-entropy, summed over classes) and map (percent): the mean of the average
@@ -135,7 +135,8 @@ def _name_undefined(name: str, undefined: tuple[int, ...], columns: int, folder:
 def _metrics(kind: str, outputs: int, samples: int) -> dict[str, Metric]:
     """The metrics of each kind of `data.targets`; those of numbers sum in float64."""
     if kind == "class":
-        return {f"top{k}": MulticlassAccuracy(outputs, top_k=min(k, outputs), average="micro") for k in (1, 5)}
+        ranks = (1, 5) if outputs > 5 else (1,)
+        return {f"top{k}": MulticlassAccuracy(outputs, top_k=k, average="micro") for k in ranks}
     if kind == "multilabel":
         return {"map": AveragePrecision()}
     if samples < 2:

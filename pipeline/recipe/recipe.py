@@ -82,6 +82,8 @@ def match_folder(recipe: Recipe) -> Recipe:
             f"data.num_classes {given}: {recipe.data.path} has {classes} classes; --data.num_classes 0 takes their "
             "number from there"
         )
+    if (recipe.train.keep_best or "").endswith("top5") and classes <= 5:
+        raise InputError(f"train.keep_best {recipe.train.keep_best}: {folder} has {classes} classes; take top1")
     samples = find_split(folder, recipe.data.train_split, manifest, "data.train_split").samples
     find_split(folder, recipe.data.eval_split, manifest, "data.eval_split")
     if recipe.train.global_batch > samples:

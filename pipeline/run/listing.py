@@ -16,6 +16,8 @@ from widemix.run import checkpoint
 from widemix.run.choice import Best, best_of
 from widemix.run.records import DONE, EVALUATION, EVALUATIONS, LINE, read_json, read_lines
 
+_SOMETIMES = ("top5", *BY_CLASS)  # measured where there are enough classes, or unequal ones
+
 
 @dataclass(frozen=True)
 class RunSummary:
@@ -91,7 +93,7 @@ def evaluated(run: Path, lines: Iterable[dict[str, Any]], recipe: Recipe, ema: b
         ("loss", *MEASURED[recipe.data.targets]),
         [line for line in lines if line.get("split") == "eval"],
     )
-    names = tuple(name for name in names if name not in BY_CLASS or any(prefix + name in line for line in measured))
+    names = tuple(name for name in names if name not in _SOMETIMES or any(prefix + name in line for line in measured))
     rows = [{"step": line["step"], **where, **{name: line.get(prefix + name) for name in names}} for line in measured]
     rows += [line for line in read_lines(run / EVALUATIONS, EVALUATION) if line["ema"] == ema]
     last = {(row["step"], row["data"], row["split"]): row for row in rows}

@@ -138,7 +138,7 @@ def test_outputs_of_half_precision_are_measured_as_fp32():
     )
     assert {logits.dtype for logits in seen} == {torch.float32}
     assert found["loss"] == pytest.approx(cross_entropy(outputs.float(), labels).item(), rel=1e-6)
-    assert found["top5"] == 100  # of three classes
+    assert "top5" not in found  # of three classes
 
 
 def test_the_main_rank_alone_names_ten_columns_without_a_value(digits, tmp_path, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """The number of classes comes from the prepared folder, and another number is refused."""
 
 import shutil
+from contextlib import nullcontext
 
 import pytest
 
@@ -48,6 +49,18 @@ def test_one_class_is_nothing_to_learn(digits, tmp_path):
     of_numbers |= {"train.keep_best": "mae", "augment.smoothing": "0", "augment.cutmix": "0"}
     numbers = load_recipe(PATH, list(of_numbers.items()))
     assert match_folder(numbers).data.num_classes == 1
+
+
+@pytest.mark.parametrize(("classes", "right"), [(5, False), (6, True)])
+def test_the_best_of_five_needs_more_classes(digits, tmp_path, classes, right):
+    shutil.copytree(digits, tmp_path / "data")
+    manifest = read_manifest(digits)
+    fewer = manifest.model_copy(update={"classes": manifest.classes[:classes]})
+    (tmp_path / "data/manifest.json").write_text(manifest_json(fewer))
+    keys = {"data.path": tmp_path / "data", "data.eval_split": "test", "train.keep_best": "top5"}
+    best = load_recipe(PATH, [(name, str(value)) for name, value in keys.items()])
+    with nullcontext() if right else pytest.raises(InputError, match=r"top5: .* has 5 classes; take top1"):
+        match_folder(best)
 
 
 def test_without_a_folder_they_have_to_be_given(tmp_path):
