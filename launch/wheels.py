@@ -25,14 +25,9 @@ JPEG_URL = f"https://github.com/libjpeg-turbo/libjpeg-turbo/releases/download/3.
 JPEG_SHA256 = "6f30092cef9fb839779646608f4ee14ae3cbac989c47fa05e841b0841f09878e"
 JPEG_LICENCES = ("LICENSE.md", "README.ijg")
 _CMAKE = (
-    *(
-        "-G",
-        "Ninja",
-        "-DCMAKE_BUILD_TYPE=Release",
-        "-DCMAKE_SYSTEM_NAME=Linux",
-        "-DCMAKE_C_FLAGS=-fvisibility=hidden",
-    ),
-    *("-DCMAKE_POSITION_INDEPENDENT_CODE=ON", "-DREQUIRE_SIMD=ON", "-DENABLE_SHARED=OFF"),
+    *("-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_SYSTEM_NAME=Linux"),
+    *("-DCMAKE_C_FLAGS=-fvisibility=hidden", "-DCMAKE_POSITION_INDEPENDENT_CODE=ON"),
+    *("-DREQUIRE_SIMD=ON", "-DENABLE_SHARED=OFF"),
     *(f"-DWITH_{part}=OFF" for part in ("TURBOJPEG", "TOOLS", "TESTS")),
 )
 # zig's names of processors.

@@ -32,18 +32,8 @@ _KINDS = {
 
 def run_interpreted(file: str, config: pytest.Config) -> None:
     """Run the tests of a file that run kernels, by the interpreter, in a process of their own."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--noconftest",
-        "-p",
-        "tests.selection",
-        "-p",
-        "no:cacheprovider",
-        file,
-    ]
+    words = "-m pytest -q --noconftest -p tests.selection -p no:cacheprovider"
+    command = [sys.executable, *words.split(), file]
     command += ["--all"] if config.getoption("--all") else []
     # Without plugins of this machine, some of which refuse to run inside another run's process.
     environment = os.environ | {

@@ -19,16 +19,8 @@ from tests.launch.hosts import Hosts, missing
 REASON = missing()
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(bool(REASON), reason=REASON)]
 # A batch that 2, 3 and 4 ranks divide.
-BATCH = (
-    "--train.global_batch",
-    "96",
-    "--augment.mix_group",
-    "8",
-    "--train.epochs",
-    "600",
-    "--train.save_every_steps",
-    "4",
-)
+BATCH = ("--train.global_batch", "96", "--augment.mix_group", "8")
+BATCH += ("--train.epochs", "600", "--train.save_every_steps", "4")
 LAST = 6 * (1437 // 96)  # step of most tests' runs, of the 8,400 that their schedule has
 
 
@@ -92,18 +84,8 @@ class Training:
         logs = self.run.with_name(f"logs-{host}")
         logs.mkdir()
         addresses = ("--addresses", ",".join(hosts.address6(host) for host in range(4)))
-        options = (
-            "--ranks",
-            "1",
-            "--restarts",
-            "0",
-            "--preflight",
-            "report",
-            "--stage",
-            f"{self.run.parent}/disk-$SLURM_NODEID",
-            "--logs",
-            str(logs),
-        )
+        options = ("--stage", f"{self.run.parent}/disk-$SLURM_NODEID", "--logs", str(logs))
+        options += ("--ranks", "1", "--restarts", "0", "--preflight", "report")
         options += ("--sizes", "", "--environment", "", "--ports", "20001,20002,20003")  # of hosts of our own
         recipe, *rest = train
         pairs = [pair for pair in zip(rest[::2], rest[1::2], strict=True) if pair[0] != "--run-dir"]

@@ -73,18 +73,8 @@ def mpirun(hosts, folder: Path, digits, run: Path) -> subprocess.Popen:
     network = ("--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0")
     passed = [word for name in ("PYTHONPATH", "OMP_NUM_THREADS") for word in ("-x", name)]
     command = (
-        *(
-            "mpirun",
-            "--allow-run-as-root",
-            "--hostfile",
-            hostfile,
-            "-np",
-            "4",
-            "--map-by",
-            "ppr:2:node",
-            "--bind-to",
-            "none",
-        ),
+        *("mpirun", "--allow-run-as-root", "--hostfile", hostfile),
+        *("-np", "4", "--map-by", "ppr:2:node", "--bind-to", "none"),
         *(*network, *passed, "-x", f"MASTER_ADDR={hosts.address(0)}"),
         *(sys.executable, "-m", "widemix", "train", *train(digits, run)),
     )
