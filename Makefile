@@ -47,7 +47,7 @@ test: setup
 
 QUICK = tests/recipe tests/models tests/optim tests/formats tests/run tests/test_files.py tests/test_layering.py \
 	tests/data/augment
-SLOW = tests/optim/test_optimizer_registry.py tests/run/test_starts.py tests/run/test_trackers.py \
+SLOW = tests/optim/test_optimizer_registry.py tests/run/test_start_log.py tests/run/test_trackers.py \
 	tests/data/augment/test_distribution.py
 
 test-all: setup
