@@ -254,6 +254,8 @@ def _begin(run: Run, last_step: int) -> None:
     begins = f"from {start.checkpoint.path} at step {start.step} to" if start.checkpoint else "for"
     ranks = "1 rank" if run.topology.world == 1 else f"{run.topology.world} ranks"
     run.note(f"{folder}: training {begins} {last_step} steps on {ranks}")
+    if run.recipe.train.compile:
+        run.note("train.compile: the first step and the first evaluation compile the network, which may take minutes")
 
 
 def _finish(run: Run, result: dict[str, Any] | None, failing: bool) -> Exit:
