@@ -25,7 +25,7 @@ from widemix.distributed.topology import (
     set_torch_threads,
 )
 from widemix.distributed.watchdog import Watchdog
-from widemix.engine import Engine, broadcasts_rank0_weights, build_engine, check_engine, prepare
+from widemix.engine import Engine, apply_training_options, broadcasts_rank0_weights, build_engine, check_engine
 from widemix.engine.memory_layout import set_memory_layout
 from widemix.errors import Exit, InputError, command, explaining_disk_errors
 from widemix.estimate.hardware import peak_fraction
@@ -204,7 +204,7 @@ def _build_model(run: Run) -> nn.Module:
     side, classes = recipe.data.image_size, recipe.data.num_classes
     module = (build_on_meta if on_meta else build_model)(recipe.model, side, classes)
     unused = unused_parameters(module, empty_inputs(recipe.model, 2, side)) if UNUSED in section.freeze else set()
-    prepare(module, section, topology.device)
+    apply_training_options(module, section, topology.device)
     if section.init_from and not run.start.checkpoint:
         load = partial(load_init_weights, module, section.init_from, section.reset_head)
         changes = on_main(topology, load) if from_main else load()

@@ -33,7 +33,7 @@ from widemix.distributed.topology import (
     set_matmul_precision,
     share_cpus,
 )
-from widemix.engine import build_engine, check_engine, prepare
+from widemix.engine import apply_training_options, build_engine, check_engine
 from widemix.engine.memory_layout import set_memory_layout
 from widemix.errors import InputError
 from widemix.files import atomic_write
@@ -135,7 +135,7 @@ def _build(recipe: Recipe, topology: Topology) -> tuple[nn.Module, str | None]:
     """Return the network on the device, and how it computes its blocks, as training chooses that."""
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(topology.device)
-    prepare(module, recipe.train, topology.device)
+    apply_training_options(module, recipe.train, topology.device)
     return module, set_memory_layout(module, recipe.engine, recipe.train, topology)
 
 

@@ -24,7 +24,7 @@ _STOP = "stop requested"
 
 
 class Request(enum.IntFlag):
-    """What the ranks may be asked for, at any time."""
+    """Requests to the ranks, which may come at any time."""
 
     NONE = 0
     STOP = enum.auto()

@@ -53,7 +53,7 @@ def broadcasts_rank0_weights(section: EngineSection) -> bool:
     return section.kind == "fsdp" and not section.cpu_offload
 
 
-def prepare(module: nn.Module, train: TrainSection, device: torch.device) -> None:
+def apply_training_options(module: nn.Module, train: TrainSection, device: torch.device) -> None:
     """Set up determinism in torch; head bias, checkpointing, float8, batch norms and compilation in a new network.
 
     device: on which the network will train.
@@ -131,9 +131,9 @@ __all__ = [
     "Engine",
     "State",
     "StepResult",
+    "apply_training_options",
     "broadcasts_rank0_weights",
     "build_engine",
     "check_engine",
-    "prepare",
     "set_head_bias",
 ]

@@ -161,7 +161,7 @@ class ForwardBuffers:
         return {name: buffer for group in self._groups.values() for name, buffer in _now(group)}
 
     def versions(self) -> list[Version]:
-        """What `changed` compares."""
+        """Return what `changed` compares."""
         return [(name, tensor, tensor._version) for name, tensor in self.tensors().items()]
 
     def table_versions(self) -> list[Version]:

@@ -206,7 +206,7 @@ class DeepSpeedEngine(Engine):
             scaler.cur_hysteresis = int(state.scalars.get("loss_scale_hysteresis", scaler.delayed_shift))
 
     def _scaler(self) -> Any:
-        """What adapts the loss scale of fp16; None where nothing does."""
+        """Return what adapts the loss scale of fp16; None where nothing does."""
         scaler = getattr(self.zero, "loss_scaler", None) if self.dtype is torch.float16 else None
         return scaler if getattr(scaler, "dynamic", False) else None
 

@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine."""
+"""The interface of an engine to the training loop."""
 
 import re
 from abc import abstractmethod

@@ -86,7 +86,7 @@ class ShardedModel(ABC):
 
     @abstractmethod
     def local_slice(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """What this rank has of parameter `name`: the first index in the flattened parameter, a view [n] of local.
+        """Return what this rank has of a parameter: the first index in the flattened parameter, a view [n] of local.
 
         Arguments as for `full_tensor`. Communicates nothing; n may be 0.
         """
@@ -226,7 +226,7 @@ class ShardedModel(ABC):
         return [local_part(tensor.detach()) for tensor in self.optimizer_tensors()]
 
     def _ema_sources(self) -> list[torch.Tensor]:
-        """What the EMA averages: the weights and the statistics of batch norms."""
+        """Return what the EMA averages: the weights and the statistics of batch norms."""
         return self._masters() + list(self._float_buffers().values())
 
     def _float_buffers(self) -> dict[str, torch.Tensor]:

@@ -29,7 +29,7 @@ class State:
 
 @dataclass(frozen=True)
 class Shard:
-    """What one rank saves of a tensor of the state: a slice of it, flattened, on the CPU in fp32.
+    """The part that one rank saves of a tensor of the state: a slice of it, flattened, on the CPU in fp32.
 
     The shards of all ranks together are the tensor, without overlap.
     """

@@ -1,4 +1,4 @@
-"""What DDP and FSDP2 have in common, the train step and parameters as optimizer tensors, and the engine with DDP."""
+"""The common part of DDP and FSDP2, the train step and parameters as optimizer tensors, and the engine with DDP."""
 
 import inspect
 import warnings

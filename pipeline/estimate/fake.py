@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from widemix.engine import prepare
+from widemix.engine import apply_training_options
 from widemix.models.registry import build_model, empty_inputs
 from widemix.models.sw_mlp.sparse import SparseLinear
 from widemix.optim.dtensor import local_part
@@ -73,7 +73,7 @@ def unused_of(recipe: Recipe, module: nn.Module) -> set[str]:
 
 def prepare_to_train(module: nn.Module, train: TrainSection, device: torch.device, unused: set[str]) -> None:
     """Prepare the network in place as a run does, and freeze what `train.freeze` says."""
-    prepare(module, train, device)
+    apply_training_options(module, train, device)
     if train.freeze:
         freeze(module, train.freeze, unused)
 

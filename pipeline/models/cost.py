@@ -1,4 +1,4 @@
-"""What a network costs. By formula no tensor is made; tests hold it to counted modules and PyTorch's FLOP counter.
+"""The cost of a network. By formula no tensor is made; tests hold it to counted modules and PyTorch's FLOP counter.
 
 FLOPs are two per multiply-add, of products alone (norms, activations and permutations do not count), as
 `torch.utils.flop_counter` counts them. Networks without a formula, such as timm's, are counted on the meta device.

@@ -36,7 +36,7 @@ class DropPath(nn.Module):
         return x if scale is None else x * scale.view(-1, *[1] * (x.ndim - 1))
 
     def scale(self, x: Tensor) -> Tensor | None:
-        """What the samples of x are multiplied by, [B]; None for ones.
+        """Return the factors of the samples of x, [B]; None for ones.
 
         Without keys, outside of our training loop, torch's generator decides.
         """
@@ -55,7 +55,7 @@ class DropPath(nn.Module):
         self.calls = 0
 
     def extra_repr(self) -> str:
-        """What `print(module)` shows."""
+        """For print(module)."""
         return f"drop_prob={self.drop_prob:g}, number={self.number}"
 
 

@@ -27,7 +27,7 @@ from widemix.terminal import print
 
 
 class Usage(BaseModel):
-    """What config.json says under `widemix`, since timm has no place for it: how images go in, and what comes out.
+    """The part of config.json that timm has no place for, under `widemix`: how images go in, and what comes out.
 
     targets: of `data.targets`. loss: of `train.loss`. max_size, side, to_8_bit_rgb: what is made of images
     first, as in `PrepSettings`.
@@ -124,7 +124,7 @@ def loading_lines(folder: str | Path, plugins: Sequence[str] = (), stock: bool =
 
 
 def _config(section: ModelSection, data: Any, labels: Sequence[str]) -> dict[str, Any]:
-    """What timm reads from config.json."""
+    """Return what timm reads from config.json."""
     architecture, arguments = section.timm_spec(data.image_size, default_cfgs)
     weights: dict[str, Any] = {
         "num_classes": len(labels),

@@ -61,7 +61,7 @@ class Step(NamedTuple):
     outward: nn.Module
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What it does without its bias: [B, n, d] -> [B, n', d']."""
+        """Apply it without its bias: [B, n, d] -> [B, n', d']."""
         x = self.inward(x)
         if isinstance(self.layer, nn.Linear):
             return self.outward(x @ self.layer.weight.T)

@@ -140,7 +140,7 @@ class ModelSection(Section):
 
 
 class DropPathSection(ModelSection):
-    """What the sections of networks with our stochastic depth share."""
+    """The keys of networks with our stochastic depth."""
 
     drop_path: DropPath = key(0.0, "stochastic depth: probability that a mixing is skipped")
     drop_path_rises: bool = key(
@@ -149,7 +149,7 @@ class DropPathSection(ModelSection):
 
 
 class PatchedSection(DropPathSection):
-    """What the sections of the baselines share: patches, and blocks of one size."""
+    """The keys that baselines share: patches, and blocks of one size."""
 
     patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
     channels: Positive = key(..., "C: channels of a token")

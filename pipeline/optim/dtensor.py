@@ -20,7 +20,7 @@ def is_dtensor(tensor: object) -> "TypeIs[DTensor]":
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor: all, but of a DTensor its shard."""
+    """Return what this rank has of a tensor: all, but of a DTensor its shard."""
     return tensor.to_local() if is_dtensor(tensor) else tensor
 
 

@@ -193,7 +193,7 @@ class OptimSection(Section):
 
     @model_validator(mode="after")
     def optimizer_takes_the_values(self):
-        """What the optimizer itself checks."""
+        """Values that the optimizer itself can use."""
         if self.spec.check is not None:
             self.spec.check(self)
         return self

@@ -10,7 +10,6 @@ from widemix.distributed.launchers import (
     LAUNCHERS,
     export_torchrun_env,
     how_to_train_alone,
-    master_address,
     read_place,
     torchrun_env,
     unused_tasks,
@@ -118,14 +117,6 @@ def test_a_place_is_by_torchruns_variables_and_within_its_bounds():
     for wrong in ((4, 4, 0, 1), (-1, 4, 0, 1), (0, 4, 2, 2), (0, 4, -1, 2), (0, 4, 0, 5)):
         with pytest.raises(LauncherError, match="do not fit"):
             place(*wrong)
-
-
-def test_a_port_is_1_to_65535():
-    for port in (1, 65535):
-        assert master_address({"MASTER_ADDR": " head ", "MASTER_PORT": str(port)}) == ("head", port)
-    for port in (0, 65536, -1):
-        with pytest.raises(LauncherError, match=f"MASTER_PORT={port}: a port is 1 to 65535"):
-            master_address({"MASTER_ADDR": "head", "MASTER_PORT": str(port)})
 
 
 def test_what_tells_jobs_apart_gives_their_ports():

@@ -28,7 +28,7 @@ from tests.run.saved import position
 from widemix.data.batches import Batch
 from widemix.data.precision import DTYPES
 from widemix.distributed.topology import Topology, mean_over_ranks, on_main, read_topology
-from widemix.engine import State, broadcasts_rank0_weights, build_engine, check_engine, prepare
+from widemix.engine import State, apply_training_options, broadcasts_rank0_weights, build_engine, check_engine
 from widemix.errors import InputError
 from widemix.models.export import export_model
 from widemix.models.registry import build_model, build_on_meta
@@ -176,7 +176,7 @@ class _Run:
         build = build_on_meta if on_meta else build_model
         module = build(recipe.model, recipe.data.image_size, recipe.data.num_classes)
         unused = unused_parameters(module, self.batch(0).inputs) if UNUSED in recipe.train.freeze else set()
-        prepare(module, recipe.train, self.topology.device)
+        apply_training_options(module, recipe.train, self.topology.device)
         freeze(module, recipe.train.freeze, unused)
         return build_engine(recipe.engine, module, recipe.optim, recipe.train, self.topology)
 

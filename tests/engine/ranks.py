@@ -22,7 +22,7 @@ from tests.engine.toys import Stateful
 from widemix.data.batches import Batch
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.distributed.topology import Topology, mean_over_ranks, on_main, read_topology
-from widemix.engine import Engine, State, broadcasts_rank0_weights, build_engine, prepare
+from widemix.engine import Engine, State, apply_training_options, broadcasts_rank0_weights, build_engine
 from widemix.engine.memory_layout import set_memory_layout
 from widemix.errors import InputError
 from widemix.evaluation.evaluate import evaluate_engine
@@ -94,7 +94,7 @@ class Setting:
 
     def engine(self) -> Any:
         module = self.model(build_on_meta if self.on_meta else build_model)
-        prepare(module, self.recipe.train, self.topology.device)
+        apply_training_options(module, self.recipe.train, self.topology.device)
         freeze(module, self.recipe.train.freeze)
         set_memory_layout(module, self.recipe.engine, self.recipe.train, self.topology)
         return build_engine(self.recipe.engine, module, self.recipe.optim, self.recipe.train, self.topology)
@@ -252,12 +252,6 @@ def summed(data: Path) -> dict[tuple[str, int, str], float]:
     return found
 
 
-def compressed(data: Path) -> list[float]:
-    """The losses with gradients that are reduced in bf16."""
-    setting = Setting("mixer", data, ("engine.reduce_dtype", "bf16"))
-    return setting.run(setting.engine())
-
-
 def overflowing(data: Path) -> dict[str, Any]:
     """In fp16, steps of which the third overflows on the last rank alone: losses, loss scales and weights."""
     results = {}
@@ -319,7 +313,7 @@ def stateful_engine(setting: Setting, layer: str, recomputed: bool = False) -> A
     recipe = setting.recipe
     torch.manual_seed(0)
     module = Stateful(layer, recomputed)
-    prepare(module, recipe.train, setting.topology.device)
+    apply_training_options(module, recipe.train, setting.topology.device)
     return build_engine(recipe.engine, module, recipe.optim, recipe.train, setting.topology)
 
 
@@ -417,7 +411,6 @@ JOBS: dict[str, Callable[[Path], Any]] = {
         matrix,
         matrix_begun,
         optimizers,
-        compressed,
         hybrid,
         handed_out,
         summed,

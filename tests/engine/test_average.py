@@ -85,16 +85,6 @@ def test_an_average_on_the_host_is_behind_the_step():
         assert average.behind is behind
 
 
-def test_with_a_warm_up_the_decay_rises_to_the_recipes():
-    """1 - n^(-2/3) of the n-th step: 0, then 0.37 and 0.52, and 0.6 from the fourth on."""
-    weight = torch.zeros(1)
-    average = Ema(TrainSection(epochs=1, global_batch=1, ema_decay=0.6, ema_warmup=True), [weight])
-    for step, decay in enumerate((0.0, 1 - 2 ** (-2 / 3), 1 - 3 ** (-2 / 3), 0.6, 0.6), start=1):
-        before = average.tensors[0].item()
-        average.update([weight.fill_(step)], torch.tensor(True))
-        assert average.tensors[0].item() == pytest.approx(decay * before + (1 - decay) * step)
-
-
 def test_weights_are_back_also_after_an_evaluation_that_failed():
     weights, others = [torch.ones(2), torch.zeros(3)], [torch.full((2,), 5.0), torch.full((3,), 7.0)]
     synced = []

@@ -199,16 +199,6 @@ def test_evaluating_the_average_uses_it_and_changes_nothing(digits, name, precis
     assert (raw - expected).norm() > 5 * (averaged - expected).norm()
 
 
-def test_the_average_on_the_cpu_is_the_same(digits):
-    found = []
-    for device in ("same", "cpu"):
-        setting = Setting("mixer", digits, *EMA, ("train.ema_device", device))
-        engine = setting.engine()
-        setting.run(engine, range(3))
-        found.append(engine.state().ema)
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-
-
 @pytest.mark.parametrize("warmup", [False, True])
 def test_the_decay_is_timms(warmup):
     theirs = ModelEmaV3(torch.nn.Linear(1, 1), decay=0.99, use_warmup=warmup)

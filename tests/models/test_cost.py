@@ -4,14 +4,18 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from tests.models.networks import MIXERS, NETWORKS, OTHERS, VARIANTS
+from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.models.families import KINDS, named_networks
-from widemix.models.layer_costs import LayerCost
+from widemix.models.layer_costs import LayerCost, pairs, tokens_of, widest
 from widemix.models.layers import GroupedLinear
+from widemix.models.mixer.section import MixerSection
 from widemix.models.plain_mlps.network import LocallyConnected
 from widemix.models.registry import build_model
 from widemix.models.sw_mlp.section import SwMlpSection
@@ -196,15 +200,6 @@ def test_timms_networks_are_counted_as_the_formulas_say(size):
     assert math.isnan(counted.omega)
 
 
-@pytest.mark.parametrize("name", named_networks())
-def test_every_named_network_has_the_parameters_that_its_cost_says(name):
-    section, side = named_networks()[name]
-    one_block = section.model_copy(update={"depth": 1}) if hasattr(section, "depth") else section
-    with torch.device("meta"):
-        model = build_model(one_block, side, 7)
-    assert model_cost(one_block, side, 7).parameters == sum(parameter.numel() for parameter in model.parameters())
-
-
 DENSE = {"kind": "sw_mlp", "patch_size": 2, "width": 32, "channels": 8, "depth": 2, "density": 1.0, "expansion": 1.5}
 
 
@@ -227,3 +222,31 @@ def test_widths_and_connections_of_mlps(keys, width, gamma, widest, entries):
     assert (cost.width, cost.gamma, cost.hidden_width, cost.max_width) == (width, gamma, gamma * width, widest)
     assert (cost.connections, cost.omega) == (sum(connections), sum(connections) / len(connections))
     assert cost.density == sum(connections) / sum(entries)
+
+
+@given(st.floats(1, 1e4), st.floats(1e3, 1e12), st.floats(0.1, 8))
+def test_closed_form_solves_the_definition(channels, omega, gamma):
+    tokens = tokens_of(channels, omega, gamma)
+    assert gamma * (channels * tokens**2 + channels**2 * tokens) / 2 == pytest.approx(omega, rel=1e-6)
+
+
+@given(st.floats(1e6, 1e12), st.floats(0.5, 8))
+def test_nothing_is_wider_than_equal_channels_and_tokens(omega, gamma):
+    best = widest(omega, gamma)
+    assert tokens_of(best, omega, gamma) == pytest.approx(best, rel=1e-9)
+    for factor in (0.25, 0.9, 1.1, 4):
+        assert factor * best * tokens_of(factor * best, omega, gamma) < best**2
+
+
+def test_pairs_have_the_omega_that_the_cost_says():
+    for channels, tokens in pairs(2.0**21, 2, [32, 64, 128, 256]):
+        shape = {"tokens": tokens, "channels": channels, "depth": 2, "project_tokens": True}
+        cost = model_cost(MixerSection(kind="mixer", patch_size=1, expansion=2, **shape), 1, 10)
+        first = 2 * channels * tokens * (tokens - 1) / 8  # the first layer maps one token, not S
+        half_a_token = 2 * (2 * channels * tokens + channels**2) / 4
+        assert abs(cost.omega + first - 2**21) <= half_a_token
+    assert pairs(2.0**18, 1, [64]) == [(64, 64)]
+    assert pairs(300, 2, [12, 5]) == [(12, 2), (5, 6)]  # 12 * 1.8, 5 * 5.6: rounded to whole tokens
+    assert pairs(1000, 1, [62]) == [(62, 1)]  # 0.52 tokens
+    with pytest.raises(InputError, match="C = 63: at Omega = 1000, gamma = 1 less than one token"):
+        pairs(1000, 1, [62, 63])

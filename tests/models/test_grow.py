@@ -7,7 +7,6 @@ from torch import nn
 from tests.models.networks import MLP, SINGLE, VARIANTS
 from tests.models.test_mixer import build
 from widemix.errors import InputError
-from widemix.models.mixer.grow import raster_positions
 from widemix.models.mixer.network import Mixer
 from widemix.models.mixer.section import MixerSection
 
@@ -41,15 +40,6 @@ def test_copies_compute_on_sub_images_what_the_small_did(section):
     assert torch.allclose(ours, expected, atol=1e-10)
     same = images[:1].expand(FACTOR**2, -1, -1, -1)
     assert torch.allclose(large(tile(same)), small(images[:1]), atol=1e-10)
-
-
-def test_copies_are_block_diagonal_with_as_many_hidden_units():
-    small = build(**MLP)
-    large = small.grown(2)
-    weight = large.blocks[1].mlp_tokens.fc1.weight
-    assert weight.shape == (4 * 6, 4 * 4)
-    ordered = weight[:, raster_positions(2, 2, 2).flatten()]
-    assert torch.equal(ordered, torch.block_diag(*[small.blocks[1].mlp_tokens.fc1.weight] * 4))
 
 
 @pytest.mark.parametrize("kind", [MLP, SINGLE], ids=["mixer", "s_mixer"])

@@ -30,31 +30,6 @@ def test_inverse_and_product_are_those_of_the_matrices(size, one, other):
     assert torch.equal(permutation.compose(a, inverse(a)), permutation.identity(size))
 
 
-@given(sizes, sizes, st.integers(0, 2**31))
-def test_commutation_swaps_kronecker_factors(rows, columns, seed):
-    """Equations B.1 and B.3 for row-major vectors: vec(W X V) = (W (x) V^T) vec X, J_c (W (x) I) J_c^T = I (x) W."""
-    generator = torch.Generator().manual_seed(seed)
-    w, x, v = (
-        torch.randn(shape, generator=generator, dtype=torch.float64)
-        for shape in ((rows, rows), (rows, columns), (columns, columns))
-    )
-    assert torch.allclose((w @ x @ v).flatten(), torch.kron(w, v.T.contiguous()) @ x.flatten())
-    j = dense(permutation.commutation(rows, columns))
-    eye = torch.eye(columns, dtype=torch.float64)
-    assert torch.allclose(j @ torch.kron(w, eye) @ j.T, torch.kron(eye, w))
-    assert torch.equal(inverse(permutation.commutation(rows, columns)), permutation.commutation(columns, rows))
-
-
-@given(sizes, sizes, st.integers(0, 2**31))
-def test_spectrum_of_a_permuted_kronecker_weight_is_that_of_w(n, size, seed):
-    """Singular values of J2 (I (x) W) J1 are those of W, n times each."""
-    w = torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    j1, j2 = (dense(permutation.random(n * size, (seed, use))) for use in (0, 1))
-    effective = j2 @ torch.kron(torch.eye(n, dtype=torch.float64), w) @ j1
-    expected = torch.linalg.svdvals(w).repeat_interleave(n)
-    assert torch.allclose(torch.linalg.svdvals(effective), expected, atol=1e-10)
-
-
 def test_random_is_a_function_of_its_key_and_nearly_uniform():
     assert torch.equal(permutation.random(50, (1, 2)), permutation.random(50, (1, 2)))
     assert not torch.equal(permutation.random(50, (1, 2)), permutation.random(50, (2, 1)))

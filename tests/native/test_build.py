@@ -302,7 +302,7 @@ def test_nothing_runs_that_another_user_has_put_there(what, plant, home, system,
             )
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-        engine.prepare(
+        engine.apply_training_options(
             torch.nn.Linear(1, 1), TrainSection(epochs=1, global_batch=1, compile=True), torch.device("cpu")
         )
         return Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])

@@ -173,7 +173,7 @@ class LocalPerceptron(nn.Module):
         return self.norm(self.conv(x.unflatten(2, self.grid)).flatten(2))
 
     def matrices(self) -> tuple[Tensor, Tensor]:
-        """What it computes in evaluation, as dense matrices [G, S, S] and biases [G]."""
+        """Return what it computes in evaluation as dense matrices [G, S, S] and biases [G]."""
         scale, bias = folded(self.norm)
         size = self.grid[0] * self.grid[1]
         unit = torch.eye(size, dtype=scale.dtype, device=scale.device).view(size, 1, *self.grid)

@@ -125,7 +125,7 @@ def _product_type(x: Tensor) -> torch.dtype:
 
 
 def _norm_type(x: Tensor) -> torch.dtype:
-    """What PyTorch's own LayerNorm gives: autocast on GPUs lets it keep fp32."""
+    """Return the type that PyTorch's own LayerNorm gives: autocast on GPUs lets it keep fp32."""
     return torch.float32 if x.is_cuda and torch.is_autocast_enabled("cuda") else x.dtype
 
 

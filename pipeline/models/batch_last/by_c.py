@@ -49,7 +49,7 @@ class _Shape(ctypes.Structure):
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the compiled code has to know of a block besides its parameters, and what this was computed from."""
+    """Everything that the compiled code has to know of a block besides its parameters, and its origin."""
 
     shapes: Any  # of both mixings, one after the other
     kept: list[Tensor | None]  # the indices whose addresses are in there

@@ -59,7 +59,7 @@ def add_backward(g: Tensor, index: Tensor | None, biases: int, dtype: torch.dtyp
 
 
 def _exact(x: Tensor) -> Tensor:
-    """What sums are computed in."""
+    """Return the type that sums are computed in."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

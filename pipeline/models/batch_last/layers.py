@@ -15,7 +15,7 @@ _checked: WeakKeyDictionary[Permute, tuple[Tensor, int]] = WeakKeyDictionary()
 
 
 class _Module(Protocol):
-    """What is asked of a torch module, from which a protocol can't be derived."""
+    """A torch module as far as it is used here, from which a protocol can't be derived."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
     def modules(self) -> Iterator[nn.Module]: ...

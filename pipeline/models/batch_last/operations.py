@@ -157,7 +157,7 @@ class _ImagesOf(torch.autograd.Function):
 
 
 def backend_of(x: Tensor, other: torch.dtype | None = None) -> ModuleType:
-    """What computes with such a tensor, and others of the type `other`."""
+    """Return the module that computes with such a tensor, and others of the type `other`."""
     backend = BACKENDS[x.device.type]() if x.device.type in BACKENDS else None
     return backend if backend and backend.takes(x, other or x.dtype) else by_torch
 

@@ -47,7 +47,7 @@ _NOTES = {
 
 
 class MixerKeys(DropPathSection):
-    """What Mixers of images and of texts share."""
+    """The keys that Mixers of images and of texts share."""
 
     permutation: Literal["commutation", "random"] = key(
         "commutation",

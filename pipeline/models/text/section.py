@@ -16,7 +16,7 @@ from widemix.section import Depth, Positive, key
 
 
 class TextSection(ModelSection):
-    """What the text models share: token ids in, and a width that is given or follows from a budget of weights."""
+    """The keys that text models share: token ids, and a width that is given or follows from a budget of weights."""
 
     takes: ClassVar[Literal["images", "text"]] = "text"
 
@@ -42,7 +42,7 @@ class TextSection(ModelSection):
 
     @property
     def width_multiple(self) -> int:
-        """What d must be a multiple of."""
+        """The number that d must be a multiple of."""
         return 1
 
     @property
