@@ -42,6 +42,7 @@ GOLDEN = [
     for engine in (ENGINES if recipe == "mixer" else ("ddp", "fsdp", "deepspeed 3"))
     if (engine, precision) != ("deepspeed 0", "bf16")  # refused
 ]
+GOLDEN += [("mixer", engine, "fp16") for engine in ("ddp", "fsdp")]
 GOLDEN += [("rp_mixer", f"{engine} batch_last", "fp32") for engine in ("ddp", "fsdp", "deepspeed 2")]
 GOLDEN += [("rp_s_mixer", f"{engine} batch_last", "bf16") for engine in ("ddp", "fsdp", "deepspeed 1")]
 SUPPORTED = [(engine, precision) for engine in ENGINES for precision in ("fp32", "bf16")]

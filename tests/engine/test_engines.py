@@ -2,7 +2,6 @@
 
 import functools
 import os
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -268,12 +267,3 @@ def test_fp16_on_a_cpu_is_refused_where_deepspeed_has_none():
         check_engine(other.engine, other.optim, other.train, read_topology())
     half = case(*overrides_for("deepspeed 1"), ("train.precision", "bf16")).recipe
     check_engine(half.engine, half.optim, half.train, read_topology())
-
-
-def test_deepspeed_that_is_not_installed_is_told_in_one_line(monkeypatch):
-    recipe = case(*overrides_for("deepspeed 1")).recipe
-    monkeypatch.setitem(sys.modules, "deepspeed", None)
-    with pytest.raises(InputError, match=r"engine\.kind deepspeed: deepspeed is not installed; pip install"):
-        check_engine(recipe.engine, recipe.optim, recipe.train, read_topology())
-    plain = case().recipe
-    check_engine(plain.engine, plain.optim, plain.train, read_topology())

@@ -267,15 +267,6 @@ def test_the_hooks_of_engines_are_not_on_layers(alone, digits, monkeypatch, engi
     assert len(computed) == setting.recipe.model.depth * setting.recipe.train.grad_accum_steps
 
 
-def test_tracers_see_the_blocks_as_they_are_written():
-    module = network(recipe())
-    use_memory_layout(module, "batch_last")
-    x = torch.randn(2, 3, 8, 8)
-    exported = torch.export.export(module, (x,))
-    assert "layer_norm" in str(exported.graph)
-    assert torch.allclose(exported.module()(x), module(x), atol=1e-5)
-
-
 def test_evaluation_is_the_same_to_the_bit_however_training_computes():
     module = network(recipe())
     x = torch.randn(5, 3, 8, 8)

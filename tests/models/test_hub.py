@@ -152,10 +152,3 @@ def test_an_export_as_onnx_computes_the_modules_logits(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="onnxruntime's logits differ"):
         write_onnx(model, 16, tmp_path / "other.onnx", tolerance=0.0)
     write_onnx(trained(SECTIONS["sw_mlp"]), 16, tmp_path / "sparse.onnx")
-
-
-def test_onnx_without_its_packages_is_one_line(system, tmp_path: Path) -> None:
-    model = trained(MIXER)
-    system({"importlib.util.find_spec": lambda name: None})
-    with pytest.raises(InputError, match=r"onnx, onnxscript, onnxruntime not installed; pip .* 'widemix\[onnx\]'"):
-        write_onnx(model, 16, tmp_path / "model.onnx")

@@ -46,18 +46,6 @@ def test_mask_is_bernoulli_and_a_function_of_its_key():
     assert layer.values.std().item() * (0.1 * 400) ** 0.5 == pytest.approx(1, abs=0.03)
 
 
-def test_half_precision_and_compilation():
-    model = build_model(SECTION, image_size=4, num_classes=5)
-    torch.nn.init.normal_(model.head.weight)
-    x = torch.randn(2, 3, 4, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.allclose(model(x).float(), model(x.float()).float(), rtol=0.05, atol=0.05)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(x), model(x), atol=1e-5)
-    compiled(x).sum().backward()
-    assert model.blocks[0].fc1.values.grad.count_nonzero() > 0
-
-
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 

@@ -157,18 +157,6 @@ def test_counters_of_groups_are_restored_as_numbers():
     assert {group["k"] for group in other.param_groups} == {3}  # what two shared, whatever begins with its name
 
 
-def test_rates_of_a_layer_are_its_depths_times_its_factors():
-    sizes = {"patch_size": 4, "tokens": 4, "channels": 6, "depth": 1, "token_weights": "low_rank", "rank": 2}
-    model = build_model(MixerSection(kind="s_mixer", **sizes), 8, 3)
-    layer = model.blocks[0].mlp_tokens.fc
-    factors = [layer.rate_factors[name] for name in ("left", "right")]
-    assert factors != [1.0, 1.0]
-    groups = parameter_groups(OptimSection(lr=0.1, layer_decay=0.5), model)
-    found = {id(p): group["lr_scale"] for group in groups for p in group["params"]}
-    assert [found[id(p)] for p in (layer.left, layer.right)] == [0.5 * factor for factor in factors]
-    assert found[id(model.blocks[0].mlp_channels.fc.weight)] == 0.5
-
-
 def test_rates_of_a_single_layer_are_those_of_its_factors():
     groups = parameter_groups(OptimSection(lr=0.1), linear_of(Structure("low_rank", 2))(8, 4))
     assert {group["lr_scale"] for group in groups} == {8 / 8 / 2, 8 / 2 / 2, 1.0}
@@ -328,16 +316,6 @@ def test_the_schedule_of_the_paper():
     assert schedule(math.floor(middle)) == pytest.approx((1e-3 + 1e-5) / 2, rel=1e-4)
     rates = [schedule(step) for step in range(300 * 312)]
     assert max(rates) == schedule(5 * 312)
-
-
-def test_the_schedule_without_warm_up_is_torchs_cosine():
-    schedule = build_schedule(ScheduleSection(min_lr=0.1), 1.0, steps_per_epoch=5, epochs=4)
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=19, eta_min=0.1)
-    for step in range(20):
-        assert schedule(step) == pytest.approx(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        theirs.step()
 
 
 def test_a_run_ends_after_its_epochs_or_its_max_steps():

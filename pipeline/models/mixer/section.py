@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
-from widemix.models.section import DropPathSection, Expansion, Seed, check_patches, hidden_width
+from widemix.models.section import DropPathSection, Expansion, PatchedSection, Seed, check_patches, hidden_width
 from widemix.models.structured_factors import Structure, Weights
-from widemix.section import Depth, Epsilon, Positive, key
+from widemix.section import Epsilon, Positive, key
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,7 +63,7 @@ class MixerKeys(DropPathSection):
     )
 
 
-class MixerSection(MixerKeys):
+class MixerSection(MixerKeys, PatchedSection):
     """An MLP-Mixer or S-Mixer (Hayase & Karakida 2024, section 2 and appendix A), permutations included."""
 
     timm_architecture: ClassVar[str] = "widemix_mixer"
@@ -72,10 +72,7 @@ class MixerSection(MixerKeys):
     kind: Literal["mixer", "s_mixer"] = key(
         ..., "mixer: two layers a mixing; s_mixer: one layer a mixing (the paper's S-Mixer)"
     )
-    patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
     tokens: Positive = key(..., "S: tokens that the blocks mix; the image's own S0 unless project_tokens")
-    channels: Positive = key(..., "C: channels of a token")
-    depth: Depth = key(..., "L: blocks")
     expansion: Expansion | None = key(None, "mixer: gamma, hidden width over the layer's own (S or C)")
     token_hidden: Positive | None = key(None, "D_S: hidden width of token mixing, in place of gamma * S")
     channel_hidden: Positive | None = key(None, "D_C: hidden width of channel mixing, in place of gamma * C")
@@ -311,10 +308,6 @@ class MixerSection(MixerKeys):
     @classmethod
     def named(cls) -> dict[str, tuple["MixerSection", int]]:
         return _named_mixers()
-
-    @override
-    def first_layer(self) -> str:
-        return "stem.proj"
 
 
 def _named_mixers() -> dict[str, tuple[MixerSection, int]]:

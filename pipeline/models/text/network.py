@@ -13,23 +13,22 @@ from torch.nn.functional import pad
 
 from widemix.models.layers import init_weights
 from widemix.models.mixer.blocks import NORMS, MixerBlock, mixer_blocks
+from widemix.models.mlp_base import Classifier
 from widemix.models.section import hidden_width
 from widemix.models.text.section import TextMixerSection, TextSection, TextTransformerSection
 
 PAD = 0
 
 
-class TextClassifier(nn.Module):
+class TextClassifier(Classifier):
     """Embedding, an encoder of [B, T, C], norm, mean over the real tokens, linear head -> logits [B, num_classes]."""
 
     def __init__(self, section: TextSection, norm: nn.Module, num_classes: int):
         super().__init__()
         channels = section.width
-        self.num_classes = num_classes
-        self.num_features = self.head_hidden_size = channels
         self.embedding = nn.Embedding(section.vocabulary, channels, padding_idx=PAD)
         self.norm = norm
-        self.head = nn.Linear(channels, num_classes) if num_classes > 0 else nn.Identity()
+        self.set_head(channels, num_classes)
 
     def init_weights(self) -> None:
         """Sample the initial weights."""
@@ -38,35 +37,16 @@ class TextClassifier(nn.Module):
         with torch.no_grad():
             self.embedding.weight[PAD] = 0
 
-    def get_classifier(self) -> nn.Module:
-        """The head."""
-        return self.head
-
-    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the head; 0 classes is no head."""
-        weight = self.embedding.weight
-        self.num_classes = num_classes
-        new = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
-        self.head = new.to(weight.device, weight.dtype).train(self.training)
-
     def encode(self, x: Tensor, real: Tensor) -> Tensor:
         """[B, t, C] and which tokens are real, bool [B, t] -> [B, t, C]."""
         raise NotImplementedError
 
-    def forward_features(self, ids: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         """Ids [B, t] -> the mean over the real tokens [B, C]."""
-        real = ids != PAD
-        x = self.norm(self.encode(self.embedding(ids), real))
+        real = x != PAD
+        x = self.norm(self.encode(self.embedding(x), real))
         fraction = real.to(x.dtype) / real.sum(1, keepdim=True).clamp(min=1)
         return (x * fraction[:, :, None]).sum(1)
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """[B, C] -> logits [B, num_classes], or the features with `pre_logits`."""
-        return x if pre_logits else self.head(x)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Ids [B, t] -> logits [B, num_classes]."""
-        return self.forward_head(self.forward_features(ids))
 
 
 class TextMixer(TextClassifier):
