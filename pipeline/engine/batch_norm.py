@@ -16,6 +16,8 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from widemix.errors import InputError
+from widemix.models.registry import build_on_meta
+from widemix.recipe import Recipe
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -115,6 +117,12 @@ def depends_on_batch(part: nn.Module) -> bool:
     if isinstance(part, nn.modules.batchnorm._NormBase):
         return isinstance(part, nn.modules.batchnorm._BatchNorm)
     return hasattr(part, "running_var") and any(True for _ in part.parameters(recurse=False))
+
+
+def has_batch_norms(recipe: Recipe) -> bool:
+    """Whether the recipe's network takes statistics of a batch: then its numbers depend on train.grad_accum_steps."""
+    network = build_on_meta(recipe.model, recipe.data.image_size, max(1, recipe.data.num_classes))
+    return any(depends_on_batch(part) or hasattr(part, "running_var") for part in network.modules())
 
 
 class Frozen(nn.Module):

@@ -22,12 +22,11 @@ from torch.distributed import Store
 from widemix.cgroups import usable_cpus
 from widemix.distributed.requests import StopRequest
 from widemix.distributed.topology import Topology, on_main
-from widemix.engine.batch_norm import depends_on_batch
+from widemix.engine.batch_norm import has_batch_norms
 from widemix.errors import InputError
 from widemix.files import atomic_write
 from widemix.formats.manifest import Prepared, data_hashes, read_manifest
 from widemix.lock import hold
-from widemix.models.registry import build_on_meta
 from widemix.recipe import (
     Recipe,
     dump_recipe,
@@ -213,12 +212,6 @@ def _has_results(run_dir: Path) -> bool:
     lines = [run_dir / name for name in ("metrics.jsonl", SUPERSEDED)]
     measured = any(path.exists() and path.stat().st_size for path in lines)
     return measured or (run_dir / "done.json").exists() or bool(checkpoint.complete_checkpoints(run_dir))
-
-
-def has_batch_norms(recipe: Recipe) -> bool:
-    """Whether the recipe's network takes statistics of a batch: then its numbers depend on train.grad_accum_steps."""
-    network = build_on_meta(recipe.model, recipe.data.image_size, max(1, recipe.data.num_classes))
-    return any(depends_on_batch(part) or hasattr(part, "running_var") for part in network.modules())
 
 
 def read_environment(topology: Topology) -> dict[str, Any]:

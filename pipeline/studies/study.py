@@ -238,7 +238,7 @@ def _check_lengths(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> 
 
 
 def _has_batch_norms(study_run: StudyRun) -> bool:
-    from widemix.run.run_dir import has_batch_norms  # which imports torch: that takes seconds
+    from widemix.engine.batch_norm import has_batch_norms  # which imports torch: that takes seconds
 
     return has_batch_norms(study_run.recipe)
 
