@@ -92,7 +92,7 @@ class DeepSpeedEngine(Engine):
         if not originals:
             return
         masters = self._masters()
-        for name, index in self.param_slots():
+        for name, index in self.param_positions():
             self.load_shard(name, originals[name], masters[index])
             if self.ema:
                 self.load_shard(name, originals[name], self.ema.tensors[index])
@@ -133,7 +133,7 @@ class DeepSpeedEngine(Engine):
         return [group["params"][0] for group in self.optimizer.param_groups]
 
     @override
-    def param_slots(self) -> Iterator[tuple[str, int]]:
+    def param_positions(self) -> Iterator[tuple[str, int]]:
         if self.stage == 0:
             return ((name, index) for index, name in enumerate(self.groups))
         return ((name, mine.index) for name, mine in self.slices.items())

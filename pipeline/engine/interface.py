@@ -132,7 +132,7 @@ class Engine(ShardedModel):
 
     def blocks(self) -> list[str]:
         """The parts of the network whose gradients have norms of their own: stem, blocks.0, blocks.1, ... head."""
-        return list(dict.fromkeys(block_of(name) for name, _ in self.param_slots()))
+        return list(dict.fromkeys(block_of(name) for name, _ in self.param_positions()))
 
 
 def block_of(name: str) -> str:

@@ -49,13 +49,13 @@ class ShardedModel(ABC):
         train: TrainSection,
         topology: Topology,
     ):
-        """Every rank calls it, when `optimizer_tensors` and `param_slots` can answer."""
+        """Every rank calls it, when `optimizer_tensors` and `param_positions` can answer."""
         self.module = module  # the network itself, to evaluate with
         self.optimizer = optimizer
         self.spec = optim.spec
         self.device = topology.device
         self.is_main = topology.is_main
-        optimized = {name for name, _ in self.param_slots()}
+        optimized = {name for name, _ in self.param_positions()}
         self._names = all_names(module)
         self._unoptimized = [name for name in self._names if name not in optimized]  # buffers, frozen weights
         self.ema = Ema(train, self._ema_sources()) if train.ema_decay is not None else None
@@ -65,7 +65,7 @@ class ShardedModel(ABC):
         """This rank's optimizer tensors, in a fixed order: the keys of the optimizer's state."""
 
     @abstractmethod
-    def param_slots(self) -> Iterator[tuple[str, int]]:
+    def param_positions(self) -> Iterator[tuple[str, int]]:
         """(name, index) of each parameter that the optimizer updates: it lies in `optimizer_tensors()[index]`.
 
         The same parameters in the same order on every rank, also where a rank has nothing of one.
@@ -80,7 +80,7 @@ class ShardedModel(ABC):
         """The whole of parameter `name`, of `shape(name)`. Every rank calls it, and every rank gets it.
 
         Args:
-            name: one of `param_slots`.
+            name: one of `param_positions`.
             local: a local tensor with the layout of its optimizer tensor: of the weights, of a state, or of the EMA.
         """
 
@@ -154,31 +154,31 @@ class ShardedModel(ABC):
         own = self.module.state_dict(keep_vars=True)
         for name in self._unoptimized:
             self.write(name, own[name], state.model[name])
-        tensors, masters, slots = self.optimizer_tensors(), self._masters(), by_parameter(state.optimizer)
-        self._check_steps(slots)
+        tensors, masters, states = self.optimizer_tensors(), self._masters(), by_parameter(state.optimizer)
+        self._check_steps(states)
         self.optimizer.state.clear()
-        for name, index in self.param_slots():
-            values = dict(slots.get(name, {}))
+        for name, index in self.param_positions():
+            values = dict(states.get(name, {}))
             self.load_shard(name, values.pop("y", state.model[name]), masters[index])
-            for slot, value in values.items():
-                self._load_slot(name, tensors[index], slot, value)
+            for kind, value in values.items():
+                self._load_optimizer_state(name, tensors[index], kind, value)
         set_group_scalars(self.optimizer, self.spec.group_counters, state.scalars)
         if self.ema:
             self._load_ema(self.ema, state)
         self.sync_module()
 
-    def _check_steps(self, slots: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    def _check_steps(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """`InputError` where parameters whose steps are counted together have taken different numbers of them.
 
         Together are those of an optimizer tensor, which has many with ZeRO, or of a group that has `group_counters`.
         """
         tensors, first = self.optimizer_tensors(), dict[int, tuple[str, Any]]()
         groups = {id(p): number for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
-        for name, index in self.param_slots():
+        for name, index in self.param_positions():
             count = groups.get(id(tensors[index])) if self.spec.group_counters else index
             if count is None:  # frozen
                 continue
-            own = slots.get(name, {})
+            own = states.get(name, {})
             found = bool(own.keys() - {"y"}), own["step"].item() if "step" in own else 0  # y are its weights
             other, expected = first.setdefault(count, (name, found))
             if found != expected:
@@ -214,8 +214,8 @@ class ShardedModel(ABC):
     def _sum(self, of: Callable[[torch.Tensor], torch.Tensor]) -> float:
         """The sum of `of` over the shards of the fp32 parameters that are not frozen. Every rank calls it."""
         masters, frozen = self._masters(), {n for n, p in self.module.named_parameters() if not p.requires_grad}
-        slots = [slot for slot in self.param_slots() if slot[0] not in frozen]
-        shards = (self.local_shard(name, masters[index])[1] for name, index in slots)
+        positions = [each for each in self.param_positions() if each[0] not in frozen]
+        shards = (self.local_shard(name, masters[index])[1] for name, index in positions)
         total = sum((of(shard).double() for shard in shards), torch.zeros((), dtype=torch.float64, device="cpu"))
         total = torch.as_tensor(total, device=self.device)
         dist.all_reduce(total)
@@ -246,19 +246,19 @@ class ShardedModel(ABC):
     def _distributed_tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """(key in the state, parameter's name, local tensor) of all that has the layout of the optimizer tensors.
 
-        Where the optimizer averages, "model" is the average, and the trained weights are the slot "y".
+        Where the optimizer averages, "model" is the average, and the trained weights are the state "y".
         """
         tensors, masters, evaluated = self.optimizer_tensors(), self._masters(), self._evaluation_weights()
-        for name, index in self.param_slots():
+        for name, index in self.param_positions():
             for each in self._names[name]:
                 yield f"model/{each}", name, evaluated[index]
                 if self.ema:
                     yield f"ema/{each}", name, self.ema.tensors[index]
             if self.spec.evaluation_weight:
                 yield f"optimizer/y/{name}", name, masters[index]
-            for slot, value in self.optimizer.state.get(tensors[index], {}).items():
-                if isinstance(value, torch.Tensor) and slot != "step":
-                    yield f"optimizer/{slot}/{name}", name, local_part(value)
+            for kind, value in self.optimizer.state.get(tensors[index], {}).items():
+                if isinstance(value, torch.Tensor) and kind != "step":
+                    yield f"optimizer/{kind}/{name}", name, local_part(value)
 
     def _replicated_tensors(self) -> dict[str, torch.Tensor]:
         """The rest of the state, which every rank has whole: copies on the CPU. Every rank calls it."""
@@ -270,7 +270,7 @@ class ShardedModel(ABC):
             averaged = zip(self._float_buffers(), self.ema.tensors[len(tensors) :], strict=True)
             unoptimized |= {name: _copied(value) for name, value in averaged}
             replicated |= self._under_all_names("ema", unoptimized)
-        for name, index in self.param_slots():
+        for name, index in self.param_positions():
             steps = self.optimizer.state.get(tensors[index], {}).get("step")
             if isinstance(steps, torch.Tensor):
                 replicated[f"optimizer/step/{name}"] = _copied(steps)
@@ -280,20 +280,20 @@ class ShardedModel(ABC):
         """The tensors under the keys of a state: one with several names several times, in memory of its own."""
         return {f"{kind}/{each}": whole.clone() for name, whole in tensors.items() for each in self._names[name]}
 
-    def _load_slot(self, name: str, tensor: torch.Tensor, slot: str, value: torch.Tensor) -> None:
+    def _load_optimizer_state(self, name: str, tensor: torch.Tensor, kind: str, value: torch.Tensor) -> None:
         """One state tensor of a parameter into the optimizer's state of its optimizer tensor."""
         state = self.optimizer.state[tensor]
-        if slot == "step":  # AdamW counts its steps on the CPU unless it is fused
-            state[slot] = value.to(tensor.device if self.optimizer.defaults.get("fused") else "cpu", copy=True)
+        if kind == "step":  # AdamW counts its steps on the CPU unless it is fused
+            state[kind] = value.to(tensor.device if self.optimizer.defaults.get("fused") else "cpu", copy=True)
             return
-        if slot not in state:
-            state[slot] = torch.zeros_like(tensor)
-        self.load_shard(name, value, local_part(state[slot]))
+        if kind not in state:
+            state[kind] = torch.zeros_like(tensor)
+        self.load_shard(name, value, local_part(state[kind]))
 
     def _load_ema(self, ema: Ema, state: State) -> None:
         """The state's EMA; where it has none, the average starts from the state's weights."""
         source = state.ema or state.model
-        for name, index in self.param_slots():
+        for name, index in self.param_positions():
             self.load_shard(name, source[name], ema.tensors[index])
         buffers = ema.tensors[len(self.optimizer_tensors()) :]
         for name, value in zip(self._float_buffers(), buffers, strict=True):

@@ -11,7 +11,7 @@ class State:
     """Weights and optimizer state by parameter name, whole, in fp32: any engine on any world size can load them."""
 
     model: dict[str, torch.Tensor]  # to evaluate with
-    optimizer: dict[str, torch.Tensor]  # "<slot>/<parameter>", e.g. "exp_avg/stem.proj.weight"
+    optimizer: dict[str, torch.Tensor]  # "<state>/<parameter>", e.g. "exp_avg/stem.proj.weight"
     scalars: dict[str, float] = field(default_factory=dict)  # the loss scale of fp16, counters
     ema: dict[str, torch.Tensor] = field(
         default_factory=dict
@@ -34,16 +34,16 @@ class Shard:
     The shards of all ranks together are the tensor, without overlap.
     """
 
-    key: str  # "model/<parameter>", "optimizer/<slot>/<parameter>" or "ema/<parameter>"
+    key: str  # "model/<parameter>", "optimizer/<state>/<parameter>" or "ema/<parameter>"
     shape: tuple[int, ...]  # of the whole tensor
     start: int  # index of the first value in the flattened tensor
     values: torch.Tensor  # [n]
 
 
-def by_parameter(slots: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """A `State`'s "optimizer" by parameter: name -> slot -> tensor."""
+def by_parameter(states: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """A `State`'s "optimizer" by parameter: name -> state -> tensor."""
     parameters: dict[str, dict[str, torch.Tensor]] = {}
-    for key, value in slots.items():
-        slot, name = key.split("/", 1)
-        parameters.setdefault(name, {})[slot] = value
+    for key, value in states.items():
+        kind, name = key.split("/", 1)
+        parameters.setdefault(name, {})[kind] = value
     return parameters

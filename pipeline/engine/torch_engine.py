@@ -100,7 +100,7 @@ class TorchEngine(Engine):
         return list(self.parameters.values())
 
     @override
-    def param_slots(self) -> Iterator[tuple[str, int]]:
+    def param_positions(self) -> Iterator[tuple[str, int]]:
         return ((name, index) for index, name in enumerate(self.parameters))
 
     @override

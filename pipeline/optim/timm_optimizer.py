@@ -34,9 +34,9 @@ def timm_spec(name: str) -> OptimizerSpec:
         except (RuntimeError, AssertionError) as error:  # it needs a GPU or the graph of the gradients
             raise ValueError(f"timm's optimizer cannot be tried here ({error})") from None
         for weight in optimizer.param_groups[0]["params"]:
-            slots = optimizer.state[weight]
+            states = optimizer.state[weight]
             others = [
-                slot for slot, value in slots.items() if getattr(value, "shape", None) != _kept_shape(slot, weight)
+                kind for kind, value in states.items() if getattr(value, "shape", None) != _kept_shape(kind, weight)
             ]
             if others:
                 raise ValueError(f"timm's optimizer keeps {', '.join(others)} in a form that checkpoints do not hold")
@@ -57,15 +57,15 @@ def timm_spec(name: str) -> OptimizerSpec:
     return OptimizerSpec(
         build,
         f"timm's {name}",
-        states=sum(value.ndim > 0 for value in slots.values()),
+        states=sum(value.ndim > 0 for value in states.values()),
         needs_whole=None if name in ELEMENTWISE else "more than each weight's own gradient, perhaps",
         group_counters=tuple(counters),
     )
 
 
-def _kept_shape(slot: str, weight: torch.Tensor) -> torch.Size:
+def _kept_shape(kind: str, weight: torch.Tensor) -> torch.Size:
     """The shape that checkpoints keep of a tensor of the optimizer's state."""
-    return torch.Size() if slot == "step" else weight.shape
+    return torch.Size() if kind == "step" else weight.shape
 
 
 def tried(name: str, shapes: list[tuple[int, ...]]) -> torch.optim.Optimizer:

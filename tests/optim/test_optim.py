@@ -195,8 +195,8 @@ def test_muon_of_matrices_alone_and_of_none(part):
     optimizer = MuonAndAdamW(groups, {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "fused": True}, 0.9)
     weight.grad = torch.arange(6.0).reshape(3, 2) - 1
     optimizer.step()
-    slots = {"matrices": {"momentum_buffer"}, "others": {"step", "exp_avg", "exp_avg_sq"}}[part]
-    assert set(optimizer.state[weight]) == slots
+    states = {"matrices": {"momentum_buffer"}, "others": {"step", "exp_avg", "exp_avg_sq"}}[part]
+    assert set(optimizer.state[weight]) == states
     assert len(optimizer.param_groups) == 1
 
 
@@ -212,9 +212,9 @@ def test_the_table_says_which_state_each_keeps(name):
         model(torch.randn(5, 3, 8, 8)).square().sum().backward()
         optimizer.step()
     weight = model.blocks[0].mlp_tokens.fc.weight
-    slots = optimizer.state[weight]
-    assert [slot for slot, value in slots.items() if value.ndim == 0] in ([], ["step"])
-    assert sum(value.shape == weight.shape for value in slots.values()) == spec.states
+    states = optimizer.state[weight]
+    assert [kind for kind, value in states.items() if value.ndim == 0] in ([], ["step"])
+    assert sum(value.shape == weight.shape for value in states.values()) == spec.states
     changed = {
         key
         for old, group in zip(before, optimizer.param_groups, strict=True)
