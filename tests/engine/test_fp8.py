@@ -26,10 +26,11 @@ def rounded(x, kind):
     return (x.float() * scale).to(kind).float() / scale
 
 
-def mixer(side=16, **values):
+def mixer(side=16, kind="mixer", **values):
     torch.manual_seed(0)
-    sizes = {"tokens": (side // 4) ** 2, "channels": 32, "token_hidden": 32, "channel_hidden": 48}
-    return build_model(MixerSection(kind="mixer", patch_size=4, depth=1, **sizes, **values), side, 10)
+    sizes = {"tokens": (side // 4) ** 2, "channels": 32, "patch_size": 4, "depth": 1}
+    sizes |= {"token_hidden": 32, "channel_hidden": 48} if kind == "mixer" else {}
+    return build_model(MixerSection(kind=kind, **sizes, **values), side, 10)
 
 
 def test_a_layer_is_the_product_of_rounded_numbers():
@@ -51,31 +52,19 @@ def test_a_layer_is_the_product_of_rounded_numbers():
     assert not torch.allclose(output.float(), x.float() @ layer.weight.T + layer.bias, **bf16)
 
 
-def test_the_mixings_alone_are_changed():
+@pytest.mark.parametrize(("kind", "layers"), [("mixer", ["fc1", "fc2"]), ("s_mixer", ["fc"])])
+def test_the_mixings_alone_are_changed(kind, layers):
     pytest.importorskip("torchao")
-    plain, network = mixer().eval(), mixer().eval()
+    plain, network = mixer(kind=kind).eval(), mixer(kind=kind).eval()
     names = [name for name, _ in network.named_parameters()]
     multiply_in_fp8(network, CPU)
     changed = {name for name, part in network.named_modules() if type(part).__name__ == "Float8Linear"}
-    assert changed == {f"blocks.0.mlp_{where}.fc{i}" for where in ("tokens", "channels") for i in (1, 2)}
+    assert changed == {f"blocks.0.mlp_{where}.{layer}" for where in ("tokens", "channels") for layer in layers}
     assert [name for name, _ in network.named_parameters()] == names
     x = torch.randn(2, 3, 16, 16)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(network.forward_features(x), plain.forward_features(x))
         assert not torch.equal(network.train().forward_features(x), plain.forward_features(x))
-
-
-def test_mixings_of_one_layer_are_changed_too():
-    pytest.importorskip("torchao")
-    keys = {"patch_size": 4, "tokens": 16, "channels": 32, "depth": 1}
-    plain, network = (build_model(MixerSection(kind="s_mixer", **keys), 16, 10).eval() for _ in range(2))
-    network.load_state_dict(plain.state_dict())
-    multiply_in_fp8(network, CPU)
-    changed = {name for name, part in network.named_modules() if type(part).__name__ == "Float8Linear"}
-    assert changed == {"blocks.0.mlp_tokens.fc", "blocks.0.mlp_channels.fc"}
-    x = torch.randn(2, 3, 16, 16)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(network.forward_features(x), plain.forward_features(x))
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16])
@@ -115,11 +104,9 @@ def test_layers_that_do_not_fit_are_left():
         multiply_in_fp8(nn.Linear(32, 32), CPU)
 
 
-def test_without_torchao_or_such_a_gpu_one_line_says_so(monkeypatch, system):
-    monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(InputError, match=r"torchao is not installed; pip install 'widemix\[fp8\]'"):
-        check_fp8(CPU)
+def test_a_gpu_without_such_products_is_one_line(monkeypatch, system):
     recipe = load_recipe("digits/mixer", [("train.fp8", "true"), ("train.precision", "bf16")])
+    monkeypatch.setitem(sys.modules, "torchao", None)
     with pytest.raises(InputError, match="torchao is not installed"):
         check_engine(recipe.engine, recipe.optim, recipe.train, Topology(0, 1, 0, 1, CPU))
     there = types.ModuleType("torchao")
