@@ -101,17 +101,8 @@ def test_a_step_moves_the_outputs_alike_at_all_widths(structure, optimizer):
 
 
 def test_rates_and_decay_are_those_of_the_factors():
-    section = MixerSection(
-        **{
-            **SHAPE,
-            "kind": "s_mixer",
-            "channels": 12,
-            "token_weights": "kronecker",
-            "channel_weights": "btt",
-            "rank": 2,
-        }
-    )
-    model = build_model(section, image_size=4, num_classes=5)
+    keys = {"kind": "s_mixer", "channels": 12, "token_weights": "kronecker", "channel_weights": "btt", "rank": 2}
+    model = build_model(MixerSection(**SHAPE | keys), image_size=4, num_classes=5)
     groups = parameter_groups(OptimSection(lr=0.1, weight_decay=0.5), model)
     scales = {id(p): (group["lr_scale"], group["weight_decay"]) for group in groups for p in group["params"]}
     names = {name: scales[id(p)] for name, p in model.named_parameters()}

@@ -71,8 +71,7 @@ def test_rule_for_the_product(device, density, entries, keys, sparsely):
 
 
 @pytest.mark.parametrize(
-    ("autocast", "rows", "sparsely"),
-    [(True, 100, True), (True, 101, False), (False, 300, True), (False, 301, False)],
+    ("autocast", "rows", "sparsely"), [(True, 100, True), (True, 101, False), (False, 300, True), (False, 301, False)]
 )
 def test_a_layer_multiplies_by_the_rule_of_its_rows(autocast, rows, sparsely):
     layer = SparseLinear(20, 30, 0.1, (1,))

@@ -50,13 +50,11 @@ class MixerKeys(DropPathSection):
     """The keys that Mixers of images and of texts share."""
 
     permutation: Literal["commutation", "random"] = key(
-        "commutation",
-        "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries",
+        "commutation", "commutation: the normal Mixer; random: RP, i.i.d. frozen permutations of the S*C entries"
     )
     permutation_seed: Seed = key(0, "seed of the random permutations")
     activation: Literal["gelu", "gelu_tanh", "square"] = key(
-        "gelu",
-        "phi; gelu_tanh: GELU by tanh, the default of JAX; square: |x|^2, sigma_2 of Navon & Bronstein 2023",
+        "gelu", "phi; gelu_tanh: GELU by tanh, the default of JAX; square: |x|^2, sigma_2 of Navon & Bronstein 2023"
     )
     norm: Literal["layer", "none"] = key(
         "layer", "layer: LayerNorm before each mixing and the head; none: the bare residual form of Navon & Bronstein"

@@ -49,11 +49,7 @@ class LassoSection(ModelSection):
                 input_gradient=False,
                 overlapping=(connections, 3 * image_size**2 * first),
             )
-        layers = [
-            opening,
-            LayerCost(1, first, width, bias=False),
-            LayerCost(1, width, num_classes, mixes=False),
-        ]
+        layers = [opening, LayerCost(1, first, width, bias=False), LayerCost(1, width, num_classes, mixes=False)]
         norms = [NormCost(1, first, statistics=0), NormCost(1, width, statistics=0)]
         return NetworkCost(layers, norms, width=first, gamma=1.0)
 
