@@ -15,7 +15,7 @@ from threading import Event, Lock
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from widemix.errors import InputError, RunError
+from widemix.errors import InputError, RunError, install_extra
 from widemix.files import MOST, open_to_write
 from widemix.progress_line import print_status
 
@@ -169,7 +169,7 @@ def open_remote(url: str) -> Remote:
     try:
         files, root = url_to_fs(url, **(_bounded_answers() if url.startswith(HTTP) else {}))
     except (ImportError, ValueError) as error:
-        raise InputError(f"{url}: cannot be opened ({error}); pip install 'widemix[remote]'") from None
+        raise InputError(f"{url}: cannot be opened ({error}); {install_extra('remote')}") from None
     except OSError as error:  # a file system that connects at once, such as ftp://
         raise InputError(f"{url}: cannot be reached ({error})") from None
     return Remote(url.rstrip("/"), root, files)

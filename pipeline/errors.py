@@ -2,6 +2,7 @@
 
 import enum
 import errno
+import json
 import os
 import shlex
 from collections.abc import Iterator
@@ -30,6 +31,18 @@ class RunError(RuntimeError):
 
     Printed as one line without a traceback; exit code 1. Any other exception is a bug and shows its traceback.
     """
+
+
+def install_extra(name: str) -> str:
+    """Return the command that installs what one of our extras needs, from the clone that this package came from."""
+    from importlib.metadata import PackageNotFoundError, distribution  # takes 20 ms
+
+    try:
+        origin = json.loads(distribution("widemix").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):
+        origin = {}
+    clone = origin.get("url", "").removeprefix("file://") if "dir_info" in origin else ""
+    return "pip install " + shlex.quote((clone or "widemix") + f"[{name}]")
 
 
 _CURES = {

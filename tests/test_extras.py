@@ -1,5 +1,6 @@
 """What a feature needs and is not installed is named by an error of one line, with the command that installs it."""
 
+import shlex
 import sys
 import tomllib
 from collections.abc import Callable
@@ -41,15 +42,15 @@ def read_parquet(folder: Path) -> None:
 
 
 FEATURES: dict[str, tuple[tuple[str, ...], str, Callable[[Path], object]]] = {
-    "fp8": (("torchao",), "widemix[fp8]", lambda _: check_fp8(CPU)),
-    "onnx": (("onnx", "onnxscript", "onnxruntime"), "widemix[onnx]", lambda _: check_packages()),
-    "onnxruntime": (("onnxruntime",), "widemix[onnx]", lambda _: check_packages()),
-    "wandb": (("wandb",), "widemix[wandb]", lambda _: train(("log.wandb", "true"))),
-    "mlflow": (("mlflow",), "widemix[mlflow]", lambda _: train(("log.mlflow", "true"))),
-    "parquet": (("pyarrow", "pyarrow.parquet"), "widemix[parquet]", read_parquet),
-    "s3": (("s3fs",), "widemix[remote]", lambda _: open_remote("s3://bucket/images")),
-    "gs": (("gcsfs",), "widemix[remote]", lambda _: open_remote("gs://bucket/images")),
-    "https": (("aiohttp",), "widemix[remote]", lambda _: open_remote("https://localhost/images")),
+    "fp8": (("torchao",), f"{ROOT}[fp8]", lambda _: check_fp8(CPU)),
+    "onnx": (("onnx", "onnxscript", "onnxruntime"), f"{ROOT}[onnx]", lambda _: check_packages()),
+    "onnxruntime": (("onnxruntime",), f"{ROOT}[onnx]", lambda _: check_packages()),
+    "wandb": (("wandb",), f"{ROOT}[wandb]", lambda _: train(("log.wandb", "true"))),
+    "mlflow": (("mlflow",), f"{ROOT}[mlflow]", lambda _: train(("log.mlflow", "true"))),
+    "parquet": (("pyarrow", "pyarrow.parquet"), f"{ROOT}[parquet]", read_parquet),
+    "s3": (("s3fs",), f"{ROOT}[remote]", lambda _: open_remote("s3://bucket/images")),
+    "gs": (("gcsfs",), f"{ROOT}[remote]", lambda _: open_remote("gs://bucket/images")),
+    "https": (("aiohttp",), f"{ROOT}[remote]", lambda _: open_remote("https://localhost/images")),
     "deepspeed": (("deepspeed",), "deepspeed", lambda _: train(("engine.kind", "deepspeed"))),
     "tensorboard": (("tensorboard",), "tensorboard", lambda _: train(("log.tensorboard", "true"))),
     "tokenizers": (("tokenizers",), "tokenizers", lambda folder: load_tokenizer(folder / "vocab.txt", 16)),
@@ -70,13 +71,13 @@ def test_a_missing_package_is_one_line_with_the_command(feature: str, tmp_path: 
         use(tmp_path)
     message = str(caught.value)
     assert "\n" not in message
-    command = f"pip install '{package}'" if "[" in package else f"pip install {package}"
+    command = f"pip install {shlex.quote(package)}"
     assert command in message, message
 
 
 def test_every_extra_of_users_has_its_line(monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     assert not is_installed("simplejpeg and torchvision v2, original files")
-    assert "pip install 'widemix[bench]'" in capsys.readouterr().err
+    assert f"pip install '{ROOT}[bench]'" in capsys.readouterr().err
     tested = {package.partition("[")[2].rstrip("]") for _, package, _ in FEATURES.values()} - {""}
     assert tested | {"ffcv", "bench"} | OTHERS == set(EXTRAS)

@@ -16,7 +16,7 @@ import numpy as np
 from widemix.data_prep.samples import Dataset, FileSlice, Sample, Status
 from widemix.data_prep.sources.labels import MAX_CLASSES, check_label, check_names
 from widemix.data_prep.sources.shards import find_shards
-from widemix.errors import InputError
+from widemix.errors import InputError, install_extra
 from widemix.files import open_regular, parse_json
 
 BATCH = 16  # rows that are read at once
@@ -146,7 +146,7 @@ def _reading(path: Path | str) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ModuleNotFoundError:
-        raise InputError("parquet files are read with pyarrow: pip install 'widemix[parquet]'") from None
+        raise InputError(f"parquet files are read with pyarrow: {install_extra('parquet')}") from None
     try:
         yield pyarrow
     except (pyarrow.ArrowException, OSError) as error:

@@ -23,7 +23,7 @@ from widemix.bench.loading import METHODS, PEER, PREPARED, decoder
 from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.bench.timing import percent_longer
 from widemix.cgroups import usable_cpus
-from widemix.errors import InputError, RunError
+from widemix.errors import InputError, RunError, install_extra
 from widemix.progress_line import ProgressLine
 from widemix.terminal import print
 
@@ -73,7 +73,7 @@ def is_installed(name: str) -> bool:
             import_module(package)
     except (ImportError, OSError, RuntimeError) as error:  # the last two where libraries of the system are missing
         reason = str(error).partition(",")[0].partition("\n")[0]
-        print(f"{name}: left out ({reason}); pip install 'widemix[bench]'", file=sys.stderr)
+        print(f"{name}: left out ({reason}); {install_extra('bench')}", file=sys.stderr)
         return False
     return True
 

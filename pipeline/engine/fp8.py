@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from widemix.errors import InputError
+from widemix.errors import InputError, install_extra
 from widemix.models.pk_layers import MixingLayer, MixingMlp
 
 _SIDE = 16  # what the sides of a matrix must be a multiple of
@@ -23,7 +23,7 @@ _CAPABILITY = (8, 9)  # of the first GPUs with such products: Ada, Hopper
 def check_fp8(device: torch.device) -> None:
     """`InputError` where torchao is not installed, or the GPU has no such products."""
     if find_spec("torchao") is None:
-        raise InputError("train.fp8 true: torchao is not installed; pip install 'widemix[fp8]'")
+        raise InputError(f"train.fp8 true: torchao is not installed; {install_extra('fp8')}")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
         name = torch.cuda.get_device_name(device)
         raise InputError(

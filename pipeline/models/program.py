@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widemix.errors import InputError
+from widemix.errors import InputError, install_extra
 from widemix.models.section import ModelSection
 
 TOLERANCE = 1e-4  # largest difference of a logit, relative to the largest logit
@@ -81,7 +81,7 @@ def check_packages() -> None:
     """`InputError` where what ONNX needs is not installed."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise InputError(f"--onnx: {', '.join(missing)} not installed; pip install 'widemix[onnx]'")
+        raise InputError(f"--onnx: {', '.join(missing)} not installed; {install_extra('onnx')}")
 
 
 def write_onnx(

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
-from widemix.errors import InputError
+from widemix.errors import InputError, install_extra
 from widemix.files import atomic_write, parse_json, read_regular
 from widemix.recipe import Recipe, flat_recipe
 from widemix.recipe.sections import LogSection
@@ -238,8 +238,8 @@ def check_trackers(section: LogSection) -> None:
     where the current folder has settings of Weights & Biases that are not for a folder to say."""
     for name in ("tensorboard", *_TRACKERS):
         if getattr(section, name) and find_spec(name) is None:
-            package = f"'widemix[{name}]'" if name in _TRACKERS else name
-            raise InputError(f"log.{name} true: {name} is not installed; pip install {package}, or set it to false")
+            install = install_extra(name) if name in _TRACKERS else f"pip install {name}"
+            raise InputError(f"log.{name} true: {name} is not installed; {install}, or set it to false")
     if section.wandb:
         _check_wandb_settings()
 

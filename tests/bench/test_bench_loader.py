@@ -103,7 +103,7 @@ def test_what_does_not_load_is_left_out_with_a_line(error, tmp_path, monkeypatch
         (tmp_path / "spdl/io.py").write_text(text)
         (tmp_path / "spdl/__init__.py").touch()
         assert is_installed(name) == works
-        said = "" if works else f"{name}: left out (no libx.so); pip install 'widemix[bench]'\n"
+        said = "" if works else f"{name}: left out (no libx.so); pip install '{ROOT}[bench]'\n"
         assert capsys.readouterr().err == said
 
 

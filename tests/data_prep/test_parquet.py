@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.conftest import ROOT
 from tests.data_prep.conftest import saved
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
@@ -280,4 +281,4 @@ def test_bytes_and_labels_of_each_type_are_read(tmp_path, kind, labels):
 
 def test_without_pyarrow_one_line_says_so(hub, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused(hub[0], "read with pyarrow: pip install 'widemix[parquet]'")
+    refused(hub[0], f"read with pyarrow: pip install '{ROOT}[parquet]'")

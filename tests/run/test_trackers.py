@@ -70,7 +70,7 @@ def test_the_metrics_of_a_line():
 
 @pytest.mark.parametrize(
     ("name", "package"),
-    [("wandb", "'widemix[wandb]'"), ("mlflow", "'widemix[mlflow]'"), ("tensorboard", "tensorboard")],
+    [("wandb", f"'{ROOT}[wandb]'"), ("mlflow", f"'{ROOT}[mlflow]'"), ("tensorboard", "tensorboard")],
 )
 def test_a_package_that_is_not_installed_is_named(name, package, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
