@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -174,21 +173,6 @@ def test_a_run_stopped_at_its_evaluation_leaves_the_same_record(digits, train, u
     assert [line["loss"] for line in eval_lines(run)] == pytest.approx([line["loss"] for line in expected], rel=1e-4)
 
 
-@pytest.mark.long
-def test_saving_and_evaluating_by_the_clock_changes_no_number(train, undisturbed, tmp_path):
-    run = tmp_path / "run"
-    often = ("--train.save_minutes", "0.002", "--eval.every_minutes", "0.001", "--eval.every_epochs", "1")
-    finish(train("run", *EPOCHS, *often, "--train.keep_last", "100", world=2))
-    assert_same_curve(run, undisturbed, 1e-4)
-    saved = [int(path.parent.name) for path in run.glob("checkpoints/*/COMPLETE")]
-    assert any(step % (LAST // 4) for step in saved)
-    assert {line["step"] for line in eval_lines(run)} <= {LAST // 4 * epoch for epoch in range(1, 5)}
-    other = train("other", *EPOCHS, "--train.save_minutes", "60", "--eval.every_minutes", "60")
-    finish(other)
-    assert [path.name for path in (tmp_path / "other/checkpoints").iterdir()] == [f"{LAST:08d}"]
-    assert [line["step"] for line in eval_lines(tmp_path / "other")] == [LAST]
-
-
 def test_a_run_stopped_while_steps_fail_claims_no_checkpoint(train, tmp_path):
     run, steep = tmp_path / "run", (*STEEP, "--schedule.warmup_epochs", "0")
     command = train("run", *ENDLESS[:2], *steep, "--faults.max_skipped_steps", "10000000")
@@ -202,53 +186,6 @@ def test_a_run_stopped_while_steps_fail_claims_no_checkpoint(train, tmp_path):
     assert not (run / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("checkpoints", ["all", "without the last", "none"])
-def test_a_complete_run_is_left_alone(train, undisturbed, tmp_path, checkpoints):
-    run = tmp_path / "run"
-    shutil.copytree(undisturbed, run)
-    if checkpoints != "all":
-        shutil.rmtree(run / "checkpoints" if checkpoints == "none" else run / f"checkpoints/{LAST:08d}")
-    before = {name: (run / name).read_bytes() for name in RECORD}
-    code, output = train("run", *EPOCHS).wait()
-    assert code == 0, output
-    assert "already complete" in output
-    assert {name: (run / name).read_bytes() for name in before} == before
-
-
-def test_no_line_is_lost_where_a_run_begins_anew(train, tmp_path):
-    """Its checkpoints were removed before it had ended."""
-    run, lines = tmp_path / "run", []
-    finish(train("run", *ENDLESS, "--train.max_steps", "3"))
-    (run / "done.json").unlink()
-    for times in (1, 2):
-        lines += (run / "metrics.jsonl").read_text().splitlines()
-        shutil.rmtree(run / "checkpoints")
-        code, output = train("run", *ENDLESS, "--train.max_steps", "2").wait()
-        assert code == 0, output
-        moved = run / "metrics.superseded.jsonl"
-        assert f"{4 if times == 1 else 3} lines of metrics.jsonl from beyond step 0" in output
-        assert f"moved to {moved}" in output
-        assert moved.read_text().splitlines() == lines
-        assert [line["step"] for line in train_lines(run)] == [1, 2]
-        (run / "done.json").unlink()
-    for name in ("metrics.jsonl", "metrics.superseded.jsonl"):  # the checkpoint alone is a run's too
-        (run / name).unlink()
-    code, output = train("run", *ENDLESS, "--optim.lr", "0.1").wait()
-    assert code == 2
-    assert "was started with another recipe (optim.lr differ)" in output
-
-
-def test_a_complete_run_without_checkpoints_cannot_go_on(train, tmp_path):
-    run = tmp_path / "run"
-    finish(train("run", *ENDLESS, "--train.max_steps", "2"))
-    shutil.rmtree(run / "checkpoints")
-    before = {name: (run / name).read_bytes() for name in RECORD}
-    code, output = train("run", *ENDLESS, "--train.max_steps", "4").wait()
-    assert code == 2, output
-    assert f"{run}: is complete, and has no checkpoint from which to go on to step 4; name another" in output
-    assert {name: (run / name).read_bytes() for name in RECORD} == before
-
-
 def test_a_complete_run_that_goes_on_is_no_longer_complete(train, tmp_path):
     run = tmp_path / "run"
     finish(train("run", *ENDLESS, "--train.max_steps", "2"))
@@ -258,17 +195,6 @@ def test_a_complete_run_that_goes_on_is_no_longer_complete(train, tmp_path):
     assert not (run / "done.json").exists()
     assert f"{run}: was complete after 2 steps; its done.json is removed" in command.forks.said()
     command.kill()
-
-
-def test_a_checkpoint_without_its_mark_is_never_read(train, undisturbed, tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(undisturbed, run)
-    (run / "done.json").unlink()
-    (run / f"checkpoints/{LAST:08d}/COMPLETE").unlink()
-    code, output = train("run", *EPOCHS).wait()
-    assert code == 0, output
-    assert f"at step {LAST - LAST // 4} to {LAST} steps" in output
-    assert_same_curve(run, undisturbed, 1e-4)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(train, tmp_path):

@@ -43,6 +43,8 @@ def test_preparing_listing_and_planning_need_no_torch(tmp_path):
         ["push", missing, "owner/name"],
         ["train", "digits/mixer", "--data.path", missing, "--model.depht", "2"],
         ["analyse", "cka", missing, missing, "--to", str(tmp_path / "x")],
+        *(["analyse", name, missing] for name in ("spectrum", "weights", "pixels", "filters")),
+        ["bench", "inference", missing],
         ["study", "report", missing],
         ["submit", missing],
     ]

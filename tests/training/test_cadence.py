@@ -12,22 +12,6 @@ def when(evaluation=None, **train) -> Cadence:
     return Cadence(TrainSection(epochs=3, global_batch=8, **train), EvalSection(**(evaluation or {})))
 
 
-@pytest.mark.parametrize(
-    ("keys", "at_step_20", "at_an_epochs_end", "when_asked"),
-    [
-        ({}, False, True, False),
-        ({"save_every_steps": 10}, True, False, True),
-        ({"save_minutes": 5.0}, False, False, True),
-        ({"save_minutes": 5.0, "save_every_steps": 10}, True, False, True),
-    ],
-)
-def test_a_run_saves_by_steps_by_minutes_or_by_epochs(keys, at_step_20, at_an_epochs_end, when_asked):
-    given = when(**keys)
-    assert given.saves(20, False, Request.EVALUATE) is at_step_20
-    assert given.saves(21, True, Request.NONE) is at_an_epochs_end
-    assert given.saves(21, False, Request.SAVE) is when_asked
-
-
 @pytest.mark.parametrize(("every", "saved"), [(40, None), (1000, None), (30, None), (30, 10), (25, 10), (5, 10)])
 def test_a_run_says_which_steps_it_does_not_keep(every, saved):
     """Of keep_every_steps 1000 and epochs of 1251 steps none was kept, without a word."""
@@ -41,15 +25,6 @@ def test_a_run_says_which_steps_it_does_not_keep(every, saved):
         else None
     )
     assert rarely_kept(train.model_copy(update={"keep_every_steps": None}), 23) is None
-
-
-def test_minutes_thin_out_the_epochs_to_evaluate():
-    every_second = when({"every_epochs": 2, "every_minutes": 1.0})
-    assert not every_second.evaluates(0, Request.EVALUATE)
-    assert every_second.evaluates(1, Request.EVALUATE)
-    assert not every_second.evaluates(1, Request.SAVE)
-    assert when({"every_epochs": 2}).evaluates(1, Request.NONE)
-    assert when(save_minutes=5.0).evaluates(0, Request.NONE)  # those of saves are no others
 
 
 def test_the_clock_asks_once_for_each_time(system):

@@ -163,6 +163,9 @@ def ended(match: str, run, keys, **options) -> Diverged:
         ({}, {}, [4, 8, 12], [4, 8, 12]),
         ({"eval.every_epochs": 2}, {}, [8, 12], [4, 8, 12]),
         ({"train.save_every_steps": 3}, {}, [4, 8, 12], [3, 6, 9, 12]),
+        ({"train.save_every_steps": 5, "train.save_minutes": 5}, {"asked": {6: SAVE}}, [4, 8, 12], [5, 6, 10, 12]),
+        ({"eval.every_epochs": 2, "eval.every_minutes": 5}, {"asked": {2: EVALUATE}}, [8, 12], [4, 8, 12]),
+        ({"eval.every_epochs": 2, "eval.every_minutes": 5}, {"asked": {2: SAVE}}, [12], [4, 8, 12]),
         ({"train.save_every_steps": 5, "train.keep_best": "top1"}, {}, [4, 8, 12], [4, 5, 8, 10, 12]),
         ({}, {"position": place(LAST)}, [12], []),  # it was killed before its result
         ({}, {"position": place(4, evaluation_due=True)}, [4, 8, 12], [4, 8, 12]),
