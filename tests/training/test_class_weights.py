@@ -88,7 +88,7 @@ def plain_losses(recipe, criterion):
 
 @pytest.mark.parametrize("rule", ["inverse", "sqrt", "effective", "{dog: 9, ant: 0.5}"])
 @pytest.mark.parametrize(("loss", "mixed"), [("softmax", False), ("softmax", True), ("sigmoid", True)])
-def test_a_run_has_the_losses_of_a_plain_loop_with_torchs_weights(folder, tmp_path, rule, loss, mixed):
+def test_losses_are_those_of_a_plain_weighted_loop(folder, tmp_path, rule, loss, mixed):
     keys = {"augment.mixup": 0.8 * mixed, "augment.cutmix": float(mixed), "augment.smoothing": 0.1 * mixed}
     recipe = recipe_of(folder, **keys, **{"train.class_weights": rule, "train.loss": loss})
     weights = torch.from_numpy(weights_of(rule)).float()
@@ -194,7 +194,7 @@ def test_evaluations_of_unequal_classes_have_scikit_learns_metrics(folder, tmp_p
     assert f"balanced accuracy {expected[0]:.2f} %  macro F1 {expected[1]:.2f} %" in said
 
 
-def test_equal_classes_have_no_metrics_of_their_own_unless_asked_for(tmp_path):
+def test_equal_classes_have_their_metrics_where_asked_for(tmp_path):
     prepare_unequal(tmp_path / "data", {"train": {"a": 20, "b": 20}, "val": {"a": 4, "b": 8}})
     for best, names in (("top1", {"top1"}), ("macro_f1", {"top1", "balanced_accuracy", "macro_f1"})):
         recipe = recipe_of(tmp_path / "data", **{"train.keep_best": best, "train.max_steps": 1})

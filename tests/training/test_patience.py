@@ -62,7 +62,7 @@ def read(path: Path) -> dict:
 
 
 @pytest.mark.parametrize("changes", [{}, {"train__keep_best": "ema_loss", "train__ema_decay": 0.6}], ids=["", "ema"])
-def test_a_run_that_goes_on_on_other_ranks_ends_at_the_same_epoch(start, tmp_path, changes):
+def test_a_run_resumed_on_other_ranks_ends_alike(start, tmp_path, changes):
     said = start("whole", **changes)
     done = read(tmp_path / "whole/done.json")
     gains, losses = done["ended_early"], evaluated(tmp_path / "whole", changes.get("train__keep_best", "loss"))
@@ -97,7 +97,7 @@ def test_a_run_that_ended_early_goes_on_with_more_patience(start, tmp_path):
     ]
 
 
-def test_a_result_that_a_kill_left_unwritten_is_that_of_the_last_checkpoint(start, tmp_path):
+def test_an_unwritten_result_is_that_of_the_last_checkpoint(start, tmp_path):
     start("run")
     done, lines = read(tmp_path / "run/done.json"), (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     (tmp_path / "run/done.json").unlink()
@@ -108,7 +108,7 @@ def test_a_result_that_a_kill_left_unwritten_is_that_of_the_last_checkpoint(star
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == len(lines)
 
 
-def test_a_run_of_another_start_is_refused_that_would_end_at_once(start, tmp_path, train, folder):
+def test_a_start_that_would_end_at_once_is_refused(start, tmp_path, train, folder):
     start("run")
     keys = SMALL | {"data.path": folder, "resume": tmp_path / "run"}
     options = [word for name, value in keys.items() for word in (f"--{name}", str(value))]
@@ -176,7 +176,7 @@ def plain_end(values: list[float | None], patience: int, least: float, higher: b
     least=st.sampled_from([0.0, 1.0, 2.0]),
     metric=st.sampled_from(["top1", "loss", "ema_balanced_accuracy"]),
 )
-def test_a_run_ends_where_its_last_gain_is_so_many_epochs_ago(values, patience, least, metric):
+def test_a_run_ends_so_many_epochs_after_its_gain(values, patience, least, metric):
     """Whatever its metrics; what is not finite is no gain."""
     train = TrainSection(epochs=20, global_batch=1, keep_best=metric, patience_epochs=patience, patience_gain=least)
     gains, ended = Gains.of(train, None), None
