@@ -13,7 +13,6 @@ from widemix.cli.commands import check_least, load_from_arguments
 from widemix.distributed.kernel_caches import use_node_caches
 from widemix.distributed.launchers import export_torchrun_env, unused_tasks
 from widemix.distributed.rank_status import has_rank_status, remove_earlier_statuses, write_rank_status
-from widemix.distributed.requests import stops_once
 from widemix.distributed.startup_timing import note_process
 from widemix.errors import Exit, InputError, command
 from widemix.recipe import Recipe, check_world, dump_recipe, match_folder
@@ -137,6 +136,7 @@ def _train_rank(recipe: Recipe, arguments: argparse.Namespace) -> Exit:
     from widemix.progress_line import announce_import
 
     with announce_import():
+        from widemix.distributed.requests import stops_once
         from widemix.trainer import train
 
     with stops_once():
