@@ -82,6 +82,11 @@ def find_study(path: str | Path) -> Path:
     return shipped if shipped.is_file() and not found.is_file() else found
 
 
+def shipped_name(stem: str) -> str:
+    """How a command names the study STEM.yaml: by its stem if one of that name is shipped, else as a file."""
+    return stem if find_recipe(Path("studies") / stem).is_file() else f"{stem}.yaml"
+
+
 def dump_recipe(recipe: Recipe) -> str:
     """Return the whole recipe as YAML, defaults included, as the run folder stores it."""
     return dump_yaml(recipe.model_dump(mode="json"))

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 from widemix.files import atomic_write
 from widemix.markdown import code, escaped
+from widemix.recipe.files import shipped_name
 from widemix.studies.baselines import baseline_lines, points_below
 from widemix.studies.claims import Verdict, verdicts
 from widemix.studies.figure import plot
@@ -276,5 +277,5 @@ def _conditions(results: Sequence[Result], study: Study, name: str, searched: Se
         + (f", {min(speeds):,.0f} to {max(speeds):,.0f} images/s" if speeds else "")
         + f"; commit {', '.join(commits) or 'none'}. Every run is a row of [{stem}.csv]({quote(stem)}.csv)"
         + f" and a line of [{stem}.jsonl]({quote(stem)}.jsonl); "
-        + f"`widemix study run {stem}{options}` trains those that are missing."
+        + f"`widemix study run {shipped_name(stem)}{options}` trains those that are missing."
     )
