@@ -92,7 +92,7 @@ def test_a_report_of_a_part_or_other_keys_says_so(tmp_path, widemix):
         page = (tmp_path / "study.md").read_text()
         assert ("RP is better" in page) == has_claims
         assert page.count("Not the study") == page.count(f"file has it**, but with `{said}`.") == bool(options)
-        assert f"`{' '.join(filter(None, ['widemix study run study', said]))}` trains those" in page
+        assert f"`{' '.join(filter(None, ['widemix study run study.yaml', said]))}` trains those" in page
 
 
 def test_a_report_adds_runs_that_were_trained_elsewhere(tmp_path, widemix):
