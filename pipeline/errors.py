@@ -35,13 +35,11 @@ class RunError(RuntimeError):
 
 def install_extra(name: str) -> str:
     """Return the command that installs what one of our extras needs, from the clone that this package came from."""
-    from importlib.metadata import PackageNotFoundError, distribution  # takes 20 ms
+    from importlib.metadata import distributions  # takes 20 ms
 
-    try:
-        origin = json.loads(distribution("widemix").read_text("direct_url.json") or "{}")
-    except (PackageNotFoundError, ValueError):
-        origin = {}
-    clone = origin.get("url", "").removeprefix("file://") if "dir_info" in origin else ""
+    # What builds a package leaves metadata in the clone too, without this file.
+    origins = [json.loads(each.read_text("direct_url.json") or "{}") for each in distributions(name="widemix")]
+    clone = next((origin["url"].removeprefix("file://") for origin in origins if "dir_info" in origin), "")
     return "pip install " + shlex.quote((clone or "widemix") + f"[{name}]")
 
 
