@@ -1,5 +1,6 @@
 """Our names in timm's registry."""
 
+import json
 from typing import Literal
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from widemix.errors import InputError
 from widemix.models.families import named_networks
+from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model, build_on_meta, classifier, empty_inputs
 from widemix.models.section import ModelSection
 from widemix.models.timm_registry import default_cfgs
@@ -31,6 +33,19 @@ def test_timms_own_names_are_timms_with_our_shapes(name):
     assert type(theirs) is timm.models.mlp_mixer.MlpMixer
     assert shapes_of(ours) == shapes_of(rp) == shapes_of(theirs)
     assert {key.rsplit(".", 1)[-1] for key in rp.state_dict().keys() - theirs.state_dict().keys()} == {"index"}
+
+
+@pytest.mark.parametrize(("tokens", "project"), [(9, True), (16, True), (None, False)])
+def test_tokens_that_timm_gives_a_mixer_are_projected_ones(tmp_path, tokens, project):
+    """As in exports that were made before they had all keys; there what was not set is null."""
+    sizes = {"patch_size": 4, "channels": 8, "depth": 1, "token_hidden": 24, "channel_hidden": 32}
+    arguments = {"img_size": 16, "tokens": tokens, "groups": None, **sizes}
+    config = {"architecture": "widemix_mixer", "model_args": arguments, "pretrained_cfg": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    section = MixerSection(kind="mixer", tokens=tokens or 16, project_tokens=project, **sizes)
+    with torch.device("meta"):
+        found, expected = timm.create_model(f"local-dir:{tmp_path}"), build_model(section, 16, 1000)
+    assert shapes_of(found) == shapes_of(expected)
 
 
 def test_our_names_are_those_that_timm_lacks():
