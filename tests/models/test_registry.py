@@ -48,6 +48,17 @@ def test_tokens_that_timm_gives_a_mixer_are_projected_ones(tmp_path, tokens, pro
     assert shapes_of(found) == shapes_of(expected)
 
 
+def test_a_mixer_whose_hidden_widths_are_null_is_an_s_mixer(tmp_path):
+    """As in exports that were made before they had all keys."""
+    sizes = {"patch_size": 4, "channels": 8, "depth": 1, "token_hidden": None, "channel_hidden": None}
+    config = {"architecture": "widemix_mixer", "model_args": {"img_size": 16, **sizes}, "pretrained_cfg": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    section = MixerSection(kind="s_mixer", tokens=16, **sizes)
+    with torch.device("meta"):
+        found, expected = timm.create_model(f"local-dir:{tmp_path}"), build_model(section, 16, 1000)
+    assert shapes_of(found) == shapes_of(expected)
+
+
 def test_our_names_are_those_that_timm_lacks():
     assert set(default_cfgs) >= set(NAMED) - set(TIMM_OWN) | {"text_mixer", "text_transformer"}
     assert not [name for name in default_cfgs if name in TIMM_OWN]
