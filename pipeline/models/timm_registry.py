@@ -111,7 +111,6 @@ def _network(
     if "drop_path_rate" in given and "drop_path" in section.model_fields:
         given["drop_path"] = given.pop("drop_path_rate")
     keys = {name: given.pop(name) for name in list(given) if name in section.model_fields}
-    given = {name: value for name, value in given.items() if value is not None}  # as timm's create_model
     if unknown := given.keys() - {"in_chans", "drop_rate", "global_pool"}:
         raise TypeError(f"{section.__name__} has no {', '.join(sorted(unknown))}")
     return make_network(section.from_keys(keys, defaults), img_size, num_classes, **given)

@@ -200,12 +200,9 @@ class MixerSection(MixerKeys, PatchedSection):
     @classmethod
     def from_keys(cls, keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> Self:
         if keys.keys() & {"token_hidden", "channel_hidden"}:  # in place of the expansion
-            single = all(keys.get(name, 0) is None for name in ("token_hidden", "channel_hidden"))
-            defaults = {**defaults, "expansion": None, **({"kind": "s_mixer"} if single else {})}
+            defaults = {**defaults, "expansion": None}
         if keys.get("tokens") is not None:  # the image's own are no argument
             defaults = {**defaults, "project_tokens": True}
-        elif "tokens" in keys:  # as exports had it that were made before they had all keys
-            keys = {name: value for name, value in keys.items() if name != "tokens"}
         return super().from_keys(keys, defaults)
 
     @override
