@@ -56,8 +56,9 @@ def register_metric(
 
 
 def show_metric(name: str, value: float) -> str:
-    """A metric with its title, such as `top-1 91.20 %`."""
-    return f"{METRICS[name].title} {METRICS[name].form.format(value)}"
+    """A metric with its title, such as `top-1 91.20 %`; with the prefix ema_ that of the averaged weights."""
+    known, average = METRICS[name.removeprefix("ema_")], name.startswith("ema_")
+    return f"{known.title} {known.form.format(value)}" + (" of the averaged weights" if average else "")
 
 
 def metric_heading(name: str) -> str:

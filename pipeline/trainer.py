@@ -268,9 +268,9 @@ def _finish(run: Run, result: dict[str, Any] | None, failing: bool) -> Exit:
         run.print(f"{run.folder}: stopped {how}; start it again to continue")
         return Exit.REQUEUE
     if run.topology.is_main:
-        done = write_result(run.folder, run.recipe, result)
-        early = f", {Gains(**done['ended_early']).sentence()}" if "ended_early" in done else ""
         best = best_of(run.folder)
+        done = write_result(run.folder, run.recipe, result, best)
+        early = f", {Gains(**done['ended_early']).sentence()}" if "ended_early" in done else ""
         kept = f"; best checkpoint: {best.sentence()}" if best else ""
         result_line = f"{run.folder}: done, {main_metric(done)} after {done['seconds']:.1f} s{early}{kept}"
         run.print(f"{result_line}; see {command('report', run.folder)}")

@@ -39,6 +39,7 @@ from widemix.models.section import ModelSection
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.class_balance import UNEQUAL, class_weights, imbalance
 from widemix.recipe.data import AnyDataSection, TextDataSection
+from widemix.recipe.recipe import check_batch
 from widemix.recipe.sections import TrainSection
 from widemix.terminal import print
 
@@ -75,10 +76,7 @@ class TrainLoader:
         self.micro_batch_size = train.micro_batch_size(topology.world)
         self.steps = steps_per_epoch(len(self), train.global_batch, drop_last)
         if self.steps == 0:
-            raise InputError(
-                f"train.global_batch {train.global_batch} exceeds the {len(self)} samples of split "
-                f"{data.train_split!r} in {data.path}"
-            )
+            check_batch(train.global_batch, len(self), data.train_split, data.path)
         kind = _order_kind(data, self.source.file) if shuffle else "file"
         if not drop_last and (kind == "paged" or augment.mixes_images):
             part = "data.order paged deals" if kind == "paged" else "mixup and CutMix take"

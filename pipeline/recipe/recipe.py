@@ -64,6 +64,14 @@ def fill_classes(recipe: Recipe) -> Recipe:
         raise InputError(f"{error}; or give --data.num_classes N, which is taken from there") from None
 
 
+def check_batch(global_batch: int, samples: int, split: str, folder: str | Path) -> None:
+    """Raise `InputError` if a split has not one whole batch."""
+    if global_batch > samples:
+        raise InputError(
+            f"train.global_batch {global_batch} exceeds the {samples} samples of split {split!r} in {folder}"
+        )
+
+
 def match_folder(recipe: Recipe) -> Recipe:
     """Return the recipe with the prepared folder's number of classes, for training.
 
@@ -86,11 +94,7 @@ def match_folder(recipe: Recipe) -> Recipe:
         raise InputError(f"train.keep_best {recipe.train.keep_best}: {folder} has {classes} classes; take top1")
     samples = find_split(folder, recipe.data.train_split, manifest, "data.train_split").samples
     find_split(folder, recipe.data.eval_split, manifest, "data.eval_split")
-    if recipe.train.global_batch > samples:
-        raise InputError(
-            f"train.global_batch {recipe.train.global_batch} exceeds the {samples} samples of split "
-            f"{recipe.data.train_split!r} in {folder}"
-        )
+    check_batch(recipe.train.global_batch, samples, recipe.data.train_split, folder)
     return recipe if given else _with_classes(recipe, classes)
 
 

@@ -23,8 +23,7 @@ class Best:
 
     def sentence(self) -> str:
         """Return its step and its metric, such as `step 120, top-1 93.10 %`."""
-        average = " of the averaged weights" if self.metric.startswith("ema_") else ""
-        return f"step {self.step}, {show_metric(self.metric.removeprefix('ema_'), self.value)}{average}"
+        return f"step {self.step}, {show_metric(self.metric, self.value)}"
 
 
 def best_of(run_dir: Path) -> Best | None:

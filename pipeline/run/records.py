@@ -171,10 +171,8 @@ class Gains(BaseModel):
         """Return when and why a run has ended early."""
         if self.best is None:
             return f"ended early, after epoch {self.last_epoch}: its {self.metric} was never finite"
-        average = " of the averaged weights" if self.metric.startswith("ema_") else ""
-        best = show_metric(self.metric.removeprefix("ema_"), self.best)
-        at = f"epoch {self.best_epoch}, step {self.best_step}"
-        return f"ended early, after epoch {self.last_epoch}: best {best}{average} ({at})"
+        best, at = show_metric(self.metric, self.best), f"epoch {self.best_epoch}, step {self.best_step}"
+        return f"ended early, after epoch {self.last_epoch}: best {best} ({at})"
 
 
 def describe_event(event: dict[str, Any]) -> str:

@@ -35,7 +35,7 @@ from widemix.recipe import (
     run_differences,
 )
 from widemix.run import checkpoint
-from widemix.run.choice import best_of
+from widemix.run.choice import Best
 from widemix.run.metrics import SUPERSEDED
 from widemix.run.resume import ResumeState, find_checkpoint, is_origin, read_skipped_ranges, read_state
 from widemix.terminal import print
@@ -168,10 +168,10 @@ def describe_start(run_dir: Path, recipe: Recipe, environment: dict[str, Any]) -
     atomic_write(run_dir / "environment.json", json.dumps(environment, indent=1) + "\n")
 
 
-def write_result(run_dir: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Any]:
+def write_result(run_dir: Path, recipe: Recipe, result: dict[str, Any], best: Best | None = None) -> dict[str, Any]:
     """Write done.json, which marks the run as complete, and names its best checkpoint; return its content."""
     done = {**result, "recipe": recipe_hash(recipe)}
-    if best := best_of(run_dir):
+    if best:
         done["best"] = {"step": best.step, "metric": best.metric, "value": best.value}
     atomic_write(run_dir / "done.json", json.dumps(done, indent=1) + "\n")
     return done
