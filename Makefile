@@ -39,7 +39,7 @@ demo: setup
 PYTEST = PYTHONDONTWRITEBYTECODE= .venv/bin/python -m pytest
 # One more than there are CPUs, since tests wait for the processes that they start.
 PROCESSES = $(shell n=$$(nproc); echo $$((n < 4 ? n + 1 : 4)))
-# Each file in one process, which keeps what its tests share; the longest first: tests/longest.py.
+# Each file in one process, which keeps what its tests share; the longest first: tests/conftest.py.
 PARALLEL = -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: setup

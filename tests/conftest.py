@@ -29,7 +29,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 import torch
 
 from tests.forks import Forks, group_of
-from tests.longest import longest
 from widemix.cli.commands import tune_garbage_collector
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
@@ -41,6 +40,10 @@ SMALL = ("--model.depth", "2", "--log.every", "1", "--log.tensorboard", "false",
 # No property may fail because the machine is slow.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+# Files of 20 s and more.
+LONGEST = {"test_train", "test_keys", "test_memory", "test_golden", "test_estimate", "test_docs", "test_states"}
+LONGEST |= {"test_engines", "test_runner", "test_setup", "test_processes", "test_coefficients", "test_extensions"}
 
 # What sees GPUs: `make stress WHAT=gpu`. The other tests start more ranks than most machines have GPUs.
 ON_GPUS = [
@@ -93,10 +96,9 @@ def pytest_runtest_teardown() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of several processes: sort tests by their file's seconds, so that no long file is left to one at the end."""
+    """Of several processes: begin with the longest files, so that none is left to one of them at the end."""
     if "PYTEST_XDIST_WORKER" in os.environ:
-        seconds = longest()
-        items.sort(key=lambda item: -seconds.get(item.path.relative_to(ROOT).as_posix(), 0))
+        items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
 def pytest_addoption(parser) -> None:

@@ -6,7 +6,6 @@ a test or a case of it, runs.
 """
 
 from collections import Counter
-from collections.abc import Iterable
 
 import pytest
 
@@ -22,24 +21,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before they are sorted
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--all"):
-        named = {argument.split("::", 1)[1] for argument in config.args if "::" in argument}
-        left_out = set(repeated(items, named))
-        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-        items[:] = [item for item in items if item not in left_out]
-
-
-def repeated(items: Iterable[pytest.Item], named: Iterable[str] = ()) -> list[pytest.Item]:
-    """Those that are left out, in their order; named: tests of the command line, what follows their file's name."""
+    if config.getoption("--all"):
+        return
+    named = [argument.split("::", 1)[1] for argument in config.args if "::" in argument]
     cases: Counter[str] = Counter()
-    left_out = []
+    kept, left_out = [], []
     for item in items:
-        test = item.nodeid.partition("[")[0]
-        case = cases[test]
-        cases[test] += 1
+        test, _, _ = item.nodeid.partition("[")
         marker = item.get_closest_marker("one_in")
-        if item.get_closest_marker("long") or (marker and case % marker.args[0]):
-            tail = item.nodeid.partition("::")[2]
-            if not any(tail == name or tail.startswith((f"{name}[", f"{name}::")) for name in named):
-                left_out.append(item)
-    return left_out
+        is_left_out = item.get_closest_marker("long") or (marker and cases[test] % marker.args[0])
+        cases[test] += 1
+        tail = item.nodeid.partition("::")[2]
+        is_named = any(tail == name or tail.startswith((f"{name}[", f"{name}::")) for name in named)
+        (left_out if is_left_out and not is_named else kept).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept

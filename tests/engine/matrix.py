@@ -2,7 +2,7 @@
 
 A cell trains two steps, evaluates, saves, loads what it saved into a new engine, trains both two steps further to
 equal numbers, which are those of a loop without an engine, and exports. test_matrix.py has cells in which each two
-values meet; `python -m tests.stress.full_matrix` runs the product, on two ranks.
+values meet.
 """
 
 import gc

@@ -28,7 +28,7 @@ from tests.stress.mutants import coverage
 from tests.stress.mutants.checkout import Checkout
 from tests.stress.mutants.choice import room_of, sample, tests_of
 from tests.stress.mutants.coverage import NO_TESTS, WORK, Coverage
-from tests.stress.mutants.matrix import NOTICED, Row, read_matrix, read_rows
+from tests.stress.mutants.matrix import MATRIX, NOTICED, Row, read_rows
 from tests.stress.mutants.names import EQUIVALENT, KNOWN, Change, Index, parse, sources, write
 from tests.stress.mutants.sites import Site
 from widemix.cgroups import usable_cpus
@@ -63,9 +63,6 @@ def outcome(
             code, ended = _broken(site, text, checkout, covered, tests, options)
             failing = [test for test, how in ended.items() if how != "passed"]
             ran += [test for test in ended if test not in ran]
-            if options == ALL and failing and code is not None:  # again, since machines are busy for hours
-                _, twice = _broken(site, text, checkout, covered, failing, options)
-                failing = [test for test in failing if twice.get(test) != "passed"]
             noticed = checkout.sound(failing)
             if options == ALL or code not in (0, 1, NO_TESTS):
                 break
@@ -114,7 +111,7 @@ class Run:
 
     def __init__(self, arguments: argparse.Namespace, index: Index, checkouts: list[Checkout], kept: Path):
         self._arguments, self._index, self._kept = arguments, index, kept
-        self._covered, self._before = Coverage.read(), read_matrix()
+        self._covered, self._before = Coverage.read(), read_rows(MATRIX)
         self._options = ALL if arguments.matrix else FIRST
         self._equivalent: dict[str, set[tuple[str, ...]]] = defaultdict(set)
         for change in parse(EQUIVALENT.read_text()):
@@ -146,9 +143,7 @@ class Run:
             return "equivalent", [], []
         text = self._index.texts[site.file]
         before = self._before[each.name].noticed if each.name in self._before else []
-        parts = (
-            [arguments.tests] if arguments.tests else tests_of(site, text, self._covered, arguments.budget, before)
-        )
+        parts = [arguments.tests] if arguments.tests else tests_of(site, self._covered, arguments.budget, before)
         if self._options == ALL:
             files = (test.partition("::")[0] for part in parts for test in part)
             parts = [list(dict.fromkeys(files))] if parts else []
@@ -186,7 +181,7 @@ def chosen(arguments: argparse.Namespace, index: Index) -> tuple[Path, list[Brea
         numbers = random.Random(arguments.seed).sample(range(len(named)), count)
         return WORK / "known.jsonl", [named[number] for number in sorted(numbers)]
     if arguments.matrix and arguments.again:
-        rows = [row for row in read_matrix().values() if row.ran and arguments.only in row.file]
+        rows = [row for row in read_rows(MATRIX).values() if row.ran and arguments.only in row.file]
         lines = [row.name.partition(": ") for row in rows]
         changes = [change for scope, _, code in lines for change in parse(f"{scope}\n    again: {code}\n")]
         return WORK / "again.jsonl", breaks_of(index, changes)
@@ -221,7 +216,7 @@ def main() -> int:
         list(pool.map(run.one, [each for each in breaks if each.name not in found]))
     rows = read_rows(kept)
     if arguments.matrix:
-        before = read_matrix()
+        before = read_rows(MATRIX)
         for each in breaks:
             if each.name in before and before[each.name].outcome in NOTICED and rows[each.name].outcome == "survived":
                 print(f"noticed before, not now: {each.name}  ({before[each.name].noticed[:1]})")

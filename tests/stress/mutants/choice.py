@@ -1,9 +1,8 @@
 """Which places are broken, and which test files are asked about each."""
 
-import ast
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -43,49 +42,34 @@ def sample(texts: dict[str, str], seed: int, count: int, only: str) -> list[Site
     return list(found)
 
 
-def tests_of(site: Site, text: str, covered: Coverage, budget: float, earlier: Sequence[str]) -> list[list[str]]:
-    """What is asked, in turns: tests that noticed it earlier, the files that run a place, and those that may by now.
+def tests_of(site: Site, covered: Coverage, budget: float, earlier: Sequence[str]) -> list[list[str]]:
+    """What is asked, in turns: tests that noticed it earlier, then the files that run its line.
 
     Those that name the module come first, and have `_MORE` times the budget of seconds; then those of its room, then
-    the others, the quickest first. Of those that the map has not, and where it has not the place, the ones of the
-    first two kinds. At last, with a budget of their own, those of these kinds that have changed since the map was
-    made. For C, which the map has not, those that are called as the file, or as its kind.
+    the others, the quickest first. Of those that the map has not, the ones of the first two kinds. For C, which the
+    map has not, those that are called as the file, or as its kind.
     """
     stem, room = Path(site.file).stem, f"tests/{room_of(site.file).removeprefix('pipeline/')}/"
     module = ".".join(["widemix", *Path(site.file.removeprefix("pipeline/")).with_suffix("").parts])
-
     is_python = site.file.endswith(".py")
 
     def rank(test: str) -> int:
         return 0 if stem in test or module in _text(test) else 1 if test.startswith(room) else 2
 
-    def order(test: str) -> tuple[int, float]:
-        return rank(test), covered.seconds(test)
-
-    def take(tests: Iterable[str]) -> list[str]:
-        """Those that are within the budget, in order."""
-        kept, spent = [], 0.0
-        for test in tests:
-            seconds = covered.seconds(test)
-            if spent + seconds <= budget * (1 if is_python and rank(test) else _MORE):
-                kept.append(test)
-                spent += seconds
-        return kept
-
-    parts = [[test for test in earlier if _is_there(test)]]
-    if not is_python:
+    if is_python:
+        found = covered.covering(site.file, site.line)
+        found += [test for test in (covered.unmeasured() if found else covered.passing()) if rank(test) < 2]
+        found.sort(key=lambda test: (rank(test), covered.seconds(test)))
+    else:
         names = BLOCKS if stem.startswith(_OF_BLOCKS) else IMAGES
         found = [test for name in (stem, *names) for test in covered.passing() if name in test]
-        return [part for part in (*parts, take(dict.fromkeys(found))) if part]
-    found = covered.covering(site.file, [site.line])
-    for lines in _around(site.line, text):
-        found = found or covered.covering(site.file, lines)
-    found += [test for test in (covered.unmeasured() if found else covered.passing()) if rank(test) < 2]
-    near = take(sorted(found, key=order))
-    parts += [[test for test in near if rank(test) < 2], [test for test in near if rank(test) == 2]]
-    later = (test for test in covered.may_run(site.file) if test not in found and rank(test) < 2)
-    parts.append(take(sorted(later, key=order)))
-    return [part for part in parts if part] or [found[:1]] * bool(found)
+    kept, spent = list[str](), 0.0
+    for test in dict.fromkeys(found):
+        most = budget * (1 if is_python and rank(test) else _MORE)
+        if not kept or spent + covered.seconds(test) <= most:
+            kept.append(test)
+            spent += covered.seconds(test)
+    return [part for part in ([test for test in earlier if _is_there(test)], kept) if part]
 
 
 def _is_there(test: str) -> bool:
@@ -98,12 +82,3 @@ def _is_there(test: str) -> bool:
 def _text(file: str) -> str:
     """That of a test file, as it is now; empty where it has gone, though a checkout of before may have it."""
     return (ROOT / file).read_text() if (ROOT / file).is_file() else ""
-
-
-def _around(line: int, text: str) -> list[range]:
-    """The lines of the statement that a line is in, of its function, and all of a file whose lines numba compiles."""
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
-    spans = [range(node.lineno, (node.end_lineno or node.lineno) + 1) for node in nodes]
-    inside = sorted((span for span in spans if line in span), key=len)
-    compiled = [range(1, text.count("\n") + 2)] if "jit" in text else []
-    return [*inside[:2], *inside[-1:], *compiled]

@@ -11,14 +11,13 @@ import lzma
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
 
 from tests.conftest import ROOT
-from tests.longest import longest
 from tests.stress.mutants.checkout import Checkout
 from tests.stress.mutants.names import ROOMS
 from widemix.files import atomic_write
@@ -43,26 +42,10 @@ def digest(file: str, root: Path = ROOT) -> str:
 
 
 class Coverage:
-    """The map. Of a file that has changed since, any of its lines is taken for any other."""
+    """The map: by test file that is still there its digest, exit code and seconds, and its lines of each file."""
 
     def __init__(self, entries: dict[str, dict]):
-        # By test file that is still there: digest, code, seconds, and by file its lines and digest.
-        self.entries = entries = {test: entry for test, entry in entries.items() if (ROOT / test).exists()}
-        self._tests: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-        self._of_others: dict[str, list[str]] = defaultdict(list)  # tests that ran a file as it was before
-        files = {file for entry in entries.values() for file in entry["lines"]}
-        current = {file: digest(file) for file in {*files, *entries} if (ROOT / file).exists()}
-        self._changed = {
-            test for test, entry in entries.items() if entry["code"] == 0 and entry["digest"] != current.get(test)
-        }
-        for test, entry in entries.items():
-            if entry["code"] == 0:
-                for file, numbers in entry["lines"].items():
-                    if entry["files"][file] != current.get(file):
-                        self._of_others[file].append(test)
-                        continue
-                    for number in numbers:
-                        self._tests[file][number].append(test)
+        self.entries = {test: entry for test, entry in entries.items() if (ROOT / test).exists()}
 
     @classmethod
     def read(cls) -> "Coverage":
@@ -70,8 +53,8 @@ class Coverage:
         return cls(json.loads(lzma.decompress(MAP.read_bytes())) if MAP.exists() else {})
 
     def seconds(self, test: str) -> float:
-        """CPU seconds of a test file; where it was not measured, those of tests/longest.txt, or 5."""
-        return self.entries[test]["seconds"] if test in self.entries else longest().get(test, 5)
+        """CPU seconds of a test file; 5 where it was not measured."""
+        return self.entries[test]["seconds"] if test in self.entries else 5
 
     def passing(self) -> list[str]:
         """The test files that are not known to fail without a break."""
@@ -81,15 +64,16 @@ class Coverage:
         """The test files of which nothing is known."""
         return [test for test in test_files() if test not in self.entries]
 
-    def may_run(self, file: str) -> list[str]:
-        """The test files that have changed since they were seen to run this file, quickest first."""
-        return [test for test in sorted(self._changed, key=self.seconds) if file in self.entries[test]["lines"]]
+    def covering(self, file: str, line: int) -> list[str]:
+        """The test files that run a line, or the last before it that is known: numba's are not, nor a call's second.
 
-    def covering(self, file: str, lines: Iterable[int]) -> list[str]:
-        """The test files that run any of these lines, quickest first."""
-        known = self._tests.get(file, {})
-        found = {test for line in lines for test in known.get(line, ())} | set(self._of_others.get(file, ()))
-        return sorted(found, key=self.seconds)
+        Of a file that has changed since, any line is taken for any other.
+        """
+        own = {test: entry for test, entry in self.entries.items() if entry["code"] == 0 and file in entry["lines"]}
+        now = digest(file) if own else ""
+        same = {test: entry["lines"][file] for test, entry in own.items() if entry["files"][file] == now}
+        last = max((each for lines in same.values() for each in lines if each <= line), default=line)
+        return [test for test in own if test not in same or last in same[test]]
 
 
 def measure(checkout: Checkout, test: str) -> dict:

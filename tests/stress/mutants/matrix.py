@@ -14,7 +14,7 @@ import lzma
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tests.stress.mutants.coverage import WORK
 from widemix.files import atomic_write
@@ -39,34 +39,16 @@ class Row(NamedTuple):
 
 
 def read_rows(path: Path) -> dict[str, Row]:
-    """The rows of a file by name, the last of each."""
-    rows = (Row(**json.loads(line)) for line in (path.read_text().splitlines() if path.exists() else ()))
-    return {row.name: row for row in rows}
+    """The rows of a file by name, the last of each; none where there is no file."""
+    data = path.read_bytes() if path.exists() else b""
+    text = lzma.decompress(data) if path.suffix == ".xz" and data else data
+    return {row.name: row for row in (Row(**json.loads(line)) for line in text.decode().splitlines())}
 
 
-def read_matrix(path: Path = MATRIX) -> dict[str, Row]:
-    """The kept rows by name: in the file their tests are numbers of the first line's list."""
-    if not path.exists():
-        return {}
-    first, *lines = lzma.decompress(path.read_bytes()).decode().splitlines()
-    tests = json.loads(first)
-    values: Iterable[dict[str, Any]] = map(json.loads, lines)
-    rows = (
-        Row(**each | {key: [tests[number] for number in each[key]] for key in ("noticed", "ran")}) for each in values
-    )
-    return {row.name: row for row in rows}
-
-
-def write_matrix(rows: Iterable[Row], path: Path = MATRIX) -> None:
+def write_matrix(rows: Iterable[Row]) -> None:
     """Keep rows, those of one name and place together."""
-    ordered = sorted(rows)
-    tests = sorted({test for row in ordered for test in (*row.noticed, *row.ran)})
-    number = {test: at for at, test in enumerate(tests)}
-    lines = [json.dumps(tests)]
-    for row in ordered:
-        numbers = {key: sorted(number[test] for test in getattr(row, key)) for key in ("noticed", "ran")}
-        lines.append(json.dumps(row._asdict() | numbers))
-    atomic_write(path, lzma.compress("\n".join(lines).encode(), preset=9))
+    lines = "".join(f"{json.dumps(row._asdict())}\n" for row in sorted(rows))
+    atomic_write(MATRIX, lzma.compress(lines.encode(), preset=9))
 
 
 def report(rows: Iterable[Row], word: str) -> str:
@@ -105,7 +87,7 @@ def main() -> None:
     parser.add_argument("word", nargs="?", default="", help="of paths of tests or of code; names tests one by one")
     parser.add_argument("--pack", action="store_true", help="take what has been measured since into the kept file")
     arguments = parser.parse_args()
-    rows = read_matrix()
+    rows = read_rows(MATRIX)
     if arguments.pack:
         for path in MEASURED:
             rows |= {name: row for name, row in read_rows(path).items() if row.noticed or row.ran}

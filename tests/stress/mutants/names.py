@@ -30,7 +30,7 @@ _PYTHON = re.compile(rf"(?P<comment>\#[^\n]*|\\\n|;)|{_STRING}|{_REST}", re.S)
 _C = re.compile(rf"(?P<comment>/\*.*?\*/|//[^\n]*)|{_STRING}|{_REST}", re.S)
 _CHANGE = re.compile(r"(.*?)\{\{(.*?) => (.*?)\}\}(?!\})(.*?)(?: #(\d+))?")
 _WRAPPER = textwrap.TextWrapper(118, "    ", 8 * " ", break_long_words=False, break_on_hyphens=False)
-_FEWEST, _MOST = 3, 14  # tokens of a name, where it can be
+_FEWEST, _MOST = 3, 14  # tokens of a name beside what changes
 
 
 class Change(NamedTuple):
@@ -136,12 +136,9 @@ class Index:
         parts = place.parts[-2:]
         while len(self._named(parts)) > 1 and parts != place.parts:
             parts = place.parts[-len(parts) - 1 :]
-        spans = [each for each in _around(site, self.texts[site.file]) if each[0] >= place.start]
-        tried = [self._change(".".join(parts), site, *each) for each in spans]
-        lengths = [len(_run(change, site.file)) for change in tried]
-        short = [c for c, n in zip(tried, lengths, strict=True) if _FEWEST <= n <= max(_MOST, min(lengths) + _FEWEST)]
         numbered = []
-        for change in [*short, *tried]:
+        for start, stop in _around(site, self.texts[site.file]):
+            change = self._change(".".join(parts), site, max(start, place.start), min(stop, place.stop))
             found = self.find(change)
             same = [number for number, each in enumerate(found, 1) if self._is_same(each, site)]
             if same and len(found) == 1:
@@ -212,16 +209,11 @@ def _places(file: str, text: str) -> Iterator[Place]:
 
 
 def _around(site: Site, text: str) -> list[tuple[int, int]]:
-    """What a site is part of, the least first: nodes of the syntax tree, then so many tokens around it."""
-    nodes = list(ast.walk(ast.parse(text))) if site.file.endswith(".py") else []
-    starts = line_starts(text)
-    spans = {span(node, starts) for node in nodes if hasattr(node, "end_lineno")}
-    found = sorted((b - a, a, b) for a, b in spans if a <= site.start and site.stop <= b)
+    """From the first byte to the last of what a site is part of, of a few tokens, then of more."""
     own = tokens(text, site.file)
     before = [start for _, start, _ in own if start <= site.start]
     after = [stop for _, _, stop in own if stop >= site.stop]
-    windows = [(before[-1 - n // 2 :][0], after[: 1 + (n + 1) // 2][-1]) for n in range(_MOST)]
-    return [*((a, b) for _, a, b in found), *windows]
+    return [(before[-1 - n // 2 :][0], after[: 1 + (n + 1) // 2][-1]) for n in (*range(_FEWEST, _MOST), 0)]
 
 
 def _one_line(data: bytes, file: str) -> str:

@@ -1,25 +1,20 @@
 """`python server.py` runs pytest in forks of itself, which has imported torch and its like: that saves seconds each.
 
-So does the process that a job's tests fork theirs from.
-
 A line of stdin is a job as JSON: `root`, `words` of pytest, `environ`, `seconds`, `log`. A line of stdout is how it
 ended: pytest's exit code, or null after so many seconds, which kill it with all that it has started; and the CPU
 seconds that it took, with what it has waited for.
 """
 
 import contextlib
-import fcntl
 import gc
 import importlib
 import json
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
 import warnings
-from multiprocessing import util
 from pathlib import Path
 
 # Nothing of ours, which may be broken.
@@ -43,7 +38,6 @@ def run_pytest(root: str, words: list[str], environ: dict[str, str], log: str) -
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), stream)
         if "WIDEMIX_TRACE" in environ:
             exec((Path(__file__).with_name("trace") / "sitecustomize.py").read_text(), TRACE)
-        fork_fork_server()
         code = int(importlib.import_module("pytest").main(words, plugins=[Record(f"{log}.tests")]))
     except BaseException:
         traceback.print_exc()
@@ -71,43 +65,6 @@ class Record:
     def pytest_collectreport(self, report):
         if report.failed:
             self._note("failed", report.nodeid)
-
-
-def fork_fork_server() -> None:
-    """Have multiprocessing's fork server, which tests.forks starts, be a fork of this process as it is now."""
-    here, there = socket.socketpair()
-    waiting = [os.fork()]
-    if not waiting[0]:
-        here.close()
-        become(there)
-    there.close()
-    spawn = util.spawnv_passfds  # type: ignore[attr-defined]
-
-    def pass_on(path, args, passfds):
-        if "forkserver" not in str(args[-1]) or not waiting:
-            return spawn(path, args, passfds)
-        with here:
-            socket.send_fds(here, [json.dumps([args[-1], list(passfds)]).encode()], passfds)
-        return waiting.pop()
-
-    util.spawnv_passfds = pass_on  # type: ignore[attr-defined]
-
-
-def become(there: socket.socket) -> None:
-    """Run the code that comes by a socket, with the descriptors that it names; end where none comes."""
-    try:
-        with there:
-            message, descriptors, *_ = socket.recv_fds(there, 1 << 20, 9)
-        if message:
-            code, numbers = json.loads(message)
-            above = [fcntl.fcntl(own, fcntl.F_DUPFD, 500) for own in descriptors]  # none is at another's number
-            for own, number in zip(above, numbers, strict=True):
-                os.dup2(own, number, inheritable=False)
-            for own in {*above, *descriptors} - set(numbers):
-                os.close(own)
-            exec(code, {"__name__": "__main__"})
-    finally:
-        os._exit(0)
 
 
 def wait(process: int, seconds: float) -> tuple[int | None, float]:
