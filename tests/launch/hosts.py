@@ -1,19 +1,15 @@
 """Hosts on this machine: network namespaces joined by a bridge, each with a host name that nobody can resolve.
 
-Host i is 10.77.0.(10 + i) and fd77::(10 + i). `Hosts.lossy` puts a forwarder between a host and the bridge that
-delays and drops frames, as `tc netem` does, which not every kernel has.
+Host i is 10.77.0.(10 + i).
 """
 
 import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
-
-PROXY = Path(__file__).with_name("lossy_link.py")
 
 
 def missing() -> str:
@@ -31,7 +27,7 @@ def missing() -> str:
 class Hosts:
     """`count` hosts and the network between them."""
 
-    def __init__(self, count: int, only_ipv6: bool = False):
+    def __init__(self, count: int):
         self.names = [f"wm{os.getpid()}n{i}" for i in range(count)]
         self.switch = f"wm{os.getpid()}s"
         self.started: list[subprocess.Popen] = []
@@ -43,18 +39,12 @@ class Hosts:
             _ip("-n", name, "link", "set", "lo", "up")
             _ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", f"p{i}", "netns", self.switch)
             self._in_switch("link", "set", f"p{i}", "master", "br0", "up")
-            if not only_ipv6:
-                _ip("-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
-            _ip("-n", name, "addr", "add", f"{self.address6(i)}/64", "dev", "eth0", "nodad")
+            _ip("-n", name, "addr", "add", f"{self.address(i)}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
 
     @staticmethod
     def address(host: int) -> str:
         return f"10.77.0.{10 + host}"
-
-    @staticmethod
-    def address6(host: int) -> str:
-        return f"fd77::{10 + host}"
 
     def on(self, host: int, *command: str | Path) -> list[str]:
         """The command that runs `command` on a host."""
@@ -76,21 +66,6 @@ class Hosts:
     def mend(self, host: int) -> None:
         """Join what `cut` has cut."""
         self._in_switch("link", "set", f"p{host}", "up")
-
-    def limit(self, host: int, kbit: int) -> None:
-        """From now on the host sends and receives no more than so many kbit/s."""
-        for place, device in ((self.names[host], "eth0"), (self.switch, f"p{host}")):
-            rate = ("rate", f"{kbit}kbit", "burst", "16kb", "latency", "400ms")
-            subprocess.run(["tc", "-n", place, "qdisc", "add", "dev", device, "root", "tbf", *rate], check=True)
-
-    def lossy(self, host: int, delay_ms: float, loss: float) -> None:
-        """From now on the host's frames take `delay_ms` longer each way, and a fraction of them is lost."""
-        self._in_switch("link", "set", f"p{host}", "nomaster")
-        self._in_switch("link", "add", f"a{host}", "type", "veth", "peer", "name", f"b{host}")
-        self._in_switch("link", "set", f"a{host}", "master", "br0", "up")
-        self._in_switch("link", "set", f"b{host}", "up")
-        words = (sys.executable, PROXY, f"p{host}", f"b{host}", str(delay_ms), str(loss))
-        self.started.append(subprocess.Popen(["nsenter", f"--net=/run/netns/{self.switch}", *map(str, words)]))
 
     def kill(self, *hosts: int) -> None:
         """Every process on these hosts at once, as a power cut does."""

@@ -93,18 +93,6 @@ def test_a_block_is_handed_on_before_the_next_is_read(tmp_path, folder, ports, m
             assert [contents(copy.result(300)) for copy in copies] == [contents(folder)] * 2
 
 
-def test_a_copy_that_was_there_is_served(tmp_path, folder, ports, sources):
-    stage(folder, tmp_path / "n0")
-    sources.clear()
-    with Relay(None, ports[0], TOKEN) as first:
-        stage(folder, tmp_path / "n0", first)
-        with Relay(Neighbour(HOME, ports[0], TOKEN), ports[1], TOKEN) as second:
-            copy = stage(folder, tmp_path / "n1", second)
-    assert contents(copy) == contents(folder)
-    assert {kind for kind, _ in sources} == {Neighbour}
-    assert not any(Path(file.path).is_relative_to(tmp_path) for file in psutil.Process().open_files())
-
-
 def test_what_a_lost_neighbour_has_not_sent_the_source_has(tmp_path, folder, ports, sources, capsys):
     total = blocks_of(folder, tmp_path, sources)
     stage(folder, tmp_path / "n0")
@@ -135,6 +123,7 @@ def test_what_a_lost_neighbour_has_not_sent_the_source_has(tmp_path, folder, por
 
 
 def test_damaged_blocks_of_a_neighbour_are_not_taken(tmp_path, folder, ports, capsys):
+    """Of a copy that was there, which it serves too."""
     copy = stage(folder, tmp_path / "n0")
     with Relay(None, ports[0], TOKEN) as first:
         stage(folder, tmp_path / "n0", first)
@@ -142,6 +131,7 @@ def test_damaged_blocks_of_a_neighbour_are_not_taken(tmp_path, folder, ports, ca
             os.pwrite(file.fileno(), b"x", 7 * 4096)
         with Relay(Neighbour(HOME, ports[0], TOKEN), ports[1], TOKEN) as second:
             assert contents(stage(folder, tmp_path / "n1", second)) == contents(folder)
+    assert not any(Path(file.path).is_relative_to(tmp_path) for file in psutil.Process().open_files())
     said = capsys.readouterr().err
     assert f"copying from {HOME}, and from {folder}\n" in said
     assert f"{HOME}: its block 7 of test.beton is damaged; what is missing" in said

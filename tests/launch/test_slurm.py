@@ -84,21 +84,6 @@ def test_two_nodes_run_what_the_dry_run_said(slurm, submit, undisturbed, tmp_pat
     assert sum("done, top-1" in log.read_text() for log in logs) == 1  # rank 0's
 
 
-def test_a_signal_requeues_the_job_and_it_continues(slurm, submit, undisturbed, tmp_path):
-    run = tmp_path / "run"
-    job = job_of(submit(run, "--nodes", "4"))
-    wait_for_step(slurm, run, 20)
-    slurm("scancel", "--batch", "--signal=USR1", job, check=True)  # what --signal=B:USR1@300 does at the time limit
-    slurm.start_again(job, 1)
-    assert slurm.ended(job) == "COMPLETED", log_of(run)
-    first, last = summaries(run)
-    assert first["code"] == 75
-    assert 20 <= first["step"] < LAST
-    assert last["why"] == ["done"]
-    assert f"at step {first['step']} to {LAST} steps on 4 ranks" in log_of(run)
-    assert_same_curve(run, undisturbed, 1e-4)
-
-
 def test_a_signal_before_any_rank_started_requeues_the_job(slurm, submit, tmp_path):
     """Modules, or a cold Python, may take until the time limit's notice, which once ended the job without a word."""
     run = tmp_path / "run"
@@ -123,19 +108,6 @@ def test_a_cancelled_job_saves_and_is_not_requeued(slurm, submit, tmp_path):
     assert slurm.job(job, "Restarts") == "0"
     assert not (run / "done.json").exists()
     assert max(int(mark.parent.name) for mark in run.glob("checkpoints/*/COMPLETE")) > 10
-
-
-def test_a_more_urgent_job_borrows_the_nodes(slurm, submit, undisturbed, tmp_path):
-    run = tmp_path / "run"
-    job = job_of(submit(run, "--nodes", "4"))
-    wait_for_step(slurm, run, 10)
-    wanted = ("--partition=urgent", "--nodes=8", "--exclusive", "--output=/dev/null", "--wrap=exit")
-    urgent = slurm("sbatch", "--parsable", *wanted, check=True).strip()
-    assert slurm.ended(urgent) == "COMPLETED"
-    slurm.start_again(job, 1)
-    assert slurm.ended(job) == "COMPLETED", log_of(run)
-    assert f"to {LAST} steps on 4 ranks" in log_of(run)
-    assert_same_curve(run, undisturbed, 1e-4)
 
 
 def test_a_killed_rank_is_started_again_within_the_job(slurm, submit, undisturbed, tmp_path):

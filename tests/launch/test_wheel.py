@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import urllib.error
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -117,20 +116,6 @@ def test_sources_are_downloaded_once_and_are_those_of_the_hash(tmp_path: Path, m
         capsys.readouterr()
         assert wheels.check_jpeg(wheels.download(folder)) == folder
         assert capsys.readouterr().out == said
-
-
-def test_setuptools_leaves_everything_where_it_is_told(tmp_path: Path) -> None:
-    project, dist = tmp_path / "project", tmp_path / "dist"
-    project.mkdir()
-    (project / "setup.cfg").write_text("[metadata]\nname = tiny\nversion = 1.0\n[options]\npy_modules = tiny\n")
-    (project / "tiny.py").write_text("")
-    words = ("build", "bdist_wheel", "--plat-name", "manylinux_2_28_aarch64", "--dist-dir", dist)
-    wheels.run_setuptools(project, tmp_path / "work", *words)
-    assert sorted(path.name for path in project.iterdir()) == ["setup.cfg", "tiny.py"]
-    (wheel,) = dist.iterdir()
-    assert wheel.name == "tiny-1.0-py3-none-manylinux_2_28_aarch64.whl"
-    with zipfile.ZipFile(wheel) as file:
-        assert "tiny.py" in file.namelist()
 
 
 def test_a_command_runs_without_the_clones_path(tmp_path, monkeypatch) -> None:
