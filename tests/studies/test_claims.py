@@ -11,7 +11,7 @@ from tests.studies.conftest import CLAIMS, plan_of, row_of
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.studies.claims import decide, verdicts
-from widemix.studies.estimates import Estimate, holm, samples_differ
+from widemix.studies.estimates import Estimate
 from widemix.studies.protocol import Statement
 from widemix.studies.study_page import as_page
 
@@ -191,14 +191,6 @@ def test_what_is_computed_has_no_error(tmp_path):
     assert (slope.estimate.mean, slope.word) == (pytest.approx((sizes[1] - sizes[0]) / 2), "supported")
 
 
-def test_the_difference_of_a_number_is_left_less_right():
-    below, above = samples_differ([1.0], [3.0, 5.0, 4.0], False), samples_differ([3.0, 5.0, 4.0], [1.0], False)
-    assert (below.mean, above.mean) == (-3, 3)
-    assert below.error == above.error == pytest.approx(1 / 3**0.5)
-    same = samples_differ([1.0, 1.0], [2.0, 2.0, 2.0], False)
-    assert (same.mean, same.error, same.freedom, same.count) == (-1, 0, 3, 2)
-
-
 @pytest.mark.parametrize(
     ("seeds", "paired"), [(((0, 1, 2), (2, 3, 4, 5)), False), (((0, 1, 2), (0, 2, 3, 4)), True)], ids=["one", "two"]
 )
@@ -298,20 +290,6 @@ def test_no_difference_at_all_is_neither_greater_nor_less(count):
     assert [(found.word, found.p) for found in decide(statements, [none, none])] == [("undecided", 1.0)] * 2
 
 
-def test_a_detectable_difference_is_found_in_four_of_five_cases():
-    """By simulation, of the claim with the least p of two, the other of which is far from decided."""
-    numbers, found = np.random.RandomState(0), 0
-    statements = [Statement(text="a", expect="greater"), Statement(text="b", expect="greater")]
-    idle = Estimate(0.0, 1.0, 5, 6, paired=True)
-    [one, _] = decide(statements, [Estimate(9.0, 1.0, 5, 6, paired=True), idle])
-    for _ in range(1000):
-        values = numbers.normal(one.detectable, np.sqrt(6), size=6)  # a standard error of 1
-        error = values.std(ddof=1) / np.sqrt(6)
-        [verdict, _] = decide(statements, [Estimate(values.mean(), error, 5, 6, paired=True), idle])
-        found += verdict.word == "supported"
-    assert 730 <= found <= 830  # the approximation gives 78 %
-
-
 def test_a_claim_without_a_panel_is_decided_in_each(tmp_path):
     """By itself: in one the error falls with the depth, in the other it rises."""
     panels = CLAIMS.replace("{Digits: digits/s_mixer}", "{One: digits/s_mixer, Two: digits/mixer}")
@@ -339,9 +317,3 @@ def test_points_are_told_apart_by_lists_too(tmp_path):
 """
     [verdict] = verdicts(*study_of(tmp_path, [NORMAL2, RP2, RP4], text))
     assert verdict.estimate.mean == pytest.approx(np.mean(RP4) - np.mean(RP2))  # y is the error
-
-
-def test_holm_by_hand():
-    """Holm 1979: the k-th smallest of m p values is multiplied by m - k + 1, and none is below one before it."""
-    assert holm({0: 0.01, 1: 0.04, 2: 0.03, 3: 0.005}, 4) == pytest.approx({3: 0.02, 0: 0.03, 2: 0.06, 1: 0.06})
-    assert holm({0: 0.4, 1: 0.9}, 3) == pytest.approx({0: 1.0, 1: 1.0})

@@ -75,19 +75,6 @@ def test_many_panels_stand_in_rows(plotted, count, columns):
 
 
 @pytest.mark.parametrize(
-    ("y", "places"),
-    [
-        (("error", "loss"), [(0, 0), (0, 1)]),
-        (("error", "loss", "top1", "train_loss"), [(0, 0), (0, 1), (0, 2), (1, 0)]),
-    ],
-)
-def test_quantities_of_one_panel_stand_abreast(plotted, y, places):
-    axes = plotted((60.0,), y=y)
-    assert [(ax.get_subplotspec().rowspan.start, ax.get_subplotspec().colspan.start) for ax in axes] == places
-    assert {ax.get_title() for ax in axes[:3]} == {" Digits"}
-
-
-@pytest.mark.parametrize(
     ("values", "at_values"),
     [([1, 99, 4], True), ([3, 4], True), (range(8), True), ([1, 100, 4], False), ([1, 2.5, 4], False), ([3], False),
      (range(9), False)],

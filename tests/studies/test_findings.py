@@ -73,14 +73,6 @@ def test_the_clearest_of_a_figure_has_most_seeds_and_margins():
     assert texts([found[1], found[3]]) == ["b"]
 
 
-@pytest.mark.parametrize(
-    ("source", "ours"),
-    [("", True), ("ours", True), ("ours, too", True), ("section 4", False), ("see ours", False)],
-)
-def test_a_statement_without_a_papers_source_is_ours(source, ours):
-    assert Statement(text="a", expect="greater", source=source).ours is ours
-
-
 def test_a_finding_has_its_panel_source_numbers_and_figure():
     assert listed(FOUND[2:3]) == (
         "1. **supported**: MNIST: c [section 4]: difference +1.5, 95 % interval +1.222 to +1.778, p = 0.011, n = 5 "

@@ -132,17 +132,6 @@ def test_points_whose_seeds_deviate_are_left_out(tmp_path, top1s, most, kept):
     assert [point.x for point in lines_of(plan.results(), "Digits", "top1", figure)["Normal"]] == kept
 
 
-def test_the_widest_mixer_of_figure_3_is_the_papers():
-    plan = make_plan(
-        ROOT / "recipes/studies/figure3.yaml", read_study(ROOT / "recipes/studies/figure3.yaml"), Table(GOLDEN / "no")
-    )
-    results = plan.results()
-    points = next(iter(lines_of(results, results[0].study_run.panel, "width", plan.study.figure).values()))
-    widest = max(points, key=lambda point: point.mean)
-    assert widest.x == pytest.approx(1e8 ** (1 / 3), rel=0.05)  # equation 15: C* = S* = Omega^(1/3)
-    assert widest.mean == pytest.approx(1e8 ** (2 / 3), rel=0.01)
-
-
 def test_seconds_are_divided_by_the_epochs_that_were_evaluated(tmp_path):
     """By those of the recipe where none was."""
     row = row_of(runs_of(tmp_path, WIDTHS)[0], 50.0, epochs=8, seconds=24.0)
@@ -247,13 +236,3 @@ def test_what_the_runs_lack_is_said_before_training(digits, tmp_path, widemix):
         code, output = widemix("study", verb, tmp_path / "study.yaml", "--to", tmp_path / "runs", *words)
         assert (code, said in output) == (2, True), output
         assert not (tmp_path / "runs").exists()
-
-
-def test_a_plug_in_makes_another_experiment(tmp_path, monkeypatch):
-    (tmp_path / "own_parts.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    names = set()
-    for plugins in ("", "plugins: [own_parts]\n"):
-        (tmp_path / "own.yaml").write_text(f"extends: digits/mixer\n{plugins}")
-        names.add(runs_of(tmp_path, WIDTHS.replace("digits/s_mixer", "own.yaml"))[0].name)
-    assert len(names) == 2

@@ -37,14 +37,6 @@ def test_the_committed_page_is_that_of_the_tables(written):
     assert f"\n{numbers}\n" in (ROOT / "README.md").read_text(), CURE
 
 
-def test_runs_and_those_that_diverged_are_counted_trials_too(written):
-    shown = dict(re.findall(r"/([^/]+)\.md\)\. (\d+ runs, trials included; \d+ diverged)", written[0]))
-    assert shown
-    for name, words in shown.items():
-        states = [json.loads(line)["state"] for line in (TABLES / f"{name}.jsonl").read_text().splitlines()]
-        assert words == f"{len(states)} runs, trials included; {states.count('diverged')} diverged", name
-
-
 def test_every_study_is_in_the_catalogue():
     entries = [entry for paper in read_papers() for entry in paper.entries]
     named = {name for entry in entries for name in (*entry.studies, *entry.full)}

@@ -2,13 +2,12 @@
 
 import json
 import shlex
-import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, System
+from tests.conftest import System
 from tests.studies.conftest import TWO, leave_run, row_of, runs_of
 from widemix.errors import InputError
 from widemix.studies.rows import Table, add_core_seconds, finished_row
@@ -93,18 +92,6 @@ def test_a_run_without_its_environment_is_not_finished(study_runs, tmp_path, tex
         environment.write_text(text)
     with pytest.raises(InputError, match=f"{study_runs[0].name}: is not a finished run"):
         finished_row(study_runs[0], tmp_path)
-
-
-def test_the_train_loss_is_the_mean_over_steps(study_runs, tmp_path):
-    losses = [3.0, 2.5, 2.0, 1.0, 0.75]  # of each step of the last epoch; a line each two steps, and at the end
-    lines = [
-        {"split": "train", "step": 5 + last, "epoch": 1 + last / 5, "loss": sum(own) / len(own), "images_per_s": 1.0}
-        for last, own in ((2, losses[:2]), (4, losses[2:4]), (5, losses[4:]))
-    ]
-    before = {"split": "train", "step": 5, "epoch": 1.0, "loss": 9.0, "images_per_s": 1.0}
-    pretend(study_runs[0], tmp_path, {"top1": 50.0, "loss": 1.25}, [before, *lines])
-    row = finished_row(study_runs[0], tmp_path)
-    assert row.metrics["train_loss"] == pytest.approx(sum(losses) / 5)
 
 
 def test_a_curve_counts_the_steps_of_training_in_order(study_runs, tmp_path):
@@ -236,19 +223,3 @@ def test_a_line_in_the_middle_is_named(study_runs, tmp_path, change):
     (tmp_path / "study.jsonl").write_text(f"{json.dumps(row)}\n{bad}\n")
     with pytest.raises(InputError, match="line 2: is not the line of a run"):
         Table(tmp_path / "study.jsonl")
-
-
-def test_committed_train_losses_follow_the_rule_of_their_commit():
-    """By git's history, of commits that it has: over lines before the one that weighs them by their steps."""
-    tables = [Table(path) for path in (ROOT / "recipes/studies/results").glob("*.jsonl") if path.stem != "baselines"]
-    over = {row.commit: row.train_loss_over for table in tables for row in table.rows.values()}
-    asked = {
-        commit: subprocess.run(
-            ["git", "merge-base", "--is-ancestor", "46ad92ed", commit], cwd=ROOT, capture_output=True, check=False
-        ).returncode
-        for commit in over
-    }
-    known = {commit: ("steps", "lines")[code] for commit, code in asked.items() if code in (0, 1)}
-    if not known:
-        pytest.skip("git has no history here")
-    assert {commit: over[commit] for commit in known} == known

@@ -255,17 +255,19 @@ def test_a_run_that_diverges_is_a_result(tmp_path, capsys):
 
 
 def test_a_run_that_fails_or_dies_stops_no_other(tmp_path):
+    """Nor does SIGTERM, as from an administrator: only who has stopped the runner wants its runs to end so."""
     study = Study(tmp_path, seeds=2)
-    for study_run, how in zip(study.study_runs, ("", "9"), strict=False):
+    for study_run, how in zip(study.study_runs, ("", "9", "15"), strict=False):
         (study.folder / study_run.name).mkdir()
         (study.folder / study_run.name / "refuse").write_text(how)
     runner = study.start()
     output, _ = runner.communicate(timeout=600)
     assert runner.returncode == 1
-    assert f"2 of 4 runs failed, first {study.study_runs[0].name}: refused" in output
-    assert f"{study.study_runs[1].name}: killed by SIGKILL" in output
-    assert study.done() == 2
-    for study_run in study.study_runs[:2]:
+    assert f"3 of 4 runs failed, first {study.study_runs[0].name}: refused" in output
+    for study_run, name in zip(study.study_runs[1:], ("SIGKILL", "SIGTERM"), strict=False):
+        assert f"{study_run.name}: killed by {name}" in output
+    assert study.done() == 1
+    for study_run in study.study_runs[:3]:
         (study.folder / study_run.name / "refuse").unlink()
     runner = study.start()
     output, _ = runner.communicate(timeout=600)
@@ -274,20 +276,8 @@ def test_a_run_that_fails_or_dies_stops_no_other(tmp_path):
     logs = study.folder / "logs"
     assert (logs / f"{study.study_runs[0].name}.log").read_text() == "error: refused\n"  # of the first start
     starts = [len((logs / f"{each.name}.core_seconds").read_text().split()) for each in study.study_runs]
-    assert starts == [2, 2, 1, 1]
-    assert output.count(": done, top-1 50.00 %") == 2
-
-
-def test_a_run_that_another_ends_was_not_stopped(tmp_path):
-    """SIGTERM, as from an administrator: only who has stopped the runner wants its runs to end so."""
-    study = Study(tmp_path, seeds=1)
-    (study.folder / study.study_runs[0].name).mkdir()
-    (study.folder / study.study_runs[0].name / "refuse").write_text(str(int(signal.SIGTERM)))
-    runner = study.start()
-    output, _ = runner.communicate(timeout=600)
-    assert runner.returncode == 1, output
-    assert f"1 of 2 runs failed, first {study.study_runs[0].name}: killed by SIGTERM" in output
-    assert study.done() == 1
+    assert starts == [2, 2, 2, 1]
+    assert output.count(": done, top-1 50.00 %") == 3
 
 
 def test_the_command_trains_a_study(tmp_path, digits):

@@ -228,12 +228,6 @@ def test_each_key_is_widened_by_the_distance_of_its_trials(plan, keys, trials, w
     assert best(equal) is equal[0]
 
 
-def test_a_range_is_walked_evenly_or_by_factors():
-    linear = Range(low=0.5, high=0.9, log=False)
-    assert [linear.at(fraction) for fraction in (-0.25, 0, 0.25, 1)] == [0.4, 0.5, 0.6, 0.9]
-    assert (linear.fraction(0.6), RATE["optim.lr"].fraction(1e-2)) == (pytest.approx(0.25), pytest.approx(0.5))
-
-
 def test_a_top1_of_0_is_a_result(plan):
     arm, (trial, *_) = plan.searched()[0]
     lost, poor = (replace(trial, top1=top1) for top1 in (math.nan, 0.0))

@@ -18,7 +18,7 @@ from widemix.models.cost import model_cost
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, dump_recipe, experiment_hash, load_recipe
-from widemix.studies.quantity import as_quantity, block_weights, is_number, label_of, solve, value_of
+from widemix.studies.quantity import as_quantity, block_weights, solve, value_of
 from widemix.studies.study import is_study, read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, scale, unique
 
@@ -106,23 +106,6 @@ def test_entries_share_a_run_unless_what_is_shown_differs(tmp_path, recipe, y, k
     with pytest.raises(InputError, match=f"same run as in runs.0, and {key} differs") if refused else nullcontext():
         assert len(unique(runs_of(tmp_path, text.replace("figure:", f"{other}figure:")))) == 2
     assert len(unique(runs_of(tmp_path, text.replace("axes: {", f"axes: {{{key}: [{values}], ")))) == 4
-
-
-def test_a_name_has_the_hash_of_what_results_depend_on(tmp_path):
-    run = runs_of(tmp_path, TWO)[0]
-    rate = str(run.recipe.optim.lr)
-    assert run.name == f"digits-s_mixer_channels-8_{experiment_hash(run.recipe)}"
-    for key, value, is_same in (
-        ("train.seed", "1", False),
-        ("data.path", "datasets/other", False),
-        ("train.max_steps", "5", False),
-        ("optim.lr", "0.7", False),
-        ("optim.lr", rate, True),
-        ("log.every", "1", True),
-        ("engine.kind", "fsdp", True),
-        ("data.workers", "3", True),
-    ):
-        assert (runs_of(tmp_path, TWO, [(key, value)])[0].name == run.name) is is_same, key
 
 
 def test_a_name_has_point_chosen_values_and_seed(tmp_path, monkeypatch):
@@ -261,7 +244,6 @@ PRODUCT, MASKED = {"width": 24, "matrices": "kronecker"}, {"patch_size": 4, "wid
 @pytest.mark.parametrize(
     ("keys", "constraint", "model", "message"),
     [
-        ("model.depth", "omega", {}, r"model\.depth: omega can't be solved for this key of a model of kind mixer"),
         ("model.width", "omega", {"kind": "shallow", **PRODUCT}, r"model\.width: omega can't be solved .* shallow"),
         (
             "model.expansion",
@@ -272,9 +254,7 @@ PRODUCT, MASKED = {"width": 24, "matrices": "kronecker"}, {"patch_size": 4, "wid
         ("model.permutation_seed", "weights", {}, r"model\.permutation_seed: the weights of the blocks do not grow"),
         ("model.patch_size", "weights", {}, r"model\.patch_size: weights can't be solved for this key: .* 64 tokens"),
         ("model.permutation_seed", "forward_mflops", {}, r"model\.permutation_seed: the FLOPs do not grow"),
-        ("model.tokens, model.channels", "omega", {}, r"model\.tokens, model\.channels: omega is solved for one key"),
         ("model.tokens, model.channels", "weights", {}, r"model\.channels: weights is solved for one key"),
-        ("optim.channels", "omega", {}, r"optim\.channels: omega is solved for a key of the model"),
     ],
 )
 def test_keys_that_solve_no_constraint_are_refused(keys, constraint, model, message):
@@ -388,24 +368,6 @@ def test_values_are_numbers_or_the_texts_of_their_parts():
     assert value_of("permuted_block", load_recipe("digits/mixer", keys)) == "none"
 
 
-@pytest.mark.parametrize(
-    ("name", "label"),
-    [
-        ("sparsity", "inverse density, 1 / p"),
-        ("c_over_s", "channels over tokens, C / S"),
-        ("error", "test error (%)"),
-        ("top1", "top-1 (%)"),
-        ("optim.lr", "learning rate"),
-        ("data.path", "data"),
-        ("model.patch_size", "patch size"),
-    ],
-)
-def test_an_axis_is_labelled_by_its_quantity(name, label):
-    assert label_of(name) == label
-    assert label_of("loss", "held-out") == "held-out loss"
-    assert [is_number(value) for value in (0, 0.5, math.nan, math.inf, "1")] == [True, True, False, False, False]
-
-
 def test_a_network_without_that_ratio_has_no_depth_to_width():
     recipe = Recipe.model_validate(MIXER.model_dump() | {"model": {"kind": "s_fc", "base_channels": 3}})
     with pytest.raises(InputError, match="depth_to_width: a model of kind s_fc has no such ratio"):
@@ -477,12 +439,6 @@ def test_files_with_runs_are_studies(tmp_path):
         path.write_bytes(content)
         assert is_study(path) is expected
     assert not is_study(tmp_path / "none.yaml")
-
-
-@pytest.mark.parametrize(("y", "measured"), [("[width]", False), ("[width, error]", True), ("[loss]", True)])
-def test_a_figure_with_results_needs_runs(tmp_path, y, measured):
-    plan = plan_of(tmp_path, TWO.replace("x: width", f"x: width, y: {y}"))
-    assert plan.study.measured is measured
 
 
 def test_a_recipe_lies_beside_the_study_or_is_shipped(tmp_path):
