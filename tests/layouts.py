@@ -1,18 +1,14 @@
-"""A few samples of every source in its official layout: real ones if ../shared/data has them, otherwise random."""
+"""A few random samples of every source in its official layout."""
 
 import gzip
-import io
-import shutil
 import struct
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from scipy.io import loadmat, savemat
+from scipy.io import savemat
 
-REAL = Path(__file__).parents[2] / "shared" / "data"
 TRAIN, TEST = 8, 5  # samples of each split
 
 
@@ -31,23 +27,19 @@ def two_classes(folder: Path) -> None:
         Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(path, quality=95)
 
 
-def imagenet(folder: Path, real: Path = REAL) -> None:
+def imagenet(folder: Path) -> None:
     """Class folders of train and val."""
     for split, count in (("train", TRAIN), ("val", TEST)):
-        _class_folders(folder / split, real / "imagenet-sample" / split, count)
+        _class_folders(folder / split, count)
 
 
-def imagenet21k(folder: Path, real: Path = REAL) -> None:
+def imagenet21k(folder: Path) -> None:
     """Class folders without splits."""
-    _class_folders(folder, real / "imagenet-sample" / "train", TRAIN + TEST)
+    _class_folders(folder, TRAIN + TEST)
 
 
-def _class_folders(folder: Path, real: Path, count: int) -> None:
-    files = sorted(real.glob("*/*.JPEG"))[:count]
-    for path in files:
-        (folder / path.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, folder / path.parent.name / path.name)
-    for i in range(0 if files else count):
+def _class_folders(folder: Path, count: int) -> None:
+    for i in range(count):
         path = folder / f"n0000000{i % 2}" / f"{i}.JPEG"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noise(40, 50, 3)).save(path)
@@ -56,9 +48,6 @@ def _class_folders(folder: Path, real: Path, count: int) -> None:
 def mnist(folder: Path) -> None:
     for name, count in (("train", TRAIN), ("t10k", TEST)):
         images, labels = noise(count, 28, 28).tobytes(), noise(count, below=10).tobytes()
-        if (REAL / "mnist").exists():
-            images = _uncompressed(REAL / f"mnist/{name}-images-idx3-ubyte.gz", 16, len(images))
-            labels = _uncompressed(REAL / f"mnist/{name}-labels-idx1-ubyte.gz", 8, len(labels))
         for kind, head, body in (
             ("images-idx3", struct.pack(">4i", 2051, count, 28, 28), images),
             ("labels-idx1", struct.pack(">2i", 2049, count), labels),
@@ -66,19 +55,8 @@ def mnist(folder: Path) -> None:
             (folder / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + body))
 
 
-def _uncompressed(path: Path, start: int, size: int) -> bytes:
-    with gzip.open(path) as file:
-        return file.read(start + size)[start:]
-
-
 def cifar10(folder: Path) -> None:
     pixels = noise(TRAIN, 3, 32, 32)
-    if (REAL / "cifar10").exists():
-        with tarfile.open(REAL / "cifar10/cifar10-jpeg.tar.xz") as tar:
-            images = (tar.extractfile(member) for member in tar if member.name.endswith(".jpg"))
-            for i in range(TRAIN):
-                image = Image.open(io.BytesIO(next(images).read()))  # type: ignore[union-attr]
-                pixels[i] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
     for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
         (folder / name).write_bytes(_labelled(pixels, labels=1))
     _names(folder / "batches.meta.txt", 10)
@@ -108,9 +86,6 @@ def stl10(folder: Path) -> None:
 
 def svhn(folder: Path) -> None:
     pixels, labels = noise(32, 32, 3, TRAIN + TEST), noise(TRAIN + TEST, 1, below=10) + 1
-    if (REAL / "svhn").exists():
-        real = loadmat(REAL / "svhn/train_32x32.mat")
-        pixels, labels = real["X"][..., : TRAIN + TEST], real["y"][: TRAIN + TEST]
     for name, part in (("train", slice(TRAIN)), ("test", slice(TRAIN, None))):
         savemat(folder / f"{name}_32x32.mat", {"X": pixels[..., part], "y": labels[part]})
 
@@ -120,9 +95,6 @@ def mnli(folder: Path) -> None:
     for split, count in (("train", TRAIN), ("dev_matched", TEST)):
         rows = [f"{'neutral' if i % 2 else 'entailment'}\tsome people eat\tpeople eat {i}" for i in range(count)]
         lines = ["gold_label\tsentence1\tsentence2", *rows]
-        if (REAL / "mnli").exists():
-            with gzip.open(REAL / f"mnli/{split}.tsv.gz", "rt", encoding="utf-8") as file:
-                lines = [next(file).rstrip("\n") for _ in range(1 + count)]
         (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "some", "people", "eat", *map(str, range(10))]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n")

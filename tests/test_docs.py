@@ -1,4 +1,4 @@
-"""Every command of README and docs/ runs, or is marked with why not and is valid."""
+"""Pages say what is so: every command of README and docs/ runs, or is marked with why not and is valid."""
 
 import re
 
@@ -10,6 +10,9 @@ from tests.forks import Forks
 from tests.pages import blocks, check, in_folder
 from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
+from widemix.data_prep.sources import SOURCES
+from widemix.estimate.tables import named_table
+from widemix.recipe.files import find_recipe
 
 LONG = ("plug_in", "watch", "cifar_comparison", "fine_tuning", "study")
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "reference"]
@@ -79,20 +82,24 @@ def test_code_fits_its_line(page):
     assert [line for line in lines if len(line) > WIDTH] == []
 
 
-LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+ROOMS = ("docs", "pipeline", "data_prep", "launch", "recipes")
+LINKING = [*sorted(ROOT.glob("*.md")), *sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.md"))]
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
-def test_what_a_page_links_to_is_on_the_site_too(page):
-    """That is docs/, and what `make site` adds for the page of results."""
+@pytest.mark.parametrize("page", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere_those_of_the_site_within_it(page):
+    """The site is docs/, and what `make site` adds for the page of results."""
     added = "../recipes/studies/results/"
     assert added.removesuffix("/results/").removeprefix("../") in (ROOT / "Makefile").read_text()
     for link in LINK.findall(page.read_text()):
         target = (page.parent / link).resolve()
-        assert target.is_file(), link
-        if not target.is_relative_to(ROOT / "docs"):
-            assert page.name == "results.md", f"{link}: write the path as code"
-            assert link.startswith(added), link
+        assert target.exists(), link
+        if page.is_relative_to(ROOT / "docs"):
+            assert target.is_file(), link
+            if not target.is_relative_to(ROOT / "docs"):
+                assert page.name == "results.md", f"{link}: write the path as code"
+                assert link.startswith(added), link
 
 
 NAMED = re.compile(r"`((?:data_prep|docs|examples|launch|pipeline|recipes|tests)/[\w./-]+\.\w+)`")
@@ -121,3 +128,28 @@ def test_tests_that_the_page_on_trust_names_are_there():
         file = path or file
         assert name == "" or f"def {name}(" in (ROOT / file).read_text(), found
         assert (ROOT / file).is_file(), found
+
+
+def test_the_table_of_networks_is_the_commands():
+    assert named_table() in (ROOT / "pipeline/models/README.md").read_text()
+
+
+def test_every_room_has_its_line():
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    tree = page[page.index("## The house") :]
+    rooms = [path.parent.name for path in (ROOT / "pipeline").glob("*/__init__.py")]
+    files = [path.name for path in (ROOT / "pipeline").glob("*.py") if not path.name.startswith("__")]
+    for name in [*(f"{room}/" for room in rooms), *files, "data_prep/", "launch/", "recipes/", "tests/"]:
+        assert re.search(rf"(^|\s){re.escape(name)}\s", tree), name
+
+
+def test_the_readme_names_recipes_sources_and_targets_that_exist():
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    names = re.findall(r"widemix (?:train|cost|submit) (\S+)", readme)
+    sources = set(re.findall(r"widemix prep (\w\S+)", readme))
+    targets = set(re.findall(r"\bmake (\w+)", readme.replace("make`", "")))
+    assert names
+    assert [name for name in names if not find_recipe(name).is_file()] == []
+    assert set() < sources <= set(SOURCES)
+    assert {"demo", "test"} <= targets <= set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
+    assert [path for path in re.findall(r"\btests/[\w/.]+\w", makefile) if not (ROOT / path).exists()] == []

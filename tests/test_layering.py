@@ -84,25 +84,6 @@ def test_what_prints_shows_control_characters(path):
     assert own or "rich.console.Console" not in imports(path), "import Console from widemix.progress_line"
 
 
-def test_one_name():
-    """No file imports the folders under their own names, which only the top of a checkout has."""
-    for path in [*FILES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]:
-        for module in imports(path):
-            assert module.partition(".")[0] not in FOLDERS, f"{path} imports {module}"
-
-
-def test_rooms_import_each_other_in_one_direction():
-    """Between any two rooms arrows run one way."""
-    arrows: dict[str, set[str]] = {}
-    for path in FILES:
-        here = layer_of(name_of(path))
-        for module in imports(path):
-            there = layer_of(module)
-            if here and there and here[1] != there[1]:
-                arrows.setdefault(here[1], set()).add(there[1])
-    list(TopologicalSorter(arrows).static_order())  # CycleError names a circle
-
-
 def test_c_files_call_each_other_in_one_direction():
     sources = {path.name: re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.S) for path in _c_files()}
     defined = {  # a function of a file that others may call, and that file
