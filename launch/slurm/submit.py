@@ -1,7 +1,13 @@
-"""`widemix submit`: a recipe, a study file, or a recipe with some keys varied, as one sbatch command."""
+"""`widemix submit`: a recipe, a study file, or a recipe with some keys varied, as one sbatch command.
+
+Several runs are a job array, one line each in runs.tsv: the run's name, a copy of its recipe and its overrides,
+separated by tabs. The number of a line is the run's index in Slurm's arrays, so lines keep their numbers. The name
+has a hash of the resolved recipe, so that runs of another recipe have other lines and other run folders.
+"""
 
 import argparse
 import getpass
+import itertools
 import json
 import os
 import re
@@ -13,17 +19,18 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from widemix.cli.commands import load_from_arguments
 from widemix.errors import Exit, InputError
 from widemix.files import atomic_write, open_to_write, refuse_link
 from widemix.launch.slurm.options import PASSED, elastic_sizes, run_folder
-from widemix.launch.slurm.run_table import TABLE, Run, kept_path, merge, ranges, unfinished
 from widemix.launch.torchrun import check_torch
-from widemix.recipe import Recipe, check_init_from, check_world, dump_recipe, match_folder
+from widemix.recipe import Recipe, check_init_from, check_world, dump_recipe, match_folder, recipe_hash
 from widemix.recipe.files import find_study
 from widemix.terminal import print
 
+TABLE = "runs.tsv"
 _CLOSED = ("PartitionDown", "PartitionInactive")
 _REASON_S, _POLL_S = 5.0, 0.2
 # Reasons why Slurm leaves a job in the queue that do not pass by themselves; those of an administrator may.
@@ -31,6 +38,25 @@ _NEVER = re.compile(
     r"Partition(Config|TimeLimit|NodeLimit)|BadConstraints|Invalid(Account|QOS)|\w+NotAllowed|\w+PerJobLimit"
 )
 _OF_A_JOB = re.compile(r"SRUN_|SLURM_(?!CONF|CLUSTERS$|JWT$)")
+
+
+class Run(Protocol):
+    """A run of the array: a recipe with overrides, in a run folder of its own."""
+
+    @property
+    def name(self) -> str:
+        """Name of its run folder."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe with the overrides applied."""
+
+    @property
+    def overrides(self) -> Sequence[tuple[str, str]]:
+        """All changes of the recipe file, as `("section.key", "YAML value")`."""
+
+    def has_ended(self, folder: Path) -> bool:
+        """Whether it has ended in the folder of all runs."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +126,8 @@ def _open_runs(runs: Sequence[Run], folder: Path) -> tuple[list[str], list[int]]
     if not runs:
         return [], []
     table = merge(folder, runs)
-    missing = unfinished(folder, table, runs)
+    places = {line.partition("\t")[0]: number for number, line in enumerate(table, 1)}
+    missing = sorted(places[run.name] for run in runs if not run.has_ended(folder))
     indices = {index for _, index in queued_jobs}
     numbers = [number for number in missing if str(number) not in indices]
     if numbers:
@@ -233,3 +260,33 @@ def check_pyxis() -> None:
         raise InputError(
             "--container-image: srun has no such option here, it is Pyxis's; an Apptainer image is run by --container"
         )
+
+
+def kept_path(folder: Path, recipe: Recipe) -> Path:
+    """Where `submit` keeps a recipe: its file may be edited while the job waits, or runs and is requeued."""
+    return folder / "slurm" / f"recipe-{recipe_hash(recipe)}.yaml"
+
+
+def merge(folder: Path, runs: Sequence[Run]) -> list[str]:
+    """Return the lines of the folder's runs.tsv, with those of these runs replaced, or appended if they are new.
+
+    Raises `InputError` for an override that would be cut there.
+    """
+    table = folder / TABLE
+    lines = table.read_text().splitlines() if table.exists() else []
+    known = {line.partition("\t")[0]: line for line in lines}
+    for run in runs:
+        overrides = [f"--{key}={value}" for key, value in run.overrides]
+        if cut := [text for text in overrides if "\t" in text or len(text.splitlines()) > 1]:
+            raise InputError(f"{cut[0]!r}: a job's values have no tab and no line break")
+        known[run.name] = "\t".join([run.name, str(kept_path(folder, run.recipe)), *overrides])
+    return list(known.values())
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Write ascending numbers as sbatch's --array takes them: `[1, 2, 3, 7]` is `1-3,7`."""
+    parts = []
+    for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ",".join(parts)

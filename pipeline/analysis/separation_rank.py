@@ -110,11 +110,13 @@ class _Linear(nn.Module):
         self.weight = torch.randint(1, PRIME, (outputs, inputs), generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the product in the field."""
         return _times(x, self.weight.mT)
 
 
 class _Zero(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
+        """Return zeros of this shape."""
         return torch.zeros_like(x)
 
 

@@ -64,7 +64,7 @@ def _augment(arguments: argparse.Namespace) -> Exit:
     for path in paths:
         print(path)
     if arguments.tensorboard:
-        from widemix.plots.tensorboard import add_to_tensorboard
+        from widemix.run.tensorboard import add_to_tensorboard
 
         print(add_to_tensorboard({path.stem: path.read_bytes() for path in paths}, arguments.tensorboard))
     return Exit.DONE

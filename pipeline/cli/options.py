@@ -89,7 +89,7 @@ def write_outputs(
             write_output(arguments.to / name, content)
             print(arguments.to / name)
     if arguments.tensorboard:
-        from widemix.plots.tensorboard import add_to_tensorboard
+        from widemix.run.tensorboard import add_to_tensorboard
 
         print(add_to_tensorboard({Path(name).stem: png for name, png in plotted.items()}, arguments.tensorboard))
     if arguments.json:

@@ -4,6 +4,7 @@ TensorBoard plots one event file after the other, in the order of their names: s
 plotted twice. So each start writes a new file that begins with what is kept of the others, and removes those.
 """
 
+import io
 import itertools
 import json
 import math
@@ -11,8 +12,8 @@ import os
 import platform
 import struct
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import FileWriter, SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from widemix.files import open_to_write
+from widemix.errors import InputError
+from widemix.files import open_to_write, refuse_links
+from widemix.lock import HeldFolder, hold
 from widemix.markdown import fenced
 from widemix.recipe import Recipe, dump_recipe, flat_recipe
+from widemix.run import checkpoint
 from widemix.run.trackers import metrics_of
 
 BY_EPOCH = "over_epochs_x100/"  # tags whose steps are hundredths of an epoch begin so
@@ -249,3 +253,29 @@ def _layout() -> dict[str, dict[str, list[Any]]]:
             "weight norm": chart("train/weight_norm"),
         },
     }
+
+
+def add_to_tensorboard(images: Mapping[str, bytes], run: Path) -> Path:
+    """Add PNG files as `analysis/NAME` at a run's newest step; returns the folder of its event files.
+
+    They replace those of the same name and step, but not while the run is trained: its own file is left alone.
+    """
+    from PIL import Image  # and not where a rank starts
+
+    try:
+        step = checkpoint.find(run).position.step
+    except InputError:  # it has no checkpoint yet
+        step = 0
+    tags = {
+        f"analysis/{name}": np.asarray(Image.open(io.BytesIO(png)).convert("RGB")) for name, png in images.items()
+    }
+    refuse_links(run, HeldFolder.links)
+    with ExitStack() as stack:
+        dropped = None
+        with suppress(InputError):
+            stack.enter_context(hold(run, wait_s=0))
+            dropped = lambda tag, at: tag in tags and at == step  # noqa: E731
+        board = stack.enter_context(closing(Board(run, dropped)))
+        for tag, pixels in tags.items():
+            board.add_image(tag, pixels, step)
+    return run

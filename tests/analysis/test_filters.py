@@ -45,19 +45,6 @@ def test_the_frequency_is_that_of_a_plain_sum():
     assert mean_frequency(np.stack([chess, np.ones((4, 4)), np.zeros((4, 4))])) == pytest.approx([0.5**0.5, 0, 0])
 
 
-def test_opposite_phases_are_paired_and_pairs_sorted_by_frequency():
-    y, x = np.mgrid[:8, :8]
-    waves = [np.sin(2 * np.pi * (u * y + v * x) / 8 + 0.3) for u, v in ((0, 1), (1, 1), (2, 0), (3, 2))]
-    planted = np.stack(
-        [sign * scale * wave for wave, scale in zip(waves, (1, 5, 2, 3), strict=True) for sign in (1, -1)]
-    )
-    shuffled = np.random.RandomState(1).permutation(8)
-    order, frequency, opposition = sort_filters(planted[shuffled])
-    assert [sorted(shuffled[order[i : i + 2]] // 2) for i in range(0, 8, 2)] == [[0, 0], [1, 1], [2, 2], [3, 3]]
-    assert opposition == pytest.approx(-np.ones(4))
-    assert frequency[order[::2]] == pytest.approx([1 / 8, 2**0.5 / 8, 2 / 8, 13**0.5 / 8])
-
-
 def test_pairs_are_the_most_opposite_and_one_is_left():
     filters = np.random.RandomState(2).randn(7, 3, 3)
     flat = filters.reshape(7, 9) / np.linalg.norm(filters.reshape(7, 9), axis=1)[:, None]

@@ -19,7 +19,7 @@ from widemix.cli.commands import run_command
 from widemix.errors import InputError
 from widemix.launch.slurm import submit as slurm
 from widemix.launch.slurm.options import container_image, elastic_sizes, limit_minutes
-from widemix.launch.slurm.run_table import merge, ranges
+from widemix.launch.slurm.submit import merge, ranges
 from widemix.recipe import load_recipe
 from widemix.studies.study_run import cross
 

@@ -24,12 +24,11 @@ from tests.run.saved import KILLED, disturbed, position, state
 from tests.shims import disk_of
 from widemix.lock import hold
 from widemix.plots.style import as_png, new_figure
-from widemix.plots.tensorboard import add_to_tensorboard
 from widemix.recipe import dump_recipe, flat_recipe, load_recipe
 from widemix.run import checkpoint
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.metrics import SUPERSEDED, MetricsWriter, peak_memory
-from widemix.run.tensorboard import EventFile
+from widemix.run.tensorboard import EventFile, add_to_tensorboard
 
 RECIPE = load_recipe("digits/mixer")
 IMAGE = np.zeros((4, 4, 3), np.uint8)
