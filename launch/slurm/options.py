@@ -25,7 +25,8 @@ def add_arguments(parser: Parser) -> None:
     folder = "run folder, on a disk that all nodes share; of a study, the folder of its run folders"
     add("--run-dir", type=Path, required=True, metavar="DIR", help=folder)
     add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
-    add("--gpus-per-node", type=int, default=4, metavar="N", help="0: train on CPUs (default: 4)")
+    gpus = "0: train on CPUs (default: those of --sbatch=--gres=gpu:N, which takes this option's place, or 4)"
+    add("--gpus-per-node", type=int, metavar="N", help=gpus)
     add("--ranks-per-node", type=int, metavar="N", help="processes on each node (default: one per GPU, or 1)")
     add("--time", metavar="TIME", help="time limit of the job, as sbatch's: 24:00:00")
     add("--dry-run", action="store_true", help="print the sbatch command and the script, and submit nothing")
@@ -79,6 +80,18 @@ def _add_faults(add: Callable) -> None:
         "nodes, also requeue the job without them (default: no)"
     )
     add("--preflight", choices=("no", "report", "exclude"), default="no", help=preflight)
+
+
+def requested_gpus(arguments: argparse.Namespace) -> tuple[int, bool]:
+    """Return the GPUs of each node, and whether a --gres requests them, the only way on some clusters."""
+    given = arguments.gpus_per_node
+    for option in arguments.sbatch:
+        if found := re.match(r"--gres=(?:.*,)?gpu(?::[^:,]*[^:,\d][^:,]*)?(?::(\d+))?(?=[,(]|$)", option):
+            count = int(found[1] or 1)
+            if given not in (None, count):
+                raise InputError(f"--sbatch={option}: --gpus-per-node is {given}; leave that out")
+            return count, True
+    return 4 if given is None else given, False
 
 
 def elastic_sizes(arguments: argparse.Namespace, recipes: Sequence[Recipe], ranks: int) -> str:

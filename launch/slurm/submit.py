@@ -24,7 +24,7 @@ from typing import Protocol
 from widemix.cli.commands import load_from_arguments
 from widemix.errors import Exit, InputError
 from widemix.files import atomic_write, open_to_write, refuse_link
-from widemix.launch.slurm.options import PASSED, elastic_sizes, run_folder
+from widemix.launch.slurm.options import PASSED, elastic_sizes, requested_gpus, run_folder
 from widemix.launch.torchrun import check_torch
 from widemix.recipe import Recipe, check_init_from, check_world, dump_recipe, match_folder, recipe_hash
 from widemix.recipe.files import find_study
@@ -82,7 +82,7 @@ def plan(arguments: argparse.Namespace, runs: Sequence[Run]) -> Submission:
 
     runs: of a study or of --vary; none of a recipe that is to be trained once.
     """
-    ranks = arguments.ranks_per_node or arguments.gpus_per_node or 1
+    ranks = arguments.ranks_per_node or requested_gpus(arguments)[0] or 1
     folder = run_folder(arguments.run_dir, bool(runs))
     recipes = [each.recipe for each in runs] if runs else [load_from_arguments(arguments)]
     for recipe in recipes:
@@ -106,7 +106,8 @@ def _sbatch_options(arguments: argparse.Namespace, folder: Path, numbers: list[i
     options = ["--job-name", f"widemix-{folder.name}", "--nodes", str(arguments.nodes)]
     options += ["--output", f"{folder}/slurm/{'%A_%a' if numbers else '%j'}.log"]
     options += ["--no-kill"] if arguments.elastic else []
-    options += ["--gpus-per-node", str(arguments.gpus_per_node)] if arguments.gpus_per_node else []
+    gpus, by_gres = requested_gpus(arguments)
+    options += ["--gpus-per-node", str(gpus)] if gpus and not by_gres else []
     cpus = arguments.cpus_per_node
     options += ["--cpus-per-task", str(cpus)] if cpus else ["--exclusive", "--mem", "0"]
     for name in PASSED:
@@ -162,6 +163,8 @@ def submit(arguments: argparse.Namespace, runs: Sequence[Run]) -> Exit:
     """Submit the job, or print what would be submitted; runs: as for `plan`."""
     submission = plan(arguments, runs)
     text = shlex.join(submission.command)
+    if submission.numbers and not arguments.cpus_per_node:
+        print("each run has whole nodes; with --cpus-per-node N several small ones share a node", file=sys.stderr)
     if arguments.dry_run:
         print(text)
         if submission.table:

@@ -9,7 +9,9 @@ from typing import Any
 
 from widemix.errors import Exit, InputError
 from widemix.files import write_output
-from widemix.models.hub import FORMS, HUB, TIMM
+from widemix.formats.manifest import find_split, find_trained_on, read_manifest
+from widemix.models.hub import FORMS, HUB, TIMM, check_timm_name
+from widemix.recipe import load_stored_recipe
 from widemix.recipe.files import find_recipe
 from widemix.run.choice import LAST, choose
 from widemix.terminal import print
@@ -48,15 +50,28 @@ def choose_networks(arguments: argparse.Namespace, *names: str) -> list[str]:
     """
     for name in names:
         path = Path(name)
+        check_timm_name(name, name)
         elsewhere = name.startswith((TIMM, HUB)) or path.suffix in (".yaml", ".yml")
         if not (elsewhere or path.exists() or find_recipe(name).is_file()):
             raise InputError(f"{path}: no such run or checkpoint folder; give {FORMS}")
+        if hasattr(arguments, "split"):
+            _check_data(arguments, path)
     which, is_main = getattr(arguments, "checkpoint", None), os.environ.get("RANK", "0") == "0"
     runs = [name for name in dict.fromkeys(names) if (Path(name) / "checkpoints").is_dir()]
     if which not in (None, LAST) and not runs:
         raise InputError(f"--checkpoint {which}: is for a run folder, which {' and '.join(names)} is not")
     chosen = {name: choose(Path(name), which, is_main) for name in runs} if which else {}
     return [str(chosen[name]) if name in chosen and which != LAST else name for name in names]
+
+
+def _check_data(arguments: argparse.Namespace, network: Path) -> None:
+    """`InputError` where --data, or the folder on which a run was trained, is not there or lacks --split."""
+    folder, recipe = arguments.data, network / "recipe.yaml"
+    if not folder and recipe.is_file():
+        folder = find_trained_on(load_stored_recipe(recipe).data.path, network)
+    manifest = read_manifest(folder) if folder else None
+    if manifest and arguments.split:
+        find_split(folder, arguments.split, manifest)
 
 
 def add_outputs(parser: argparse.ArgumentParser, to: str, json: str) -> None:

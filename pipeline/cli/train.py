@@ -15,7 +15,7 @@ from widemix.distributed.launchers import export_torchrun_env, unused_tasks
 from widemix.distributed.rank_status import has_rank_status, remove_earlier_statuses, write_rank_status
 from widemix.distributed.startup_timing import note_process
 from widemix.errors import Exit, InputError, command
-from widemix.recipe import Recipe, check_world, dump_recipe, match_folder
+from widemix.recipe import Recipe, check_init_from, check_world, dump_recipe, match_folder
 from widemix.terminal import print
 
 _SHOWN = ("parameters", "training FLOPs", "memory", "step", "steps", "hours", "GPU hours")  # rows of `widemix cost`
@@ -48,11 +48,14 @@ def _train(arguments: argparse.Namespace) -> int:
             raise InputError("--dry-run: is for `widemix train` alone, without a launcher")
         _begin_rank()
         return _train_rank(match_folder(load_from_arguments(arguments)), arguments)
-    recipe = load_from_arguments(arguments)  # first: a wrong one is reported before torch is imported
+    recipe = load_from_arguments(arguments)
     check_least(arguments, 1, "ranks")
-    ranks = arguments.ranks or _count_gpus()
-    check_world(recipe, ranks)
+    check_world(recipe, arguments.ranks or 1)
     recipe = match_folder(recipe)  # last, since it needs prepared data
+    if not (arguments.run_dir and arguments.run_dir.exists()):  # a run that goes on has its weights
+        check_init_from(recipe)
+    ranks = arguments.ranks or _count_gpus()  # imports torch, which takes seconds
+    check_world(recipe, ranks)
     if arguments.dry_run:
         return _dry_run(recipe, arguments.recipe, ranks)
     if warning := unused_tasks(os.environ, ranks):

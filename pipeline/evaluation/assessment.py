@@ -28,7 +28,7 @@ from widemix.errors import InputError
 from widemix.evaluation.evaluate import evaluate
 from widemix.evaluation.networks import Network, load_network
 from widemix.evaluation.real_labels import RealAccuracy, read_real_labels
-from widemix.formats.manifest import read_manifest
+from widemix.formats.manifest import find_trained_on, read_manifest
 from widemix.metrics import all_metrics
 from widemix.progress_line import ProgressLine
 from widemix.run import checkpoint
@@ -180,10 +180,8 @@ def assess_network(
     folder = str(data or network.data.path)
     if not folder:
         raise InputError(f"{network.name}: has no data of its own: give a prepared folder with --data")
-    if network.recipe and not data and not Path(folder).exists():
-        raise InputError(
-            f"{folder}: no such folder in {Path.cwd()}, and {network.name} was trained on it; --data names it"
-        )
+    if network.recipe and not data:
+        find_trained_on(folder, network.name)
     chosen = match_classes(network, Path(folder))
     module = SelectClasses(network.module, chosen) if chosen else network.module
     number = len(chosen) if chosen else network.data.num_classes

@@ -126,6 +126,15 @@ def _why_missing(folder: Path) -> str:
     return f"no such folder{where}; `widemix prep SOURCE [--from DIR] --to {folder}` writes one"
 
 
+def find_trained_on(folder: str, network: str | Path) -> Path:
+    """Return the folder on which a network was trained; `InputError` where it is not there, as in another folder."""
+    if not Path(folder).exists():
+        raise InputError(
+            f"{folder}: no such folder in {Path.cwd()}, and {network} was trained on it; --data names it"
+        )
+    return Path(folder)
+
+
 def find_split(folder: Path, name: str, manifest: Manifest, key: str = "") -> Split:
     """The split of this name. `InputError` says which there are, and with `key`, the recipe's, what to do."""
     if name in manifest.splits:

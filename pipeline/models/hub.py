@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from widemix.errors import InputError, RunError
+from widemix.models.timm_networks.names import check_name
 
 FORMS = (
     "a run, a checkpoint, a folder of `widemix export`, a recipe or its name (its weights at the start), timm:NAME, "
@@ -22,6 +23,17 @@ def timm_name(name: str) -> str | None:
     if name == TIMM:
         raise InputError("timm:: should be timm:NAME, such as timm:mixer_b16_224")
     return name.removeprefix(TIMM) if name.startswith(TIMM) else None
+
+
+def check_timm_name(name: str, given: str) -> None:
+    """Raise `InputError`, which begins with `given`, where `name` is that of no network of timm: timm:NAME."""
+    if name.startswith(TIMM) and ":" not in (
+        network := name.removeprefix(TIMM)
+    ):  # timm knows hf-hub: and local-dir: too
+        try:
+            check_name(network, TIMM)
+        except InputError as error:
+            raise InputError(f"{given}: {error}") from None
 
 
 def check_repository(repository: str, given: str) -> str:

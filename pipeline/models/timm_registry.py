@@ -55,8 +55,8 @@ def load_pretrained(name: str, given: str) -> torch.nn.Module:
         cure = f"; did you mean timm:{close[0]}?" if close else ""
         if constants.HF_HUB_OFFLINE and not reason.startswith("Unknown model"):
             reason = f"{host} can't be reached, and {constants.HF_HUB_CACHE} does not have it"
-            cure = (
-                "; load it where there is a network and copy that folder, or give --train.init_from a file of weights"
+            cure = "; load it where there is a network and copy that folder" + (
+                ", or give --train.init_from a file of weights" if "init_from" in given else ""
             )
         raise InputError(f"{given}: cannot be loaded ({reason}){cure}") from None
     finally:

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from widemix.errors import InputError
-from widemix.models.hub import HUB, TIMM
+from widemix.models.hub import HUB, TIMM, check_timm_name
 from widemix.recipe.error_messages import error_message
 from widemix.recipe.plugins import import_plugins
 from widemix.recipe.schema import RecipeFields
@@ -99,8 +99,9 @@ def match_folder(recipe: Recipe) -> Recipe:
 
 
 def check_init_from(recipe: Recipe) -> None:
-    """Raise `InputError` if `train.init_from` names a path that is not there."""
+    """Raise `InputError` if `train.init_from` names a path that is not there, or no network of timm."""
     source = recipe.train.init_from or ""
+    check_timm_name(source, f"train.init_from {source}")
     if source and not source.startswith((TIMM, HUB)) and not Path(source).exists():
         raise InputError(
             f"train.init_from {source}: no such run or checkpoint folder; a weights file, timm:NAME or hf:OWNER/NAME "

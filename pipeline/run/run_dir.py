@@ -23,7 +23,7 @@ from widemix.cgroups import usable_cpus
 from widemix.distributed.requests import StopRequest
 from widemix.distributed.topology import Topology, on_main
 from widemix.engine.batch_norm import has_batch_norms
-from widemix.errors import InputError
+from widemix.errors import InputError, cure_of, is_of_disk
 from widemix.files import atomic_write
 from widemix.formats.manifest import Prepared, data_hashes, read_manifest
 from widemix.lock import hold
@@ -133,7 +133,9 @@ def _acquire(run_dir: Path, recipe: Recipe, resume: str, topology: Topology) -> 
             state = _open(run_dir, recipe, resume, topology)
             return state, stack.pop_all()
     except OSError as error:
-        raise InputError(f"{run_dir}: cannot be written to ({error.strerror}); name another with --run-dir") from None
+        cure = f"{cure_of(error)}, or " if is_of_disk(error) else ""
+        reason = f"cannot be written to ({error.strerror}); {cure}name another with --run-dir"
+        raise InputError(f"{run_dir}: {reason}") from None
 
 
 def _make(run_dir: Path) -> bool:

@@ -23,7 +23,7 @@ from widemix.distributed.topology import Topology, on_main
 from widemix.engine.state import Shard, State
 from widemix.errors import RunError, cure_of
 from widemix.run import checkpoint
-from widemix.run.checkpoint import Position, RetentionPolicy
+from widemix.run.checkpoint import Position, RetentionPolicy, complete_checkpoints
 
 _WRITTEN = "written"  # the key of how many files all ranks have written
 _POLL_S = 0.05  # between two looks whether they have
@@ -103,9 +103,14 @@ class Saver:
         No rank returns before rank 0 has written the checkpoint: launchers may kill the ranks that outlive the first.
         """
         failed = self.finish()
-        failed = on_main(self._topology, lambda: failed)
+        failed = on_main(self._topology, lambda: failed and f"{failed}; {cure_of(failed)}, and {self._onward()}")
         if failed is not None:
-            raise RunError(f"{failed}; {cure_of(failed)}, and start the same command again: it goes on from them")
+            raise RunError(failed)
+
+    def _onward(self) -> str:
+        complete = complete_checkpoints(self._run_dir)
+        onward = f"goes on from step {int(complete[-1].name)}" if complete else "begins anew, since none is complete"
+        return f"start the same command again: it {onward}"
 
     def _save(self, shards: list[Shard], position: Position) -> None:
         """In the thread."""

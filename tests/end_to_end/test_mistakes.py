@@ -8,10 +8,14 @@ import subprocess
 import sys
 
 import pytest
+import timm
+from timm.models import _registry
 
+from tests.clone import CLONE
 from tests.conftest import Command
 from tests.forked_popen import ForkedPopen
 from tests.forks import Forks
+from widemix.recipe import dump_recipe, load_recipe
 
 
 def refused(command: Command, words: str) -> None:
@@ -32,6 +36,54 @@ def test_a_truncated_beton_is_reported_once_by_two_ranks(train, digits, tmp_path
         train("run", "--data.path", str(cut), "--ranks", "2"), "train.beton: has 8600000 bytes, the manifest says"
     )
     assert not (tmp_path / "run").exists()
+
+
+RECIPE = "train digits/mixer --data.path {digits}"
+EARLY = {
+    f"{RECIPE} --model.kind timm --model.name resnet81": "timm has no such network; did you mean resnet18?",
+    f"{RECIPE} --train.init_from timm:resnet81": "timm has no such network; did you mean timm:resnet18?",
+    f"{RECIPE} --train.init_from {{digits}}/none": "/none: no such run or checkpoint folder; a weights file",
+    f"{RECIPE} --data.image_size 9": "model.patch_size 2 does not divide data.image_size 9",
+    f"{RECIPE} --data.eval_split val": "no split 'val'; it has train, test",
+    f"{RECIPE} --data.num_classes 7": "has 10 classes; --data.num_classes 0",
+    f"{RECIPE}/none": "/none: no such folder",
+    "eval timm:resnet81 --data {digits}": "timm has no such network; did you mean timm:resnet18?",
+    "eval timm:resnet18 --data {digits} --split val": "no split 'val'; it has train, test",
+    "eval {run} --data {digits}/none": "/none: no such folder",
+    "eval {run}": "none: no such folder in ",
+}
+WITHOUT_TORCH = """
+import sys
+from widemix.cli.commands import run_command
+from widemix.cli.parser import make_parser
+codes = [run_command(make_parser(), None, words.split()) for words in sys.argv[1:]]
+assert set(codes) == {2} and "torch" not in sys.modules, codes
+"""
+
+
+def test_mistakes_are_told_before_torch_is_imported(digits, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(load_recipe("digits/mixer", [("data.path", "none")])))
+    words = [command.format(digits=digits, run=tmp_path) for command in EARLY]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *words], cwd=CLONE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for line, expected in zip(done.stderr.splitlines(), EARLY.values(), strict=True):
+        assert line.startswith("error: "), line
+        assert expected in line
+
+
+KNOWN = """
+import sys
+from widemix.models.timm_networks.names import check_name
+for name in sys.argv[1:]:
+    check_name(name)
+"""
+
+
+def test_timm_networks_are_known_before_timm_is_imported():
+    every = [*timm.list_models(include_tags=True)[::25], *sorted(_registry._deprecated_models)[::10]]
+    every += ["mixer", "widemix_mixer", "mixer_b16_224.goog_in21k"]
+    done = subprocess.run([sys.executable, "-c", KNOWN, *every], cwd=CLONE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def into_nothing(*words: str) -> None:

@@ -319,10 +319,11 @@ def ends_with_its_cure(code: int, said: str, run: Path, reason: str, cure: str) 
     assert last.startswith(f"error: {run}/checkpoints/00000003: the checkpoint could not be written"), said
     assert reason in last
     assert last.endswith(
-        f"earlier ones are untouched; {cure}, and start the same command again: it goes on from them"
+        f"earlier ones are untouched; {cure}, and start the same command again: it goes on from step 2"
     )
 
 
+FREE = "free some space, or name another with --run-dir"
 THREE = (*SMALL, "--train.max_steps", "3", "--train.save_every_steps", "2", "--log.every", "1")
 
 
@@ -331,6 +332,8 @@ def test_a_disk_that_is_full_at_the_end_is_named(digits, disk, tmp_path):
     words = ("recipes/digits/rp_mixer.yaml", "--data.path", str(digits), "--run-dir", str(run), *THREE)
     [code], said = Forks(train_with, "saved@2:0,fill@2-99", *words, log=tmp_path / "log").wait()
     ends_with_its_cure(code, said, run, "No space left on device", "free some space")
+    [code], said = Forks(train_with, "none", *words, log=tmp_path / "log").wait()
+    assert (code, said) == (2, f"error: {run}: cannot be written to (No space left on device); {FREE}\n")
     (disk / "others").unlink()
     codes, said = Forks(train_with, "none", *words, log=tmp_path / "log").wait()
     assert codes == [0], said

@@ -103,11 +103,11 @@ def test_what_is_submitted(case, submit, digits, tmp_path, programs, system, mon
 
 def test_a_dry_run_ends_with_the_script_and_writes_nothing(submit, tmp_path):
     script = ROOT / "launch/slurm/train.sbatch"
-    code, output = submit("--dry-run", "--train.init_from", "timm:a; rm x")
+    code, output = submit("--dry-run", "--train.init_from", "timm:resnet18.a; rm x")
     assert code == 0
     assert output.endswith(f"\n# {script}\n{script.read_text()}")
     assert not (tmp_path / "run").exists()
-    assert shlex.split(output.partition("\n")[0])[-1] == "--train.init_from=timm:a; rm x"
+    assert shlex.split(output.partition("\n")[0])[-1] == "--train.init_from=timm:resnet18.a; rm x"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Saving during training: the parts of many ranks become one complete checkpoint, or none."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -163,9 +164,9 @@ def test_other_ranks_fail_where_the_last_checkpoint_is_not_saved(tmp_path, syste
 @pytest.mark.usefixtures("alone")
 def test_a_run_whose_last_checkpoint_is_not_saved_fails(tmp_path):
     (saver,) = savers(tmp_path, 1)
-    saver.begin(parts(0, [0, SIZE]), position(1))
-    saver.finish_all_ranks()
-    with disk_of(100):
-        saver.begin(parts(0, [0, SIZE]), position(2))
-        with pytest.raises(RunError, match=r"00000002: the checkpoint could not be written .*File too large"):
-            saver.finish_all_ranks()
+    for step, onward in ((1, "begins anew, since none is complete"), (2, ""), (3, "goes on from step 2")):
+        with disk_of(100) if onward else nullcontext():
+            saver.begin(parts(0, [0, SIZE]), position(step))
+            refused = rf"{step}: the checkpoint could not be written .*File too large.*; raise .*: it {onward}$"
+            with pytest.raises(RunError, match=refused) if onward else nullcontext():
+                saver.finish_all_ranks()

@@ -1,6 +1,5 @@
 """timm's networks, with errors that name the recipe's key, and ResMLP and gMLP of timm's blocks."""
 
-import difflib
 import functools
 from typing import Any
 
@@ -11,6 +10,7 @@ from timm.models.mlp_mixer import Affine, MlpMixer, ResBlock, SpatialGatingBlock
 
 from widemix.errors import InputError
 from widemix.models.drop_path import number_drop_paths
+from widemix.models.timm_networks.names import unknown_name
 from widemix.models.timm_networks.section import GmlpSection, ResMlpSection
 
 
@@ -41,10 +41,7 @@ def _network(section: ResMlpSection | GmlpSection, **outer) -> MlpMixer:
 def create_timm_model(name: str, num_classes: int, **arguments) -> torch.nn.Module:
     """Return timm's network of that name; `InputError` if there is none or it does not take the arguments."""
     if not timm.is_model(name):
-        close = difflib.get_close_matches(name, timm.list_models(), n=1)
-        raise InputError(
-            f"model.name: timm has no network called {name}" + (f"; did you mean {close[0]}?" if close else "")
-        )
+        raise InputError(f"model.name {name}: {unknown_name(name, timm.list_models())}")
     arguments = without_untaken(name, arguments)
     try:
         return timm.create_model(name, num_classes=num_classes, **arguments)

@@ -7,6 +7,7 @@ from pydantic import field_validator, model_validator
 from typing_extensions import override
 
 from widemix.models.section import Expansion, ModelSection, PatchedSection
+from widemix.models.timm_networks.names import check_name
 from widemix.section import DropPath, PositiveAmount, key
 
 
@@ -72,6 +73,12 @@ class TimmSection(ModelSection):
     arguments: dict[str, Argument | list[Argument]] = key(
         {}, "what timm's network takes besides, such as {patch_size: 4, embed_dim: 80} of a ViT"
     )
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        check_name(name)
+        return name
 
     @field_validator("arguments")
     @classmethod
