@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from widemix.cgroups import usable_cpus
-from widemix.data_prep.image import Encoded
 from widemix.data_prep.image_processes import encode_all
 from widemix.data_prep.prep_dir import UNFINISHED, check_target, prep_dir, rename_finished, translate_errors
+from widemix.data_prep.records import Encoded
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources.labels import check_label
@@ -53,13 +52,6 @@ class _Stored(Sequence[Sample]):
             shape = beton.height[index], beton.width[index], 3
             image = beton.bytes[start : start + size].reshape(shape)
         return Sample(f"{beton.path.name}[{index}]", int(beton.label[index]), image)
-
-
-class _Checked(NamedTuple):
-    """A file whose images can all be decoded."""
-
-    checksums: bytes  # the content of its file of checksums
-    exceptions: list[dict[str, str]]
 
 
 @translate_errors()
@@ -99,9 +91,8 @@ def adopt(
     with prep_dir(to, {"source": SOURCE, "from": origin}, force=False):
         splits, files, exceptions = {}, {}, []
         for split, beton in opened.items():
-            checked = _check(split, beton, processes or usable_cpus())
-            exceptions += checked.exceptions
-            files[f"{split}{SUFFIX}"] = checked.checksums
+            files[f"{split}{SUFFIX}"], unusual = _check(split, beton, processes or usable_cpus())
+            exceptions += unusual
             splits[split] = Split(
                 file=f"{split}.beton",
                 bytes=len(beton.bytes),
@@ -143,8 +134,8 @@ def _link(path: Path, link: Path) -> None:
             ) from None
 
 
-def _check(split: str, beton: Beton, processes: int) -> _Checked:
-    """Decode every image of a file, and compute its checksums."""
+def _check(split: str, beton: Beton, processes: int) -> tuple[bytes, list[dict[str, str]]]:
+    """Decode every image of a file: the content of its file of checksums, and which images are unusual."""
     samples, checksums, bands = _Stored(beton), np.empty(len(beton), NUMBER), bytearray()
     exceptions, damaged = [], []
     workers = processes if (beton.mode == JPEG).any() else 1
@@ -169,7 +160,7 @@ def _check(split: str, beton: Beton, processes: int) -> _Checked:
         for line in damaged[:LISTED]:
             print_status(line)
         raise RunError(f"{beton.path}: {len(damaged)} of {len(beton)} images are damaged; write the file again")
-    return _Checked(checksums.tobytes() + bytes(bands), exceptions)
+    return checksums.tobytes() + bytes(bands), exceptions
 
 
 def _damage(beton: Beton, number: int, record: Encoded) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from widemix.data_prep.encoding import Encoding
-from widemix.data_prep.image import Encoded
+from widemix.data_prep.records import Encoded
 from widemix.data_prep.samples import Dataset, Origin
 from widemix.data_prep.subset import Subset
 from widemix.data_prep.verify import open_prepared

@@ -7,9 +7,9 @@ shrunk to `max_size` and re-encoded. A `rule` names every step that the settings
 import functools
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image, JpegImagePlugin
@@ -26,11 +26,12 @@ from widemix.data_prep.jpeg import (
     with_markers,
 )
 from widemix.data_prep.opening import BITS, PHOTOMETRIC, CorruptImage, load_image, more_than_rgb, open_image
+from widemix.data_prep.records import Encoded
 from widemix.data_prep.samples import FileSlice, Origin, Sample
 from widemix.data_prep.settings import PAGE, PrepSettings
 from widemix.errors import InputError
 from widemix.formats.beton import COEFFICIENTS, JPEG, RAW
-from widemix.formats.checksums import crc32c, image_chunks, sample_checksum
+from widemix.formats.checksums import crc32c
 from widemix.formats.tables import ALIGNED
 from widemix.versions import older_pillow
 
@@ -46,63 +47,6 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }  # what makes an image of each orientation but 1 upright
-
-
-class Encoded(NamedTuple):
-    """A sample ready to be written; without `data` and `source` for a corrupt image that is left out.
-
-    `segments` is the table of its restart segments, in files that have that field. If the file's own bytes are kept,
-    `source` is where they are, and `data` may be empty.
-    """
-
-    name: str
-    label: int
-    mode: int  # JPEG, RAW or COEFFICIENTS
-    width: int  # pixels
-    height: int  # pixels
-    data: bytes
-    rule: str  # what had to be done to an unusual image, or ""
-    segments: bytes = b""
-    source: FileSlice | None = None
-    checksum: int | None = None  # of the sample, computed with it
-    origin: Origin = Origin()
-    targets: bytes = b""  # float32 each, in files of targets; the label is -1 then
-
-    @property
-    def parts(self) -> tuple[bytes, ...]:
-        """The data of its fields: the image and, where they are, the table of segments and the targets."""
-        data = self.source.read() if self.source and not self.data else self.data
-        return tuple(part for part in (data, self.segments, self.targets) if part) if data else ()
-
-    def numbers(self, parts: Sequence[bytes]) -> tuple[int, ...]:
-        """The numbers of which the sample's checksum is made, before those of its blocks."""
-        label = crc32c(self.targets) if self.targets else self.label
-        return self.mode, self.width, self.height, label, len(parts[0]), len(self.segments)
-
-    def blocks(self, parts: Sequence[bytes]) -> list[int]:
-        """The CRC-32C of each of its blocks."""
-        return image_chunks(self.mode, self.width, parts[0], self.segments)
-
-    @property
-    def has_bands(self) -> bool:
-        """Whether the checksums of its blocks are stored too."""
-        return self.mode == RAW
-
-    def with_checksum(self) -> "Encoded":
-        """The same with its checksum."""
-        parts = self.parts
-        checksum = sample_checksum(self.numbers(parts), self.blocks(parts)) if parts else None
-        return self._replace(checksum=checksum)
-
-    def for_transfer(self) -> "Encoded":
-        """The same without bytes that another process can read from `source`."""
-        return self._replace(data=b"") if self.source else self
-
-    def row(self, positions: Sequence[int]) -> tuple:
-        """The record in the file's table of samples, with the parts at these positions (bytes)."""
-        image = self.mode, self.width, self.height, positions[0]
-        segments = ((positions[1], len(self.segments)),) if self.segments else ()
-        return image, self.label, *segments, *((positions[-1],) if self.targets else ())
 
 
 def encode(sample: Sample, settings: PrepSettings) -> Encoded:

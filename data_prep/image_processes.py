@@ -21,7 +21,8 @@ from multiprocessing import spawn
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 
-from widemix.data_prep.image import Encoded, encode
+from widemix.data_prep.image import encode
+from widemix.data_prep.records import Encoded
 from widemix.data_prep.samples import Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError, RunError

@@ -157,16 +157,6 @@ def leftovers(to: Path) -> list[Path]:
     return [path for name in OURS for path in to.glob(f"{name}{UNFINISHED}") if path.is_file()]
 
 
-def data_path(to: Path, split: str) -> Path:
-    """The path of an unfinished split's .beton."""
-    return to / f"{split}.beton{UNFINISHED}"
-
-
-def journal_path(to: Path, split: str) -> Path:
-    """The path of an unfinished split's journal."""
-    return to / f"{split}.journal{UNFINISHED}"
-
-
 def _resume(to: Path, plan: dict[str, Any], force: bool) -> None:
     path = to / f"plan{UNFINISHED}"
     if path.exists() and any(to.glob(f"*.journal{UNFINISHED}")):

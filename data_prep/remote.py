@@ -239,10 +239,8 @@ def _download_all(files: Iterable[tuple[Remote, dict[str, Any], Path]]) -> None:
 
 def _list(remote: Remote) -> Mapping[str, Any]:
     """Return what fsspec says of each file of a folder, or of the one file at the URL, by path."""
-    if not remote.url.startswith(HTTP):
-        found: Mapping[str, Any] = _try(remote.url, "listed", lambda: remote.files.find(remote.root, detail=True))
-        return found
-    if not remote.root.endswith("/"):  # fsspec would read it to find links in it
+    is_http = remote.url.startswith(HTTP)
+    if is_http and not remote.root.endswith("/"):  # fsspec would read it to find links in it
         info = remote.info()
         if info.get("mimetype") != "text/html":
             return {remote.root: info}
@@ -251,10 +249,8 @@ def _list(remote: Remote) -> Mapping[str, Any]:
         if not isinstance(error, FileNotFoundError):
             raise error
 
-    listed: Mapping[str, Any] = _try(
-        remote.url, "listed", lambda: remote.files.find(remote.root, detail=True, on_error=refuse)
-    )
-    return listed
+    options = {"on_error": refuse} if is_http else {}
+    return dict(_try(remote.url, "listed", lambda: remote.files.find(remote.root, detail=True, **options)))
 
 
 def _download(remote: Remote, listed: dict[str, Any], to: Path, stopped: Event) -> None:

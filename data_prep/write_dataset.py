@@ -10,7 +10,7 @@ import numpy as np
 
 from widemix.data_prep.beton_writer import BetonWriter, Written
 from widemix.data_prep.encoding import Encoding
-from widemix.data_prep.prep_dir import UNFINISHED, data_path, journal_path, rename_finished
+from widemix.data_prep.prep_dir import UNFINISHED, rename_finished
 from widemix.data_prep.samples import IN_MEMORY, Dataset, Status
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError, RunError
@@ -115,12 +115,12 @@ def _write_split(name: str, job: Job) -> tuple[Split, list[dict[str, str]], dict
 
 def _open_writer(name: str, job: Job) -> BetonWriter:
     """A writer that resumes, if the samples that were taken before are still the same."""
-    samples, journal = job.dataset.splits[name], journal_path(job.to, name)
+    samples, journal = job.dataset.splits[name], job.to / f"{name}.journal{UNFINISHED}"
 
     def open_writer() -> BetonWriter:
-        seed = f"{name} {json.dumps(job.plan)}"
+        path, seed = job.to / f"{name}.beton{UNFINISHED}", f"{name} {json.dumps(job.plan)}"
         layout, page = job.encoding.layout, job.settings.page
-        return BetonWriter(data_path(job.to, name), journal, len(samples), layout, page=page, seed=seed)
+        return BetonWriter(path, journal, len(samples), layout, page=page, seed=seed)
 
     writer = open_writer()
     try:

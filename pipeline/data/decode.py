@@ -125,7 +125,7 @@ class Decoder:
         Samples int64 [B], boxes int64 [B, 5] as in `random_boxes`, bicubic bool [B]; images uint8 [B, H, H, 3].
         """
         for b, reason in self.try_read(samples, boxes, bicubic, images, threads).items():
-            raise InputError(self.describe_damage(int(samples[b]), reason))
+            raise InputError(damaged_sample(self.beton.path, int(samples[b]), reason))
 
     def try_read(
         self, samples: np.ndarray, boxes: np.ndarray, bicubic: np.ndarray, images: np.ndarray, threads: int
@@ -186,10 +186,6 @@ class Decoder:
         if checksums is None:
             return mode, *columns, None, None, None
         return mode, *columns, checksums.samples[samples], checksums.first[samples], checksums.bands
-
-    def describe_damage(self, sample: int, reason: str) -> str:
-        """The message about a damaged sample."""
-        return damaged_sample(self.beton.path, sample, reason)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from widemix.data.split import open_split, split_checksums
 from widemix.distributed.topology import Topology, share_cpus
 from widemix.errors import InputError
 from widemix.formats.beton import open_beton
-from widemix.formats.sources import describe_sample
+from widemix.formats.sources import damaged_sample, describe_sample
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection
 from widemix.terminal import print
@@ -113,11 +113,12 @@ class AugmentedImages(Images):
 
     @override
     def read(self, part: StepPart) -> HostBatch:
+        """As `Source.read`; a damaged image is named, or replaced by another one, as `on_corrupt` says."""
         view_ids, epoch = part.view_ids.copy(), part.epoch
         images, request = self._empty(len(view_ids)), self._request(view_ids, epoch)
         damaged = self.decoder.try_read(*request, images.numpy(), self.threads)
         for b, reason in damaged.items():
-            message = self.decoder.describe_damage(int(request[0][b]), reason)
+            message = damaged_sample(self.file.path, int(request[0][b]), reason)
             if self.section.on_corrupt == "error":
                 raise InputError(f"{message}; --data.on_corrupt replace uses another in its place")
             view_ids[b] = self._replace(int(view_ids[b]), epoch, images[b : b + 1].numpy(), message)
@@ -126,6 +127,7 @@ class AugmentedImages(Images):
 
     @override
     def boxes(self, view_ids: np.ndarray, epoch: int) -> np.ndarray:
+        """Random crops of the epoch, and whether they are flipped: int64 [B, 5], as in `decode.random_boxes`."""
         augment = self.augment
         sizes = (view_ids, self.file.height, self.file.width)
         if augment.crop == "padded":
@@ -135,10 +137,12 @@ class AugmentedImages(Images):
 
     @override
     def cubic(self, view_ids: np.ndarray, epoch: int) -> np.ndarray:
+        """Which images are resized bicubically: bool [B]; with `random` about half of them, others in each epoch."""
         return cubic(view_ids, self.section.interpolation, self.seed, epoch)
 
     @override
     def erasing(self, view_ids: np.ndarray, epoch: int) -> Erasing | None:
+        """Return the boxes to erase in this epoch, and what fills them; None without random erasing."""
         if self.augment.re_prob == 0:
             return None
         return sample_erasing(view_ids, self.section.image_size, self.augment, self.seed, epoch)
@@ -205,7 +209,7 @@ class Views:
         cubic = np.stack([view.cubic(each, epoch) for view, each in zip(self.views, ids, strict=True)], axis=1)
         damaged = first.decoder.try_read_views(view_ids, boxes, cubic, images, first.threads)
         for b, reason in damaged.items():
-            raise InputError(first.decoder.describe_damage(int(view_ids[b]), reason))
+            raise InputError(damaged_sample(self.file.path, int(view_ids[b]), reason))
         for view, each, pixels in zip(self.views, ids, images, strict=True):
             view.augmentation(pixels, each, view.seed, epoch, view.threads)
         return HostBatch(flat, self.labels(view_ids), view_ids, epoch)

@@ -4,7 +4,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +42,12 @@ SEGMENT_NUMBER = np.dtype("<u4")
 NO_SEGMENTS = bytes(3 * SEGMENT_NUMBER.itemsize)
 
 FIELDS = (("image", IMAGE_FIELD), ("label", INT_FIELD))
-SEGMENT_FIELDS = (*FIELDS, ("segments", BYTES_FIELD))  # see Segments
+# Of each JPEG the uint32 numbers with which a reader decodes only the segments that a crop touches:
+#     MCUs per segment, width of an MCU in pixels, height of an MCU in pixels,
+#     start of each segment, end of the last one       (bytes from the start of the image's JPEG)
+# A segment is what lies between two restart markers. A row of MCUs is a whole number of segments, rows are in order,
+# and each segment except the last ends with its marker's two bytes. An image without segments has three zeros.
+SEGMENT_FIELDS = (*FIELDS, ("segments", BYTES_FIELD))
 COEFFICIENT_FIELDS = (("image", COEFFICIENTS_FIELD), ("label", INT_FIELD))  # see pipeline/formats/coefficients.py
 TARGETS = ("targets", ARRAY_FIELD)  # numbers to predict, TARGET [n]; the label of each sample is -1 then
 # The records of files that `widemix prep` writes, by their fields.
@@ -82,7 +87,7 @@ class Beton:
     offset: np.ndarray  # int64 [n], bytes from the start of the file
     size: np.ndarray  # int32 [n], bytes
     label: np.ndarray  # int32 [n]; -1 in a file of targets
-    segments: np.ndarray  # int64 [n], bytes from the start of the file to the table of segments, see Segments
+    segments: np.ndarray  # int64 [n], bytes from the start of the file to the table of segments, see SEGMENT_FIELDS
     segments_size: np.ndarray  # int64 [n], bytes of that table; 0 if the file has none
     targets: np.ndarray  # int64 [n], bytes from the start of the file to the targets; 0 if the file has none
     target_count: int  # numbers that are the targets of a sample; 0 if the file has none
@@ -231,42 +236,3 @@ def array_arguments(kind: np.dtype, length: int) -> bytes:
     arguments = np.zeros(1, ARRAY_ARGUMENTS)
     arguments["shape"][0, 0], arguments["type_length"] = length, len(described)
     return arguments.tobytes() + described
-
-
-class Segments(NamedTuple):
-    """The restart segments of one JPEG, with which a reader decodes only the segments that a crop touches.
-
-    A segment is what lies between two restart markers: MCUs (the blocks of 8 x 8 to 32 x 16 pixels that JPEG codes
-    together) that can be decoded without any other segment. The field `segments` of a .beton holds these uint32
-    numbers for each image:
-
-        MCUs per segment, width of an MCU in pixels, height of an MCU in pixels,
-        start of each segment, end of the last one       (bytes from the start of the image's JPEG)
-
-    A row of MCUs is a whole number of segments, rows are in order, and each segment except the last ends with the two
-    bytes of its marker. The table of an image without segments is three zeros.
-    """
-
-    interval: int  # MCUs per segment
-    mcu_width: int  # pixels
-    mcu_height: int  # pixels
-    offsets: np.ndarray  # uint32 [segments + 1], bytes from the start of the JPEG; the last is the end
-
-
-def segments_of(beton: Beton, sample: int) -> Segments | None:
-    """The segments of a sample's JPEG, or None if it has none. Raises `InputError` if the table is not consistent."""
-    start, size = int(beton.segments[sample]), int(beton.segments_size[sample])
-    numbers = beton.bytes[start : start + size].view(SEGMENT_NUMBER)
-    if size == 0 or numbers[0] == 0:
-        return None
-    interval, across, down = (int(number) for number in numbers[:3])
-    offsets, length = numbers[3:].astype(np.int64), int(beton.size[sample])
-    mcus = -(-int(beton.width[sample]) // max(across, 1)), -(-int(beton.height[sample]) // max(down, 1))
-    if (
-        mcus[0] % interval
-        or len(offsets) != mcus[0] // interval * mcus[1] + 1
-        or (np.diff(offsets) < 1).any()
-        or not 0 < offsets[0] <= offsets[-1] <= length
-    ):
-        raise InputError(f"{beton.path}: the segments of sample {sample} are damaged; prepare the folder again")
-    return Segments(interval, across, down, numbers[3:])

@@ -22,9 +22,8 @@ from tests.data.plain_batches import resized_box
 from widemix import native
 from widemix.data.decode import Decoder, centre_boxes, cubic, random_boxes, read_with_pillow
 from widemix.data_prep.beton_writer import BetonWriter
-from widemix.data_prep.image import Encoded
 from widemix.data_prep.jpeg import DamagedJpeg, pack, plain_frame, unpack, with_markers
-from widemix.data_prep.records import IMAGES, SEGMENTED_IMAGES, image_layout
+from widemix.data_prep.records import IMAGES, SEGMENTED_IMAGES, Encoded, image_layout
 from widemix.errors import InputError
 from widemix.formats.beton import COEFFICIENT_FIELDS, COEFFICIENTS, JPEG, RAW, open_beton
 
@@ -375,44 +374,24 @@ def overwrite(path: Path, place: int, data: bytes) -> None:
         file.write(data)
 
 
-@pytest.mark.parametrize(("number", "other"), [(9, 1), (1, 9), (3, 4), (4, 3), (10, 2)])
-def test_the_place_of_another_segment_is_damage(tmp_path, number, other):
-    """Also of one that begins after the same marker, every eighth."""
-    decoder = written(tmp_path / "a.beton", [by_pillow(scene(1, 320, 240))], "segments")
-    beton, at = decoder.beton, int(decoder.beton.segments[0]) + 12
-    table = beton.bytes[at:][: beton.segments_size[0] - 12].view("<u4")
-    assert len(table) > 20
-    overwrite(beton.path, at + 4 * number, int(table[other]).to_bytes(4, "little"))
-    assert list(damage_in(decoder, (0, 0, 240, 320))) == [0]
+SEGMENT_DAMAGE = [*itertools.product([0, 3, 4, 9, -1], [0, 1, 10**6, 2**32 - 1])]
+# The place of another segment, also of one that begins after the same marker, every eighth.
+SEGMENT_DAMAGE += [(12, "4"), (4, "12"), (6, "7"), (7, "6"), (13, "5")]
 
 
-@pytest.mark.parametrize("number", [0, 3, 4, 9, -1])
-@pytest.mark.parametrize("value", [0, 1, 10**6, 2**32 - 1])
+@pytest.mark.parametrize(("number", "value"), SEGMENT_DAMAGE)
 def test_damaged_segment_tables_never_give_wrong_pixels(tmp_path, number, value):
-    """Damaged places are damage, or the very same pixels where they are not needed."""
+    """They are damage where all is read, and in a crop that does not need them the very same pixels."""
     decoder, box = written(tmp_path / "a.beton", [by_pillow(scene(1, 320, 240))], "segments"), (60, 100, 90, 90)
-    before, after = (np.empty((1, 32, 32, 3), np.uint8) for _ in range(2))
+    beton, (before, after) = decoder.beton, (np.empty((1, 32, 32, 3), np.uint8) for _ in range(2))
     assert damage_in(decoder, box, pixels=before) == {}
-    numbers = int(decoder.beton.segments_size[0]) // 4
-    place = int(decoder.beton.segments[0]) + number % numbers * 4
-    overwrite(decoder.beton.path, place, value.to_bytes(4, "little"))
+    place, size = int(beton.segments[0]), int(beton.segments_size[0])
+    assert size > 4 * 23
+    value = int(beton.bytes[place : place + size].view("<u4")[int(value)]) if isinstance(value, str) else value
+    overwrite(beton.path, place + number % (size // 4) * 4, value.to_bytes(4, "little"))
+    assert list(damage_in(decoder, (0, 0, 240, 320))) == [0]
     if not damage_in(decoder, box, pixels=after):
         assert np.array_equal(before, after)
-
-
-@READERS
-@pytest.mark.parametrize("how", ["bytes", "segments"])
-def test_damage_names_the_sample_and_spares_the_others(tmp_path, how, read):
-    decoder = written(tmp_path / "a.beton", [by_pillow(scene(i, 120, 90)) for i in range(4)], how, read)
-    beton, samples = decoder.beton, np.arange(4)
-    boxes = centre_boxes(samples, beton.height, beton.width, 1.0)
-    before, after = (np.zeros((4, 32, 32, 3), np.uint8) for _ in range(2))
-    decoder.read(samples, boxes, samples > 1, before, threads=1)
-    overwrite(beton.path, int(beton.offset[2]), bytes(64))
-    assert list(decoder.try_read(samples, boxes, samples > 1, after, threads=2)) == [2]
-    assert np.array_equal(np.delete(before, 2, 0), np.delete(after, 2, 0))
-    with pytest.raises(InputError, match=r"a\.beton: sample 2 cannot be read: .*; `widemix verify .*` lists"):
-        decoder.read(samples, boxes, samples > 1, after, threads=1)
 
 
 @READERS

@@ -5,7 +5,7 @@ import itertools
 import os
 import shutil
 import subprocess
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -20,12 +20,13 @@ from tests.data_prep.interruptions import DONE, FAILED, LINES, PREPARED, RAW, bm
 from tests.shims import disk_of
 from widemix.data_prep import beton_writer
 from widemix.data_prep.beton_writer import ORIGIN
-from widemix.data_prep.image import Encoded, encode
+from widemix.data_prep.image import encode
 from widemix.data_prep.prep_dir import lock_folder
 from widemix.data_prep.prepare import prepare
+from widemix.data_prep.records import Encoded
 from widemix.data_prep.samples import ImageFiles, TarImages
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.unfinished import DiskFile, Journal
+from widemix.data_prep.unfinished import Journal
 from widemix.data_prep.write_dataset import check_unchanged
 from widemix.errors import InputError, RunError
 from widemix.formats.beton import JPEG
@@ -108,20 +109,6 @@ class Interruptions(RuleBasedStateMachine):
 def test_whatever_interrupts_it_the_bytes_are_the_same(tmp_path, jobs, count):
     machine = type("Machine", (Interruptions,), {"jobs": staticmethod(jobs), "root": tmp_path})
     run_state_machine_as_test(machine, settings=settings(max_examples=count, stateful_step_count=4))
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_a_disk_full_at_the_end_costs_no_data(tmp_path, jobs, name):
-    """All is recorded when the tables do not fit any more."""
-    job, out = jobs(name), tmp_path / "out"
-    if job.before:
-        shutil.copytree(job.before, out)
-    most = max(len(data) for file, data in job.whole.items() if file.endswith(".beton")) - 1
-    with disk_of(most), pytest.raises(OSError, match="File too large"):
-        job.act(to=out)
-    assert list(out.glob("*.journal.unfinished"))
-    job.act(to=out)
-    assert contents(out) == job.whole
 
 
 @pytest.fixture(scope="module")
@@ -258,20 +245,6 @@ def test_a_disk_that_was_full(tmp_path, cut, decoded):
         assert 0 < len(decoded) < 27
     finally:
         subprocess.run(["umount", small], check=True)
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_nothing_is_recorded_after_a_write_that_failed(tmp_path, fails):
-    """Of a disk that is full for one page and has space for the next: all that is recorded must be on disk."""
-    disk, recorded = DiskFile(tmp_path / "file", 0), []
-    with disk_of(10):
-        disk.write(0, [bytes(20 if fails else 10)])
-        with pytest.raises(OSError, match="File too large") if fails else nullcontext():
-            disk.wait()
-    disk.write(0, [b"more"])
-    disk.flush(then=recorded.append)
-    disk.close()
-    assert bool(recorded) is not fails
 
 
 def test_two_at_once_are_refused(cut, out, fast_clock):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from widemix.data_prep.beton_writer import PAGE, BetonWriter
-from widemix.data_prep.image import Encoded
-from widemix.data_prep.records import image_layout
+from widemix.data_prep.records import Encoded, image_layout
 from widemix.errors import InputError
 from widemix.formats import tables
 from widemix.formats.beton import (
@@ -97,27 +96,6 @@ def test_round_trip(whole):
     assert beton.label.tolist() == [0, 1, 2]
     for i in range(3):
         assert beton.bytes[beton.offset[i] :][:18].tolist() == list(range(i, i + 18))
-
-
-def test_a_left_out_sample_takes_no_place(tmp_path, write_beton):
-    samples = [Encoded("a", 4, JPEG, 5, 6, b"abc", ""), Encoded("b", 0, RAW, 0, 0, b"", "left out: is empty")]
-    samples.append(Encoded("c", 7, JPEG, 8, 9, b"defg", "grey to RGB"))
-    rules = [{"file": "b", "rule": "left out: is empty"}, {"file": "c", "rule": "grey to RGB"}]
-    assert write_beton(tmp_path / "a.beton", samples) == (2, rules)
-    beton = open_beton(tmp_path / "a.beton")
-    assert (beton.label.tolist(), beton.width.tolist(), beton.height.tolist()) == ([4, 7], [5, 8], [6, 9])
-    stored = [beton.bytes[o : o + s].tobytes() for o, s in zip(beton.offset, beton.size, strict=True)]
-    assert stored == [b"abc", b"defg"]
-
-
-def test_no_sample_crosses_a_page(tmp_path, write_beton):
-    sizes = (PAGE - 10, 11, 10, PAGE)
-    write_beton(tmp_path / "a.beton", [Encoded("", i, JPEG, 1, 1, bytes([i]) * of, "") for i, of in enumerate(sizes)])
-    beton = open_beton(tmp_path / "a.beton")
-    assert beton.offset.tolist() == [PAGE, 2 * PAGE, 2 * PAGE + 11, 3 * PAGE]
-    assert beton.bytes[3 * PAGE :][:PAGE].tobytes() == b"\3" * PAGE
-    with pytest.raises(InputError, match=r"huge\.png: takes 8388609 bytes"):
-        write_beton(tmp_path / "b.beton", [Encoded("huge.png", 0, JPEG, 1, 1, bytes(PAGE + 1), "")])
 
 
 @pytest.mark.parametrize(
@@ -264,10 +242,10 @@ def test_misplaced_parts_are_refused(made, tmp_path, before, sample, image, segm
         open_beton(path)
 
 
-@pytest.mark.parametrize("field", ["ptr", "size"])
-def test_segments_elsewhere_than_allocated_are_refused(complete, field):
+@pytest.mark.parametrize("place", [lambda of: of["f2"]["ptr"], lambda of: of["f2"]["size"], lambda of: of["f3"]])
+def test_segments_and_targets_elsewhere_than_allocated_are_refused(complete, place):
     *_, records, _ = tables_of(complete)
-    records["f2"][field][1] += 4
+    place(records)[1] += 4
     with pytest.raises(InputError, match="sample 1 does not lie inside the file"):
         open_beton(complete)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.clone import ROOT
 from widemix.data.decode import Decoder
-from widemix.data_prep.image import Encoded
+from widemix.data_prep.records import Encoded
 from widemix.errors import InputError
 from widemix.formats.beton import JPEG, RAW, open_beton
 from widemix.formats.checksums import BAND, crc32c, crc32c_bands, open_checksums
