@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.loading import damage, read, section, text_section, train_loader
+from tests.data.loading import read, section, text_section, train_loader
 from tests.sections import train_section
 from widemix.errors import InputError
 
@@ -29,10 +29,6 @@ def overwrite(folder: Path) -> None:
 
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut": (cut, rf"train\.beton: sample \d+ \(train/.*\) cannot be read: {CUT}; `widemix verify .*cut`"),
-    "damaged": (
-        lambda folder: damage(folder, 5),
-        r"train\.beton: sample 5 \(train/.*\) cannot be read: its bytes differ from its checksum; `widemix",
-    ),
     "overwritten": (overwrite, r"train\.beton: sample \d+ \(train/.*\) cannot be read: .*; `widemix verify"),
     "text": (cut, rf"train\.beton: sample \d+ \(train\.tsv:\d+\) cannot be read: {CUT}; `widemix verify"),
 }

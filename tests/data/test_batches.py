@@ -121,18 +121,6 @@ def plain_batch():
     return Batch(torch.zeros(1), torch.zeros(1), torch.zeros(1).numpy())
 
 
-@pytest.mark.parametrize("closed", [True, False])
-def test_early_exits_leave_no_thread(closed):
-    with no_thread_is_left():
-        for _ in range(1000 if closed else 5):
-            items = Prefetch(iter(range(100)), ahead=2)
-            if closed:
-                next(items)
-                items.close()
-            del items  # one that is dropped ends its thread, too
-            gc.collect(0)
-
-
 def test_closing_frees_the_items_that_are_ready():
     class Item:
         pass

@@ -44,7 +44,6 @@ from widemix.data.loader import EvalLoader, stored_by_class
 from widemix.data.order import FileOrder, RandomOrder, rank_slices
 from widemix.data.paged import PagedOrder
 from widemix.data.split import open_split
-from widemix.data_prep.adopt import adopt
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.verify import verify
@@ -60,6 +59,8 @@ LOADED: dict[str, tuple[str, Callable, dict[str, Any], AugmentSection]] = {
     "random": ("images", section, {}, FULL),
     "paged": ("images", section, PAGED, FULL),
     "repeats": ("images", section, {}, FULL.model_copy(update={"aug_repeats": 3})),
+    "sampled": ("images", section, {"sampling": {"class0": 3}}, FULL),
+    "sampled pages": ("images", section, PAGED | {"sampling": "sqrt"}, FULL.model_copy(update={"aug_repeats": 3})),
     "replaced": ("damaged", section, {"on_corrupt": "replace"}, FULL),
     "text": ("pairs", text_section, {}, SMOOTH),
     "paged text": ("pairs", text_section, PAGED, SMOOTH),
@@ -431,10 +432,3 @@ def test_a_file_that_changes_while_it_is_opened_is_refused(images, tmp_path, cha
         Decoder(beton)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
-
-
-def test_coefficients_are_not_adopted(coefficients, tmp_path):
-    message = r"train\.beton: holds coefficients, not FFCV's images; use the folder that it was made in$"
-    with pytest.raises(InputError, match=message):
-        adopt({"train": coefficients / "train.beton"}, tmp_path / "adopted")
-    assert not (tmp_path / "adopted").exists()

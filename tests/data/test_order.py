@@ -6,13 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.data.distributed_sampler import RepeatAugSampler
 
-from tests.data.plain_batches import paged_views_of_step, permuted, views_of_step
+from tests.data.plain_batches import paged_views_of_step, views_of_step
 from widemix.data import random
-from widemix.data.order import RandomOrder, evaluation_samples, rank_slices, shuffled, steps_per_epoch
+from widemix.data.order import RandomOrder, evaluation_samples, rank_slices, steps_per_epoch
 from widemix.data.paged import PagedOrder
-from widemix.data.random import ORDER, key
-from widemix.data_prep.samples import ImageFiles
-from widemix.data_prep.subset import shuffled_order
 
 KINDS = ["random", "paged"]
 SEEDS, EPOCHS, REPEATS = st.integers(0, 2**63 - 1), st.integers(0, 1000), st.sampled_from([1, 1, 2, 3, 5])
@@ -33,15 +30,6 @@ def order_of(kind, count, batch, seed=0, repeats=1, window=20_000, page=500):
 def epoch_of(order, epoch, count, batch):
     steps = [order.step(epoch, step) for step in range(steps_per_epoch(count, batch))]
     return np.concatenate([np.empty(0, np.int64), *steps])
-
-
-@settings(max_examples=80)
-@given(st.integers(1, 5000), st.integers(0, 2**64 - 1))
-def test_a_permutation_is_that_of_the_documented_network(count, stream):
-    found = shuffled(np.arange(count), count, stream)
-    assert np.array_equal(np.sort(found), np.arange(count))
-    places = range(0, count, 1 + count // 20)
-    assert found[:: 1 + count // 20].tolist() == [permuted(place, count, stream) for place in places]
 
 
 @settings(max_examples=60)
@@ -138,17 +126,6 @@ def test_repeats_leave_an_epoch_as_long_as_timms():
     assert len(np.unique(view_ids % count)) == len(np.unique(theirs))
 
 
-@pytest.mark.parametrize("count", [10, 1437])
-def test_positions_are_uniform(count):
-    """Chi-squared of when samples come, and of which follows which: none is early or late more often."""
-    epochs = np.stack([shuffled(np.arange(count), count, key(7, epoch, count, ORDER)) for epoch in range(4000)])
-    rows = [(np.nonzero(epochs == watched)[1], count) for watched in (0, count // 2, count - 1)]
-    for numbers, places in (*rows, ((epochs[:, 1] - epochs[:, 0]) % count - 1, count - 1)):
-        found, exact = (np.bincount(of * 10 // places, minlength=10) for of in (numbers, np.arange(places)))
-        expected = exact[exact > 0] * (4000 / places)
-        assert ((found[exact > 0] - expected) ** 2 / expected).sum() < 33.7  # 9 degrees of freedom: 1 in 10,000
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_balanced_and_neighbours_parted(kind):
     """As by chance, on a file sorted by class. A page is small against a window, as a MiB is against 4 GiB."""
@@ -168,21 +145,3 @@ def test_batches_are_balanced_and_neighbours_parted(kind):
     else:
         assert squares < 1.3 * hypergeometric  # 1.17
         assert together < 3 * pairs * batch / count  # 2.67: half the file at a time, and pages
-
-
-@pytest.mark.parametrize(("stored", "least", "most"), [("shuffled", 0.8, 1.1), ("class by class", 3.0, 99)])
-def test_a_shuffled_file_in_paged_order_mixes_classes(stored, least, most):
-    """The variance of the classes' counts over 20 steps, over that of a uniform shuffle.
-
-    ImageNet's sizes, a quarter of its usual batch and window.
-    """
-    count, classes, batch = 64_000, 50, 256
-    size = np.random.RandomState(0).gamma(4, 27_500, count).astype(np.int64) + 5000
-    samples = ImageFiles("", [f"{i}.JPEG" for i in range(count)], np.arange(count) * classes // count)
-    chosen = shuffled_order(samples, 0) if stored == "shuffled" else np.arange(count)
-    label, size = np.asarray(samples.labels)[chosen], size[chosen]
-    variances = []
-    for order in (PagedOrder(np.cumsum(size) - size, size, batch, 1, 1024 << 20), RandomOrder(count, batch, 1)):
-        labels = label[np.stack([order.step(0, step) for step in range(240)])].reshape(12, -1)
-        variances.append(np.mean([np.bincount(part, minlength=classes).var() for part in labels]))
-    assert least < variances[0] / variances[1] < most

@@ -132,31 +132,6 @@ def test_a_sample_that_an_epoch_has_several_times_is_augmented_anew(folder):
     assert len(torch.unique(images.flatten(1), dim=0)) > 50
 
 
-@pytest.mark.parametrize("repeats", [0, 3])
-@pytest.mark.parametrize("order", ORDERS)
-def test_ranks_and_restarts_have_the_images_of_one_rank(folder, order, repeats):
-    alone = epoch(loader(folder, "sqrt", order=order, repeats=repeats), 5)
-    assert len(alone) == 5
-    for world, first in ((2, 0), (4, 3)):
-        ranks = [
-            epoch(loader(folder, "sqrt", r, world, order=order, repeats=repeats), 5, first) for r in range(world)
-        ]
-        for (images, samples), *parts in zip(alone[first:], *ranks, strict=True):
-            assert torch.equal(torch.cat([part[0] for part in parts]), images)
-            assert np.array_equal(np.concatenate([part[1] for part in parts]), samples)
-
-
-@pytest.mark.parametrize(
-    ("rule", "given"), [("sqrt", "sqrt"), ("{emu: 5, ant: 0.5}", {"emu": np.float32(5), "ant": 0.5})]
-)
-def test_the_librarys_loader_has_the_recipes_batches(folder, rule, given):
-    own, recipe = library(folder, sampling=given), loader(folder, rule)
-    own.set_epoch(2)
-    for (images, samples), (found, labels) in zip(epoch(recipe, 2), own, strict=True):
-        assert torch.equal(found, images)
-        assert labels.tolist() == recipe.source.file.label[samples].tolist()
-
-
 def test_without_drop_last_equal_weights_have_each_sample_once(folder):
     """The last step of an epoch has what is left, and the next epoch goes on after it."""
     for number, loaded in enumerate(2 * [library(folder, 7, sampling={"ant": 1}, drop_last=False)]):

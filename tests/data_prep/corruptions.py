@@ -59,19 +59,17 @@ def prepare_all(folder: Path) -> dict[str, Path]:
     return {kind: folder / kind for kind in KINDS}
 
 
-def read_all(kind: str, folder: Path, checksums: bool) -> Iterator[tuple[str, bytes | str]]:
+def read_all(kind: str, folder: Path) -> Iterator[tuple[str, bytes | str]]:
     """Each sample in each way of reading: its pixels or tokens and label or targets, or the error.
 
     Raises as opening does.
     """
     if kind == "text":
-        section = TextDataSection(kind="text", path=str(folder), num_classes=3, checksums=checksums)
+        section = TextDataSection(kind="text", path=str(folder), num_classes=3)
         sources = {"text": Tokens(section, "train", PLACE)}
     else:
         targets: Any = "regression" if kind == "targets" else "class"
-        data = DataSection(
-            path=str(folder), num_classes=2, image_size=24, workers=1, checksums=checksums, targets=targets
-        )
+        data = DataSection(path=str(folder), num_classes=2, image_size=24, workers=1, targets=targets)
         sources = {"images": AugmentedImages(data, AugmentSection(), 0, PLACE)}
     for name, source in sources.items():
         for epoch in range(EPOCHS):
@@ -126,10 +124,10 @@ def corrupt(folder: Path, rng: random.Random) -> str:
     return f"{what} of {size} at {at} of {path.name}"
 
 
-def outcome(kind: str, folder: Path, right: dict[str, bytes | str], checksums: bool) -> str:
+def outcome(kind: str, folder: Path, right: dict[str, bytes | str]) -> str:
     """What loading a corrupted folder makes of it."""
     try:
-        read = dict(read_all(kind, folder, checksums))
+        read = dict(read_all(kind, folder))
     except InputError as error:
         return "refused" if "\n" not in str(error) and str(folder) in str(error) else f"CRASH: {error}"
     wrong = {name: value for name, value in read.items() if value != right[name]}
@@ -138,16 +136,16 @@ def outcome(kind: str, folder: Path, right: dict[str, bytes | str], checksums: b
     return next((value for value in wrong.values() if value != "named"), "named" if wrong else "harmless")
 
 
-def run(kind: str, whole: Path, count: int, seed: int, checksums: bool, report: Callable[[str], None]) -> None:
+def run(kind: str, whole: Path, count: int, seed: int, report: Callable[[str], None]) -> None:
     """Corrupt a folder `count` times, and report one outcome a time and whether `verify` found it."""
-    right = dict(read_all(kind, whole, checksums))
+    right = dict(read_all(kind, whole))
     for number in range(seed, seed + count):
         rng = random.Random(f"{kind} {number}")
         folder = whole.with_name("corrupted")
         shutil.copytree(whole, folder)
         what = corrupt(folder, rng)
         try:
-            result = outcome(kind, folder, right, checksums)
+            result = outcome(kind, folder, right)
         except Exception:
             result = f"CRASH: {traceback.format_exc()}"
         try:
@@ -161,14 +159,14 @@ def run(kind: str, whole: Path, count: int, seed: int, checksums: bool, report: 
         shutil.rmtree(folder)
 
 
-def in_child(kind: str, whole: Path, count: int, seed: int, checksums: bool) -> list[str]:
+def in_child(kind: str, whole: Path, count: int, seed: int) -> list[str]:
     """What `run` reports in a process of its own; if that dies, the last line says so."""
     receive, send = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(receive)
         with os.fdopen(send, "w") as pipe:
-            run(kind, whole, count, seed, checksums, lambda line: print(repr(line), file=pipe, flush=True))
+            run(kind, whole, count, seed, lambda line: print(repr(line), file=pipe, flush=True))
         os._exit(0)
     os.close(send)
     with os.fdopen(receive) as pipe:
@@ -183,13 +181,12 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000, help="corruptions of each kind (default: 1000)")
     parser.add_argument("--seed", type=int, default=0, help="number of the first (default: 0)")
     parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
-    parser.add_argument("--no-checksums", action="store_true", help="load with data.checksums false, to compare")
     arguments = parser.parse_args()
     bad = 0
     with tempfile.TemporaryDirectory() as name:
         folders = prepare_all(Path(name))
         for kind in arguments.kinds:
-            lines = in_child(kind, folders[kind], arguments.count, arguments.seed, not arguments.no_checksums)
+            lines = in_child(kind, folders[kind], arguments.count, arguments.seed)
             counts = collections.Counter(line.partition("\t")[0].partition(":")[0] for line in lines)
             print(f"{kind}: {len(lines)} corruptions: " + ", ".join(f"{n} {k}" for k, n in sorted(counts.items())))
             wrong = [line for line in lines if line.startswith(BAD)]

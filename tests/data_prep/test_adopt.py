@@ -122,22 +122,6 @@ def test_a_size_that_is_not_the_images_is_refused(tmp_path, beton, capsys):
     assert "[3]: has 40 x 30 pixels, and the file says 30 x 40" in capsys.readouterr().err
 
 
-def rename(path, field, name):
-    """Give a field of a file another name."""
-    mapped = np.memmap(path, FIELD, "r+", HEADER.itemsize, (2,))
-    mapped[field]["name"][:] = np.frombuffer(name.ljust(16, b"\0"), np.uint8)
-    mapped.flush()
-
-
-def test_fields_are_found_by_their_types(tmp_path, beton):
-    rename(beton, 0, b"image")
-    rename(beton, 1, b"target")
-    manifest = adopt({"train": beton}, tmp_path / "out", processes=1)
-    assert manifest.splits["train"].fields == {"image": "RGBImageField", "target": "IntField"}
-    assert (manifest.classes, manifest.origin, manifest.exceptions) == (tuple("01234567"), str(beton), ())
-    assert open_beton(tmp_path / "out" / "train.beton").label.tolist() == [3, 4, 5, 6, 7]
-
-
 def test_labels_and_unusual_images_of_several_files(tmp_path, image, write_beton, capsys):
     """-1 is no label; the classes are those of all files."""
     for name, options in (("a.jpg", {}), ("b.jpg", {"progressive": True}), ("c.jpg", {})):

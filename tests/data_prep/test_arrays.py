@@ -19,7 +19,6 @@ from tests.data_prep.writing import put
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import arrays, cifar, imagenet, read_source
-from widemix.data_prep.sources.official import check_md5, warn_of
 from widemix.errors import InputError
 from widemix.formats.beton import RAW, open_beton
 
@@ -205,20 +204,6 @@ def test_of_several_forms_the_first_is_read(tmp_path):
     assert test_label("cifar10") == [3]
 
 
-def test_the_first_of_several_unofficial_files_is_named(tmp_path, capsys):
-    found = tuple({"file": name, "rule": f"not {name}"} for name in "abc")
-    assert warn_of(found) == found
-    assert warn_of(found[:1]) == found[:1]
-    assert capsys.readouterr().err.splitlines() == [
-        "warning: a: not a, and 2 other files are not either; read all the same",
-        "warning: a: not a; read all the same",
-    ]
-    (tmp_path / "abc").write_bytes(b"abc")
-    assert check_md5(tmp_path / "abc", "900150983cd24fb0d6963f7d28e17f72") == ()
-    rule = f"not the official file: MD5 900150983cd24fb0d6963f7d28e17f72 instead of {'0' * 32}"
-    assert check_md5(tmp_path / "abc", "0" * 32) == ({"file": "abc", "rule": rule},)
-
-
 def test_digits_are_scikit_learns_each_fifth_for_the_test():
     scans, splits = load_digits(), arrays.read_digits(None).splits
     grey = (scans.images * 255 / 16).round().astype(np.uint8)
@@ -243,19 +228,6 @@ def test_real_files_are_the_published_ones(name):
     else:
         theirs = loadmat(REAL / "svhn" / "train_32x32.mat")
         assert_holds(dataset.splits["train"], theirs["X"].transpose(3, 0, 1, 2), theirs["y"][:, 0] % 10)
-
-
-def test_matlab_arrays_are_what_scipy_writes(tmp_path):
-    types = ["i1", "u1", "i2", "u2", "i4", "u4", "f4", "f8", "i8", "u8"]
-    matrices = {f"a{kind}": RNG.randint(0, 100, (2, 3, 5)).astype(kind) for kind in types}
-    matrices |= {"tiny": np.array([[3]], np.uint8), "four": np.array([[1, 2, 3, 4]], np.uint8)}
-    for compress in (True, False):
-        savemat(tmp_path / "a.mat", matrices, do_compression=compress)
-        found = arrays.read_arrays(tmp_path / "a.mat")
-        assert set(found) == set(matrices)
-        for name, array in matrices.items():
-            assert np.array_equal(found[name], array)
-            assert found[name].dtype == array.dtype
 
 
 def test_stl10_has_folds_and_unlabelled_images_and_svhn_any_split(tmp_path):

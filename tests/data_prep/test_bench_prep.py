@@ -3,7 +3,8 @@
 import os
 import sys
 from collections import namedtuple
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
@@ -128,62 +129,43 @@ def test_a_writer_costs_its_time_until_all_is_on_disk(tmp_path, system):
     assert bench.cost_of(work, tmp_path) == bench.Cost(103, 2, 15)
 
 
-class Writer:
-    """In place of all other writers, since not all are installed where the tests run: what they are given."""
-
-    given: list
-
-    def __init__(self, *words, **options):
-        self.given.append((words, options))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.given.append("closed")
-
-    def write(self, sample):
-        self.given.append(sample)
-
-    def from_indexed_dataset(self, images):
-        self.given.extend(images[i] for i in range(len(images)))
-
-
 def test_other_writers_get_every_image_or_its_bytes(tmp_path, files, monkeypatch, system):
-    given = Writer.given = []
-    modules = {
-        "ffcv.fields": {"RGBImageField": lambda mode, **options: (mode, options), "IntField": lambda: "int"},
-        "ffcv.writer": {"DatasetWriter": Writer},
-        "litdata": {"optimize": Writer},
-        "streaming": {"MDSWriter": Writer},
-    }
-    for name, functions in modules.items():
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        sys.modules[name].__dict__.update(functions)
+    """With mocks in their place, since not all are installed where the tests run."""
+    fields, ffcv, litdata, streaming, start = (MagicMock() for _ in range(5))
+    for name, module in {
+        "ffcv.fields": fields,
+        "ffcv.writer": ffcv,
+        "litdata": litdata,
+        "streaming": streaming,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
     for name in ("CACHE", "DATA_CACHE"):
         monkeypatch.setenv(f"DATA_OPTIMIZER_{name}_FOLDER", "unset")
-    started = []
-    system({"multiprocessing.set_start_method": lambda *own, **chosen: started.append((own, chosen))})
+    system({"multiprocessing.set_start_method": start})
     stored, size = [{"image": file.read_bytes(), "label": 0} for file in files], 64 << 20
 
     bench.by_ffcv(400, files, tmp_path)
-    [((beton, fields), options), *images] = given
-    assert (beton, options) == (str(tmp_path / "theirs.beton"), {"num_workers": usable_cpus()})
-    assert started == [(("fork",), {"force": True})]
-    assert fields["image"] == ("jpg", {"max_resolution": 400, "jpeg_quality": PrepSettings().quality})
-    assert fields["label"] == "int"
-    for (image, label), file in zip(images, files, strict=True):
-        assert (np.array(image).tobytes(), label) == (np.array(Image.open(file).convert("RGB")).tobytes(), 0)
+    image, label = fields.RGBImageField, fields.IntField
+    image.assert_called_once_with("jpg", max_resolution=400, jpeg_quality=PrepSettings().quality)
+    columns = {"image": image.return_value, "label": label.return_value}
+    ffcv.DatasetWriter.assert_called_once_with(str(tmp_path / "theirs.beton"), columns, num_workers=usable_cpus())
+    start.assert_called_once_with("fork", force=True)
+    [images] = ffcv.DatasetWriter.return_value.from_indexed_dataset.call_args.args
+    assert len(images) == len(files)
+    for number, file in enumerate(files):
+        assert images[number] == (Image.open(file).convert("RGB"), 0)
 
-    given.clear()
     bench.by_litdata(files, tmp_path)
-    [((sample, inputs, to), options)] = given
+    sample, inputs, to = litdata.optimize.call_args.args
     assert ([sample(each) for each in inputs], to) == (stored, str(tmp_path / "litdata"))
     chosen = {"num_workers": usable_cpus(), "start_method": "fork", "verbose": False}
-    assert options == {"chunk_bytes": size} | chosen
+    assert litdata.optimize.call_args.kwargs == {"chunk_bytes": size} | chosen
     assert os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] == str(tmp_path / "CACHE")
 
-    given.clear()
     bench.by_mds(files, tmp_path)
-    options = {"out": str(tmp_path / "mds"), "columns": {"image": "bytes", "label": "int"}, "size_limit": size}
-    assert given == [((), options), *stored, "closed"]
+    writer = streaming.MDSWriter
+    writer.assert_called_once_with(
+        out=str(tmp_path / "mds"), columns={"image": "bytes", "label": "int"}, size_limit=size
+    )
+    assert writer.return_value.__enter__.return_value.write.call_args_list == [call(each) for each in stored]
+    writer.return_value.__exit__.assert_called_once()

@@ -16,7 +16,6 @@ from tests.data.test_decode import KINDS, PACKED, SIZES, by_pillow, renumbered, 
 from tests.data_prep.conftest import encode_bytes
 from tests.data_prep.writing import put
 from tests.shims import disk_of
-from widemix import Loader
 from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
 from widemix.data_prep.jpeg import pack, unpack
@@ -195,11 +194,9 @@ def test_damaged_coefficients_are_an_error_or_other_pixels():
             except ValueError:
                 damaged += 1
     assert damaged > 20
-    for size in (*range(coefficients.HEAD.size + 1), *range(97, len(packed), 97)):
-        with pytest.raises(ValueError, match="damaged"):
-            unpack(packed[:size])
-        with pytest.raises(ValueError, match="damaged"):
-            coefficients.restore(packed[:size])
+    assert all(
+        is_damaged(packed[:size]) for size in (*range(coefficients.HEAD.size + 1), *range(97, len(packed), 97))
+    )
 
 
 def is_damaged(container: bytes) -> bool:
@@ -332,21 +329,6 @@ def test_prepared_files_are_restored(images, tmp_path, capsys):
     (back / "val/class0/420.jpg").write_bytes(b"another")
     with pytest.raises(InputError, match=r"420\.jpg: is there already, with other bytes; name another folder$"):
         restore(out, back)
-
-
-def test_the_loader_gives_the_pixels_of_jpegs(images, tmp_path):
-    for path in images.rglob("grey.jpg"):  # of which prep makes one in RGB, at another quality
-        path.unlink()
-    batches = {}
-    for encoding in ("jpeg", "coefficients"):
-        prepare("image-folder", images, tmp_path / encoding, PrepSettings(encoding=encoding, max_size=0), processes=1)
-        options = {"device": "cpu", "num_workers": 1, "auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.5}
-        loader = Loader(tmp_path / encoding, "train", 5, 48, **options)
-        batches[encoding] = [(x.clone(), y.clone()) for _ in range(2) for x, y in loader]
-    assert len(batches["jpeg"]) > 2
-    for (x, y), (other_x, other_y) in zip(*batches.values(), strict=True):
-        assert x.equal(other_x)
-        assert y.equal(other_y)
 
 
 def test_any_byte_that_differs_is_found(images, tmp_path):
@@ -561,9 +543,8 @@ def test_real_images_are_restored(tmp_path):
     assert packed < 1.25 * restored
 
 
-def test_settings_and_sizes(images, tmp_path, limits):
-    with pytest.raises(InputError, match=r"^raw and encoding coefficients: "):
-        PrepSettings(raw=True, encoding="coefficients")
+def test_bytes_of_coefficients_and_of_their_jpegs(images, tmp_path, limits):
+
     out = tmp_path / "out"
     prepare("image-folder", images, out, SETTINGS, processes=1)
     count, jpegs, stored, before = count_bytes(out / "val.beton")

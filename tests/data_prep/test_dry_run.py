@@ -9,12 +9,8 @@ import pytest
 
 from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.data_prep.beton_writer import expected_bytes
-from widemix.data_prep.image import Encoded
 from widemix.data_prep.prepare import dry_run, prepare
-from widemix.data_prep.records import IMAGES, SEGMENTED_IMAGES
 from widemix.data_prep.settings import PrepSettings
-from widemix.formats.beton import JPEG
 
 
 @pytest.mark.parametrize("settings", [PrepSettings(raw=True), PrepSettings(fraction=0.5), PrepSettings(max_size=20)])
@@ -69,14 +65,6 @@ def test_a_prepared_folder_is_estimated_again_with_force(tmp_path, folder):
     prepare("image-folder", folder, out, PrepSettings(), processes=1)
     assert dry_run("image-folder", folder, out, PrepSettings())[0] == []
     assert dry_run("image-folder", folder, out, PrepSettings(), force=True)[0] != []
-
-
-@pytest.mark.parametrize("segments", [b"", bytes(8)])
-def test_tables_are_estimated_to_the_byte(tmp_path, write_beton, segments):
-    """Of images whose data leave nothing of a page unused."""
-    layout = SEGMENTED_IMAGES if segments else IMAGES
-    write_beton(tmp_path / "a.beton", [Encoded(str(i), i, JPEG, 5, 6, bytes(100), "", segments) for i in range(7)])
-    assert expected_bytes(7, 7 * (100 + len(segments)), layout) == (tmp_path / "a.beton").stat().st_size
 
 
 def test_the_command_prints_the_estimates_and_the_room(tmp_path, folder, system, capsys):

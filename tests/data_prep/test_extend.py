@@ -11,7 +11,6 @@ from tests.data_prep.test_sources import ROWS, assert_says
 from tests.data_prep.writing import put
 from widemix.data_prep.prepare import dry_run, prepare
 from widemix.data_prep.settings import PrepSettings
-from widemix.data_prep.write_dataset import name_some
 from widemix.errors import InputError
 from widemix.formats.manifest import manifest_json
 
@@ -92,11 +91,6 @@ def test_an_image_that_was_left_out_is_not_new(tmp_path, folder, prep):
     manifest = prep(max_bad=0.1)
     assert prep() == manifest
     assert dry_run("image-folder", folder, tmp_path / "out", PrepSettings())[0] == []
-
-
-@pytest.mark.parametrize(("names", "text"), [("a", "a"), ("abc", "a, b, c"), ("abcd", "a, b, c, ... (4 in all)")])
-def test_three_of_many_samples_are_named(names, text):
-    assert name_some(names) == text
 
 
 def test_what_is_gone_or_changed_is_told(tmp_path, folder, image, prep):

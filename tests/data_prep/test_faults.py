@@ -107,17 +107,6 @@ def assert_gone(processes):
     assert alive == []
 
 
-def test_a_killed_worker_ends_it_with_one_line(tmp_path, slow_folder):
-    process, workers = start(tmp_path, slow_folder)
-    workers[0].kill()
-    _, errors = process.communicate(timeout=600)
-    assert process.returncode == 1
-    said = [line for line in errors.splitlines() if "images/s" not in line]  # a busy machine has time for progress
-    assert said == ["a process that encodes images was killed (out of memory?); start again"]
-    assert not (tmp_path / "new").exists()
-    assert_gone(workers)
-
-
 def test_after_a_killed_worker_the_same_command_resumes(tmp_path, image):
     """To the bytes of an uninterrupted run; it was killed within an answer, whose rest is not waited for."""
     image(0, 1000, 750).save(tmp_path / "medium.jpg", quality=95)  # of which 16 are more than a pipe holds
@@ -330,25 +319,6 @@ def test_ctrl_c_leaves_nothing(tmp_path, slow_folder):
     assert errors.count("Traceback") == 1
     assert not (tmp_path / "new").exists()
     assert_gone(workers)
-
-
-def test_ctrl_c_while_a_command_is_imported_is_one_line():
-    code = """
-        import sys
-        from widemix.cli import main
-
-        class Interrupted:
-            def find_spec(name, *_):
-                if name == "numpy":
-                    raise KeyboardInterrupt
-
-        sys.meta_path.insert(0, Interrupted)
-        sys.argv = ["widemix", "prep", "--help"]
-        main()
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "interrupted\n")
 
 
 def test_workers_leave_with_a_killed_parent(tmp_path, slow_folder):

@@ -166,24 +166,6 @@ def test_loader_gives_jpegs_nearly_as_pillow_does(tmp_path, odd_files, write_bet
             assert restart_markers or body == source.read_bytes()
 
 
-def test_loader_gives_the_digits(tmp_path):
-    from sklearn.datasets import load_digits
-
-    scans = load_digits()
-    prepare("digits", None, tmp_path / "digits", PrepSettings())
-    counts = {}
-    for split, expected in (("train", 1437), ("test", 360)):
-        images, labels = load(tmp_path / "digits" / f"{split}.beton")
-        assert len(images) == expected
-        for image, label in zip(images, labels, strict=True):
-            counts.setdefault((label, image.tobytes()), []).append(split)
-    source = np.repeat(np.rint(scans.images * 255 / 16).astype(np.uint8)[..., None], 3, axis=3)
-    wanted = [(label, image.tobytes()) for image, label in zip(source, scans.target, strict=True)]
-    assert sorted(wanted) == sorted(key for key, splits in counts.items() for _ in splits)
-    tests = np.array([sum(s.count("test") for (label, _), s in counts.items() if label == d) for d in range(10)])
-    assert np.abs(tests - np.bincount(scans.target) / 5).max() < 1
-
-
 def test_reader_sees_pages_and_samples(tmp_path, folder):
     manifest = prepare("image-folder", folder, tmp_path / "out", PrepSettings(shuffle=False), processes=1)
     path = tmp_path / "out" / "train.beton"

@@ -9,7 +9,6 @@ from PIL import Image
 
 from widemix.data_prep.image import decode_file, encode
 from widemix.data_prep.opening import decoded_pixels
-from widemix.data_prep.prepare import prepare
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
@@ -56,20 +55,6 @@ def test_the_longest_sides(stored):
         "left out: is 65535 x 1 pixels, and a side has at most 65500"
     )
     assert encode_file(stored("b.png", 65_500, 1), max_size=0).width == 65_500
-
-
-@pytest.mark.parametrize("settings", LONG)
-def test_the_others_of_a_folder_are_prepared(tmp_path, stored, settings):
-    (tmp_path / "in/train/a").mkdir(parents=True)
-    for number, width in enumerate((70_000, 40)):
-        stored(f"in/train/a/{number}.png", width, 3)
-    manifest = prepare(
-        "image-folder", tmp_path / "in", tmp_path / "out", PrepSettings(**settings), max_bad=0.5, processes=1
-    )
-    assert manifest.splits["train"].samples == 1
-    [exception] = manifest.exceptions
-    assert exception["file"] == "train/a/0.png"
-    assert exception["rule"].startswith("left out: is 70000 x 3 pixels")
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK"])

@@ -6,12 +6,10 @@ import json
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.linear_model import LogisticRegression
 
 from tests.data_prep.writing import glue, jsonl, plain, put
 from widemix.data_prep import encoding
@@ -19,7 +17,7 @@ from widemix.data_prep.encoding import encoding_for
 from widemix.data_prep.prepare import dry_run, prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import pairs, read_source
-from widemix.data_prep.sources.pairs import FAR_PAIRS, FAR_WORDS, Pair, far_pairs
+from widemix.data_prep.sources.pairs import FAR_PAIRS, Pair, far_pairs
 from widemix.data_prep.verify import verify
 from widemix.errors import InputError
 from widemix.formats.checksums import crc32c
@@ -288,11 +286,6 @@ def splits() -> dict[str, list[Pair]]:
     return {name: list(pairs) for name, pairs in far_pairs(None).splits.items()}
 
 
-def one_hot(sentence: str) -> np.ndarray:
-    """[words of the sentence, words there are]."""
-    return np.array([[word == other for other in FAR_WORDS] for word in sentence.split()], float)
-
-
 def test_the_class_is_whether_most_words_follow(splits):
     for pair in splits["test"]:
         words = zip(pair.first.split(), pair.second.split(), strict=True)
@@ -305,24 +298,3 @@ def test_they_are_always_the_same(splits):
     content = b"".join(pair.content() + bytes([pair.label]) for pairs in splits.values() for pair in pairs)
     assert hashlib.sha256(content).hexdigest() == "ab84419d5c99a5a63702e040f7763a478bf88f34b72da000f39f82064cabfd93"
     assert not {pair.content() for pair in splits["train"]} & {pair.content() for pair in splits["test"]}
-
-
-def test_a_word_says_nothing_and_the_table_of_both_all(splits):
-    """Logistic regression on all words by their place is at chance; on the products of partners it is not."""
-    pairs = splits["train"][:6000]
-    labels = np.array([pair.label for pair in pairs])
-    assert abs(labels.mean() - 0.5) < 0.02
-    first = np.stack([one_hot(pair.first) for pair in pairs])
-    second = np.stack([one_hot(pair.second) for pair in pairs])
-    alone = np.concatenate([first, second], 1).reshape(len(pairs), -1)
-    together = np.einsum("npa,npb->nab", first, second).reshape(len(pairs), -1)
-    for features, low, high in ((alone, 0.45, 0.55), (together, 0.99, 1.0)):
-        fitted = LogisticRegression(C=100, max_iter=500).fit(features[:4000], labels[:4000])
-        assert low <= fitted.score(features[4000:], labels[4000:]) <= high
-
-
-def test_the_table_has_rank_four():
-    table = np.array(
-        [two in CIRCLE[CIRCLE.index(one) : CIRCLE.index(one) + 4] for one, two in product(FAR_WORDS, FAR_WORDS)]
-    )
-    assert np.linalg.matrix_rank(np.where(table, 1.0, -1.0).reshape(8, 8)) == 4

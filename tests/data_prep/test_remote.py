@@ -380,12 +380,6 @@ def test_a_file_is_tried_again_after_longer_waits(answers, waits, given, kind, w
     assert waits == [1, 2, 4, 8][: len(given) - 1]
 
 
-def test_a_whole_file_is_asked_by_its_size(answers):
-    asked = answers(b"whole")
-    assert remote.open_remote("memory://bucket").read("a") == b"whole"
-    assert asked == [("/bucket/a", 0, 5)]
-
-
 def raises(error):
     def raise_it(*_, **__):
         raise error

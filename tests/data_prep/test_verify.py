@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import random
 import re
 import shlex
 import shutil
@@ -24,10 +23,7 @@ from widemix.errors import InputError
 from widemix.formats.beton import open_beton
 from widemix.formats.chunks import map_chunks
 from widemix.formats.manifest import manifest_json, read_manifest
-from widemix.formats.tables import FIELD, HEADER
 from widemix.recipe.data import DataSection
-
-TABLES = HEADER.itemsize + 3 * FIELD.itemsize
 
 
 @pytest.fixture
@@ -38,10 +34,6 @@ def prepared(tmp_path, folder, limits):
     limits({"widemix.data_prep.beton_writer.PAGE": 8192})
     prepare("image-folder", folder, tmp_path / "out", PrepSettings(), processes=1)
     return tmp_path / "out"
-
-
-def test_a_whole_folder_has_no_damage(prepared):
-    assert verify(prepared) == []
 
 
 def test_a_file_that_may_not_be_read_is_not_damaged(prepared, system):
@@ -133,30 +125,11 @@ def test_what_is_ended_early_reads_no_further_blocks():
     assert len(begun) <= 4
 
 
-def test_blocks_cover_the_file(prepared):
-    for split in read_manifest(prepared).splits.values():
-        assert (len(split.blocks) - 1) * 4096 < split.bytes <= len(split.blocks) * 4096
-
-
-def flip(path, at, rng):
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1 << rng.randrange(8)
-    path.write_bytes(data)
-
-
-def test_a_missing_split_and_a_foreign_one_are_named(prepared):
-    (prepared / "train.beton").unlink()
-    assert verify(prepared) == [f"{prepared / 'train.beton'}: is missing"]
+def test_the_file_of_another_split_is_named(prepared):
     shutil.copy(prepared / "val.beton", prepared / "train.beton")
     lines = verify(prepared)
     assert any("has" in line and "bytes, the manifest says" in line for line in lines)
     assert any("holds 6 samples, the manifest says 21" in line for line in lines)
-
-
-def test_damage_to_the_last_incomplete_block_is_named(prepared):
-    path = prepared / "val.beton"
-    flip(path, path.stat().st_size - 1, random.Random(1))
-    assert any(f"block {(path.stat().st_size - 1) // 4096} " in line for line in verify(prepared))
 
 
 @pytest.fixture

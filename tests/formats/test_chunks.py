@@ -61,17 +61,6 @@ def test_what_is_written_again_or_was_there_before_is_read(tmp_path):
     assert hash_chunks(tmp_path / "file", more.known) == hash_chunks(tmp_path / "file")
 
 
-@pytest.mark.parametrize("keep", [100, 0])
-def test_what_follows_the_kept_bytes_is_cut_off(tmp_path, keep):
-    """As a process leaves it that was killed; without kept bytes, all of it."""
-    (tmp_path / "file").write_bytes(b"x" * 1000)
-    disk = DiskFile(tmp_path / "file", keep)
-    disk.write(300, [b"yy"])
-    disk.wait()
-    disk.close()
-    assert (tmp_path / "file").read_bytes() == b"x" * keep + bytes(300 - keep) + b"yy"
-
-
 def test_what_is_told_to_be_on_disk_is_flushed_before(tmp_path, system):
     done = []
     system({"os.fsync": lambda _: done.append((tmp_path / "file").read_bytes())})
@@ -126,12 +115,6 @@ def test_writes_that_wait_for_the_disk_are_bounded(tmp_path):
     disk.wait()
     disk.close()
     assert (tmp_path / "file").read_bytes() == b"x" * 40
-
-
-def test_hashes_tell_of_what_should_be_on_disk(tmp_path):
-    hashes = written(tmp_path / "file", 0, [(0, 20_000)])
-    overwrite(tmp_path / "file", 10_000, b"damage")
-    assert hash_chunks(tmp_path / "file", hashes.known)[2] != hash_chunks(tmp_path / "file")[2]
 
 
 @pytest.mark.parametrize("size", [3_000, 4_096, 30_000])

@@ -55,11 +55,6 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def test_what_is_written_is_read(folder):
-    assert read_manifest(folder) == manifest()
-    assert '"hash"' in (folder / "manifest.json").read_text()
-
-
 @pytest.mark.parametrize(
     ("size", "blocks"), [(0, 0), (1, 1), (CHUNK, 1), (CHUNK + 1, 2), (2 * CHUNK, 2), (2 * CHUNK + 1, 3)]
 )

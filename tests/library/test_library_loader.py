@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from torch.utils.data import DataLoader
 
 import widemix
-from tests.data.loading import damage, no_thread_is_left, place, read, section, train_loader
+from tests.data.loading import damage, place, read, section, train_loader
 from tests.sections import train_section
 from widemix.api.loader_arguments import jitter_strengths, process_topology, view_sections
 from widemix.data.batches import StepPart
@@ -253,12 +253,6 @@ def test_drop_last_in_evaluation(images: Path) -> None:
     assert [len(y) for _, y in loader(images, 5, split="val", drop_last=True)] == [5, 5, 5]
 
 
-def test_a_loader_that_is_left_ends_its_threads(images: Path) -> None:
-    with no_thread_is_left():
-        for _ in loader(images):
-            break
-
-
 def test_torchs_dataloader_passes_the_batches_on(images: Path) -> None:
     assert same([tuple(batch) for batch in DataLoader(loader(images), batch_size=None)], list(loader(images)))
     with pytest.raises(ValueError, match="give DataLoader num_workers=0"):
@@ -269,7 +263,6 @@ def test_torchs_dataloader_passes_the_batches_on(images: Path) -> None:
     ("keys", "message"),
     [
         ({"batch_size": 0}, "batch_size 0: Input should be greater than or equal to 1"),
-        ({"batch_size": "8"}, "batch_size '8': Input should be a valid integer"),
         ({"batch_size": 54}, "batch_size 54 x 1 ranks exceeds the 53 samples of split 'train'; set drop_last=False"),
         ({"batch_size": 27, "rank": 0, "world": 2}, "batch_size 27 x 2 ranks exceeds the 53 samples"),
         ({"sampling": "even"}, "sampling 'even': Input should be 'balanced' or 'sqrt', or a valid dictionary"),
@@ -286,15 +279,11 @@ def test_torchs_dataloader_passes_the_batches_on(images: Path) -> None:
         ({"views": 2, "on_corrupt": "replace"}, "views: .*on_corrupt replace do not go"),
         ({"views": 0}, "views 0: must be their number, 1 to 1000, or a list with a View for each"),
         ({"views": 1001}, "views 1001: must be their number, 1 to 1000"),
-        ({"views": []}, r"views \[\]: must be their number, 1 to 1000, or a list"),
-        ({"views": 2.5}, "views 2.5: must be their number"),
         ({"views": {"scale": (0.4, 1)}}, "views {'scale': .*}: must be their number"),
-        ({"views": "ab"}, "views 'ab': must be their number"),
         ({"views": [2]}, r"views \[2\]: must be their number"),
         ({"cutmix_minmax": (0.5, 0.51), "mix_group": 4}, r"cutmix_minmax \[0.5, 0.51\] is no whole pixel of .* 24"),
         ({"device": "gpu"}, "device 'gpu': Expected one of cpu, cuda"),
         ({"device": "cuda:99"}, "device 'cuda:99': "),
-        ({"rank": "0", "world": "2"}, "rank '0': Input should be a valid integer"),
         ({"views": [{}, {"imagesize": 9}]}, r"views\[1\]: no argument 'imagesize'; did you mean image_size\?"),
         ({"views": [{"scale": (0.4, 2)}]}, r"views\[0\]: scale \[0.4, 2.0\] must rise"),
         ({"views": [{"ratio": 2}]}, r"views\[0\]: ratio 2: Input should be a valid tuple"),
@@ -303,11 +292,8 @@ def test_torchs_dataloader_passes_the_batches_on(images: Path) -> None:
         ({"rank": 2, "world": 2}, "rank 2, world 2: ranks are numbered from 0"),
         ({"rank": 1}, "rank 1, world None: give both, or neither"),
         ({"num_classes": 1}, "num_classes 1: .* has 2 classes, of which labels go up to 1"),
-        ({"num_workers": -1}, "num_workers -1: Input should be greater than or equal to 0"),
         ({"auto_augment": "rnd-m9"}, "auto_augment 'rnd-m9': .*rand"),
-        ({"mean": 0.5}, "mean 0.5: Input should be an* instance of Sequence"),
         ({"mean": (0.5, 0.5)}, r"mean \(0.5, 0.5\): is too short"),
-        ({"scale": 0.5}, "scale 0.5: Input should be an* instance of Sequence"),
         ({"img_dtype": torch.float64}, "img_dtype torch.float64: must be one of torch.float32"),
     ],
     ids=str,

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from tests.clone import ROOT
 from tests.data.augment.timms import OPERATIONS, PACKED, applied, by_timm, images_of
@@ -18,7 +17,6 @@ from widemix.data.augment import registry as op
 from widemix.data.augment.batch import Scratch, scratch_for
 from widemix.data.augment.filters import gaussian_smooth
 from widemix.data.augment.operations import apply, rotation
-from widemix.data.augment.values import blend, blend_tables
 
 
 def below(whole: int, distance: int) -> float:
@@ -80,26 +78,6 @@ for operation in (op.EQUALIZE, op.COLOR, op.CONTRAST, op.BRIGHTNESS, op.SHARPNES
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("factors", [SAMPLED, HARD, [1e30]], ids=["sampled", "hard", "huge"])
-def test_tables_of_every_base_and_value_are_pillows_arithmetic(factors):
-    """What rounding decides is not left to them."""
-    made, certain = np.empty((3, 256), np.uint8), []
-    base, value = np.mgrid[0:256, 0:256]
-    up, down = np.maximum(value - base, 0), np.maximum(base - value, 0)
-    for factor in np.float32(factors):
-        certain.append(bool(blend_tables(factor, made)))
-        if certain[-1]:
-            exact = base.astype(np.float32) + factor * (value - base).astype(np.float32)
-            found = base + made[0, up].astype(int) - made[1, down]
-            assert np.array_equal(found.clip(0, 255), exact.clip(0, 255).astype(int)), factor
-    if factors is HARD:
-        assert not any(certain[: len(UNCERTAIN)])
-        assert all(certain[-2:])
-    if factors is SAMPLED:
-        assert sum(certain) >= 0.9 * len(factors)
-    assert not blend_tables(np.float32(-0.5), made)
-
-
 @settings(max_examples=500)
 @given(st.floats(-720, 720), st.integers(1, 500), st.integers(1, 500))
 def test_the_matrix_of_a_rotation_is_pythons(degrees, height, width):
@@ -108,16 +86,6 @@ def test_the_matrix_of_a_rotation_is_pythons(degrees, height, width):
     x, y = width / 2, height / 2
     shift_x, shift_y = cos * -x + sin * -y + 0.0 + x, back * -x + cos * -y + 0.0 + y
     assert rotation(degrees, height, width) == (cos, sin, shift_x, back, cos, shift_y)
-
-
-@pytest.mark.parametrize("size", [(32, 32), (97, 131)])
-@pytest.mark.parametrize("factor", [0.0, 0.3, 0.77, 1.0])
-def test_blends_are_pillows(size, factor):
-    for one, two in itertools.pairwise(images_of(*size)):
-        expected = Image.blend(Image.fromarray(one), Image.fromarray(two), factor)
-        ours = one.copy()
-        blend(ours.reshape(-1), two.reshape(-1), factor)
-        assert np.array_equal(ours, np.asarray(expected))
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 7), (12, 3), (33, 47)])

@@ -114,14 +114,6 @@ def test_operations_interpolate_as_timms_loader_has_them_do(image, interpolation
     assert cubics == {"bilinear": {0}, "bicubic": {1}, "random": {0, 1}}[interpolation]
 
 
-@pytest.mark.parametrize("text", ["rand-m9-n3", "original"])
-def test_each_operation_has_an_interpolation_of_its_own(text):
-    program = compile_policy(parse_policy(text), MEAN, "random")
-    chains = Counter(tuple(sampled(program, stream_of(s), program.layers)[:, 2]) for s in range(2000))
-    assert len(chains) == 2**program.layers
-    assert stats.chisquare(list(chains.values())).pvalue > 1e-3
-
-
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("text", ["augmix", "augmix-m5-w4-d2-mstd1", "augmix-b1", "augmix-a0.3-w2-b1"])
 def test_mixtures_are_timms_with_the_same_numbers(image, text, system):
