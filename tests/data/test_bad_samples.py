@@ -50,7 +50,6 @@ def test_what_is_damaged_while_it_is_read_is_named(name, images, pairs, tmp_path
 
 
 def test_a_training_run_ends_with_one_line(digits, train, tmp_path):
-    """The real command, its file cut short while it trains."""
     shutil.copytree(digits, tmp_path / "data")
     command = train("run", "--data.path", str(tmp_path / "data"), "--train.epochs", "1000")
     command.wait_for_step(tmp_path / "run", 2)

@@ -270,7 +270,6 @@ def test_no_thread_goes_back_to_another_ranks_gpu(system):
 
 
 def test_memory_is_kept_until_the_stream_that_computes_is_done(system):
-    """Of every tensor; on the CPU there is nothing to say."""
     marked: list = []
     tensors = [SimpleNamespace(record_stream=lambda stream, n=n: marked.append((n, stream))) for n in range(3)]
     system({"torch.cuda.current_stream": lambda device: f"stream of {device}"})

@@ -176,7 +176,6 @@ def test_images_are_augmented_on_the_same_threads(images, augment, views):
 @pytest.mark.parametrize("samples", [None, np.array([16, 3, 5, 0, 9])], ids=["all", "some"])
 @pytest.mark.parametrize("first", [0, 1])
 def test_evaluation_deals_samples_to_ranks_in_turns(images, world, samples, first):
-    """Ranks with fewer have as many batches, of which one is empty."""
     label, chosen = open_beton(images / "val.beton").label, np.arange(17) if samples is None else samples
     for rank in range(world):
         loader = EvalLoader(section(images), 4, place(rank, world), samples=samples)
@@ -274,7 +273,6 @@ def test_the_smallest_side_of_any_image_decides_on_the_padding(tmp_path, size, s
     ],
 )
 def test_a_damaged_image_is_named(name, checksums, reason, request):
-    """In evaluation no other image takes its place."""
     folder, reason = request.getfixturevalue(name), rf" \(\w+/class\d/\d+\.jpg\) cannot be read: {reason}"
     with pytest.raises(InputError, match=rf"train\.beton: sample (11|30|31){reason}.*; --data.on_corrupt replace"):
         read(train_loader(section(folder, checksums=checksums)))
@@ -286,7 +284,6 @@ def test_a_damaged_image_is_named(name, checksums, reason, request):
 
 
 def test_replacements_change_no_other_image(images, damaged, capsys):
-    """They are counted, and a warning names them."""
     seen: dict[int, int] = {}
     for epoch in range(3):
         loaders = [train_loader(section(folder, on_corrupt="replace")) for folder in (images, damaged)]

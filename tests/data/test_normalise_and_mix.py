@@ -180,7 +180,6 @@ COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda one: pi
 
 @pytest.mark.parametrize("way", COPIES)
 def test_a_sound_kernel_is_checked_once_by_each_copy(way, capsys):
-    """Its later numbers are taken as they are."""
     WrongLater.calls, pixels = 0, sampled(8, 27, None, "nothing")[0]
     plain = NormaliseAndMix(SECTION, torch.device("cpu"))
     finisher = NormaliseAndMix(SECTION, torch.device("cpu"), WrongLater)

@@ -100,7 +100,6 @@ def test_the_order_is_the_one_it_always_was():
 
 
 def test_numbers_beyond_those_of_32_bits_are_numbers():
-    """Of places, samples and views."""
     count, step = 2**32 + 3, 2**28
     view_ids = RandomOrder(count, 9, 5, repeats=3).step(1, step)
     assert view_ids.tolist() == views_of_step(count, 9, 5, 3, 1, step)[1]

@@ -35,7 +35,6 @@ def order_of(batch=64, repeats=1, scattered=False):
     data=st.data(),
 )
 def test_every_sample_is_requested_before_it_is_read(repeats, scattered, ranks, batch, first, data):
-    """By each rank that has a part of its lane."""
     (world, accum), (order, offset, size) = ranks, order_of(batch, repeats, scattered)
     parts = rank_slices(batch, data.draw(st.integers(0, world - 1)), world, accum)
     requested, total = np.zeros(COUNT, bool), 0

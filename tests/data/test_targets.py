@@ -196,7 +196,6 @@ def test_every_view_has_the_targets_of_its_image(folders, numbers):
 
 
 def test_the_loader_gives_each_image_its_targets(folders, numbers):
-    """And mixup mixes them."""
     folder = folders["regression"]
     seen = torch.cat([targets for _, targets in widemix.Loader(folder, "train", 8, 8)]).numpy()
     assert sorted(map(tuple, seen)) == sorted(map(tuple, numbers[:COUNT]))

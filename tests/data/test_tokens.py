@@ -53,7 +53,6 @@ def test_batches_hold_the_pairs_of_the_file(pairs):
 
 @pytest.mark.parametrize("world", [1, 2, 3, 20])
 def test_evaluation_sees_every_pair_once(pairs, world):
-    """Padded to the longest of a rank's own."""
     text = open_text(pairs / "dev_matched.beton")
     ranks = [read(EvalLoader(text_section(pairs), 4, place(rank, world))) for rank in range(world)]
     batches = [batch for step in zip(*ranks, strict=True) for batch in step]
@@ -126,7 +125,6 @@ def test_only_tokens_of_the_vocabulary_are_read(damaged, token, checksums, words
 
 
 def test_a_tokenizer_of_too_few_words_is_noticed(damaged):
-    """Whose bytes are those of their checksums."""
     path = damaged / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     words = tokenizer["model"]["vocab"]

@@ -97,7 +97,6 @@ def test_evaluations_do_not_depend_on_torchs_defaults(folders, kind, assert_inde
 
 
 def test_training_does_not_depend_on_torchs_defaults(digits, assert_independent, tmp_path):
-    """Nor does the evaluation of its checkpoint."""
     keys = {"data.path": digits, "data.workers": 1, "train.max_steps": 2, "model.depth": 1, "log.every": 1}
     keys |= {"train.ema_decay": 0.9, "train.global_batch": 32, "log.tensorboard": "false", "train.precision": "fp32"}
     recipe = widemix.load_recipe(ROOT / "recipes/digits/rp_mixer.yaml", [(key, str(keys[key])) for key in keys])

@@ -65,7 +65,6 @@ def test_a_folder_of_links(tmp_path, beton, capsys, monkeypatch, system, hard):
 
 
 def test_a_disk_without_links_is_told(tmp_path, beton, capsys, system):
-    """As FAT and exFAT."""
 
     def fails(*_, **__):
         raise OSError(errno.EPERM, "Operation not permitted")
@@ -190,7 +189,6 @@ def test_files_of_prep_that_ffcv_has_not_are_refused(tmp_path, image, source, se
 
 @pytest.mark.parametrize("settings", [{}, {"restart_markers": False}, {"raw": True}])
 def test_a_file_of_prep_gets_its_own_checksums(tmp_path, folder, settings):
-    """The tables of its segments too, where it has restart markers."""
     prepare("image-folder", folder, tmp_path / "prepared", PrepSettings(**settings), processes=1)
     out = tmp_path / "out"
     adopt({"train": tmp_path / "prepared/train.beton"}, out, processes=1)

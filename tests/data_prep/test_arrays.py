@@ -157,7 +157,6 @@ FORMS = [
     ids=[f"{row[0]} {number}" for number, row in enumerate(FORMS)],
 )
 def test_every_form_is_read(tmp_path, source, write, place, origin, known, capsys):
-    """Each file with a published sum is told, as another one."""
     side, classes = {"mnist": 28, "stl10": 96}.get(source, 32), 100 if source == "cifar100" else 10
     count = 400 if source == "svhn" else 15  # 1.2 MB is more than a piece
     data = {"train": some(count, side, classes), "test": some(2, side, classes)}

@@ -27,7 +27,6 @@ def files(tmp_path, jpeg):
 
 @pytest.mark.long
 def test_all_writers_take_part(tmp_path, files):
-    """In processes of their own; one round of few images."""
     pytest.importorskip("ffcv", reason="FFCV is not installed")
     rows = bench.run(SimpleNamespace(origin=tmp_path / "images", samples=7, rounds=1))
     kinds = [["FFCV's DatasetWriter", "ours", "ours"][number % 3] for number in range(6)]

@@ -280,7 +280,6 @@ def test_metadata_that_are_larger_than_a_page_are_dropped(tmp_path, options):
 
 
 def test_a_grey_one_that_is_not_taken_becomes_rgb(tmp_path):
-    """As it does where JPEGs are stored."""
     data = by_pillow(scene(0, 90, 60).convert("L"), progressive=True)
     encoded = encode_bytes(tmp_path, data, encoding="coefficients")
     assert (encoded.mode, encoded.rule) == (COEFFICIENTS, "grey to RGB")
@@ -304,7 +303,6 @@ def images(tmp_path) -> Path:
 
 
 def test_prepared_files_are_restored(images, tmp_path, capsys):
-    """Those of one folder, those of one split; what prep re-encodes is said to differ."""
     out, back = tmp_path / "out", tmp_path / "back"
     manifest = prepare("image-folder", images, out, SETTINGS, processes=1)
     kept = {entry["file"] for entry in manifest.exceptions if "kept as a JPEG" in entry["rule"]}

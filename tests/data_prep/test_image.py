@@ -486,6 +486,17 @@ def test_a_damaged_exif_block_says_nothing_of_the_image(tmp_path, image, body):
     assert np.array_equal(pixels(raw), Image.open(io.BytesIO(plain)))
 
 
+@pytest.mark.parametrize("error", [SyntaxError, struct.error, TypeError])
+def test_nor_does_any_error_of_pillows_about_it(tmp_path, image, system, error):
+    def fail(*_):
+        raise error("damaged")
+
+    image(4).save(tmp_path / "a.jpg", exif=Image.Exif())
+    (tmp_path / "a.jpg").write_bytes(with_exif((tmp_path / "a.jpg").read_bytes(), b"MM"))
+    system({"PIL.Image.Image.getexif": fail})
+    assert encode_file(tmp_path / "a.jpg", PLAIN()).data == (tmp_path / "a.jpg").read_bytes()
+
+
 def test_an_image_larger_than_a_page_is_left_out(tmp_path, image, limits):
     limits({"widemix.data_prep.image.PAGE": 3600})
     image(0, 40, 30).save(tmp_path / "a.png")

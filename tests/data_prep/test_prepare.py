@@ -292,7 +292,6 @@ THREE = "train/bee/0 train/bee/3 train/cat/6"
     ],
 )
 def test_more_bad_images_than_allowed_end_it(folder, prep, capsys, bad, options, words, listed):
-    """After a list of them, of which one has another fault."""
     bad = bad.split()
     put(folder, {f"{name}.JPEG": b"" for name in bad} | {f"{bad[0]}.JPEG": b"no image"})
     Image.new("L", (9, 9)).save(folder / "train/ant/grey.png")  # unusual, and not left out
@@ -309,7 +308,6 @@ def test_more_bad_images_than_allowed_end_it(folder, prep, capsys, bad, options,
 
 @pytest.mark.parametrize(("bad", "good", "more"), [(20, 60, []), (25, 90, ["... and 5 more"])])
 def test_bad_images_that_fill_the_list_end_it_at_once(tmp_path, image, prep, capsys, bad, good, more):
-    """Once they are more than a fifth of all; of those beyond twenty a line tells the number."""
     image(0).save(tmp_path / "good.png")
     put(tmp_path, {f"in/train/a/{number:03}.jpg": b"" for number in range(bad)})
     put(tmp_path, {f"in/train/a/x{number:03}.png": (tmp_path / "good.png").read_bytes() for number in range(good)})
@@ -362,7 +360,6 @@ SQUARES = """
 
 
 def test_a_source_of_another_package(tmp_path, monkeypatch, prep, capsys):
-    """It is imported by its full name, prepared, estimated, and listed in the help and in errors."""
     put(tmp_path, {"their_package.py": textwrap.dedent(SQUARES), "source/count.txt": "5"})
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(SOURCES, "squares", None)  # and removed afterwards
@@ -386,7 +383,6 @@ def test_a_source_of_another_package(tmp_path, monkeypatch, prep, capsys):
 
 
 def test_a_source_is_known_by_its_real_absolute_path(tmp_path, folder, prep, monkeypatch):
-    """From any working directory, and by links."""
     (tmp_path / "link").symlink_to(folder)
     monkeypatch.chdir(tmp_path)
     for path in ("images", "link", "./images/../images"):
@@ -477,7 +473,6 @@ def test_how_many_processes_encode_what(tmp_path):
 
 
 def test_as_many_processes_encode_as_the_caller_says(tmp_path, prep, folder, image, limits, system):
-    """Of which this one is one; the bytes are the same."""
     for name, value in {"MIN_SECONDS_PER_PROCESS": 1e-9, "TIMED": 1}.items():
         limits({f"widemix.data_prep.image_processes.{name}": value})
     for i in range(60):  # more chunks than one process is given at a time
@@ -509,7 +504,6 @@ def test_coefficients_need_the_compiled_code(tmp_path, request):
 
 
 def test_a_file_is_read_in_pieces(tmp_path, limits):
-    """Of a size that one call of the system reads."""
     limits({"widemix.data_prep.samples.PIECE": 7})
     path, data = tmp_path / "file", bytes(range(100))
     path.write_bytes(data)

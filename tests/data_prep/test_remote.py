@@ -304,7 +304,6 @@ NOT_WHOLE = "cannot be read (its server sends no whole {}, or more than 1 MiB; d
     ],
 )
 def test_half_a_table_is_never_a_whole_one(tmp_path, table, capsys, limits, coding, cuts, words):
-    """And what it lists comes too, from beside it."""
     limits({"widemix.data_prep.remote.WHOLE": 1 << 20})
     path, count = table
     with serve(path.parent) as (url, server):

@@ -193,7 +193,6 @@ def test_one_with_a_warning_that_lacks_scans_is_pillows(tmp_path, image):
 
 @pytest.mark.parametrize("options", [{"subsampling": 0}, {"subsampling": 2, "restart_marker_blocks": 5}], ids=str)
 def test_what_is_damaged_is_found_as_jpegtran_finds_it(image, options):
-    """Bytes altered, taken out and put in: the same pixels, or libjpeg's own words."""
     if shutil.which("jpegtran") is None:
         pytest.skip("needs jpegtran (Debian's libjpeg-turbo-progs)")
     whole, numbers, found = saved(image(7, 120, 90), quality=90, **options), random.Random(1), set()

@@ -271,7 +271,6 @@ def origins_of(samples):
 
 
 def test_a_change_is_noticed_by_size_times_and_content(tmp_path):
-    """A file that was only touched is the same."""
     samples = ImageFiles(tmp_path, ["a", "b"], [0, 0])
     for sample in samples:
         (tmp_path / sample.name).write_bytes(b"12345")
@@ -310,7 +309,6 @@ def test_a_tar_of_another_size_has_changed(tmp_path):
 
 
 def test_what_was_left_out_or_changed_is_not_encoded_again(tmp_path, image, decoded):
-    """And is in the list of unusual files, as if nothing had happened."""
     train, val = tmp_path / "images/train/a", tmp_path / "images/val/a"
     for place, count in ((train, 6), (val, 1)):
         place.mkdir(parents=True)
@@ -331,7 +329,6 @@ def test_what_was_left_out_or_changed_is_not_encoded_again(tmp_path, image, deco
 
 
 def test_a_journal_of_another_plan_is_not_believed(cut, out, decoded):
-    """Whatever the file of the plan says."""
     plan = out / "plan.unfinished"
     plan.write_text(plan.read_text().replace('"quality": 90', '"quality": 50'))
     go_on(cut, out, replace(STRICT, quality=50))

@@ -110,7 +110,6 @@ def test_chroma_is_pillows(subsampling, number):
 
 @pytest.mark.parametrize("name", ["columns", "rows", "squares"])
 def test_hard_edges_stay_black_and_white(name):
-    """Though the filter's sums are beyond both."""
     y, x = np.mgrid[:300, :300] // 25 % 2
     dark = {"columns": x, "rows": y, "squares": x ^ y}[name]
     assert_near(
@@ -133,7 +132,6 @@ def test_chroma_of_an_odd_size_lies_where_its_luma_does(axis):
 
 
 def test_chroma_with_fewer_columns_than_the_result_is_interpolated():
-    """Of 4:1:1: a ramp stays one."""
     cv2 = pytest.importorskip("cv2", reason="OpenCV is not installed: Pillow does not write this sampling")
     ramp = np.tile(60 + 1.06 * np.arange(128), (96, 1)).round().astype(np.uint8)
     flat = Image.new("L", (128, 96), 128)
@@ -213,7 +211,6 @@ def test_segments_are_those_of_the_markers(jpeg):
 
 
 def test_others_go_by_pillow(jpeg, tmp_path, request):
-    """As those in RGB, and without compiled code all."""
 
     def assert_by_pillow(data):
         stored = encode_bytes(tmp_path, data, max_size=90, quality=100)

@@ -487,7 +487,6 @@ BOMBS = {
 
 @pytest.mark.parametrize("source", BOMBS)
 def test_what_is_compressed_takes_no_more_memory_than_needed(tmp_path, limits, source):
-    """A file of some megabytes may unpack to all memory."""
     for name in ("arrays.MOST", "official.MOST_UNPACKED", "arrays.MOST_UNPACKED", "imagenet.MOST"):
         limits({f"widemix.data_prep.sources.{name}": MIB})
     folder = tmp_path / "in"

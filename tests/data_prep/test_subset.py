@@ -99,7 +99,6 @@ def test_each_head_of_the_order_has_all_classes(sizes, labels):
 
 
 def test_the_holdout_has_the_sources_order():
-    """And a part checks no files."""
     settings, listed = {"holdout": 0.5, "shuffle": True}, names(dataset(20, 20))
     held, chosen = (names(dataset(20, 20), split, **settings) for split in ("holdout", "train"))
     assert held == [name for name in listed if name in set(held)]
@@ -174,7 +173,6 @@ def content(beton, sample):
 
 
 def test_train_is_stored_shuffled(tmp_path, folder):
-    """The same samples and pixels in an order of their own for each seed; val stays as it is."""
     listed = [names(image_folder.read(folder), seed=seed, shuffle=True) for seed in (0, 1)]
     plain = names(image_folder.read(folder), shuffle=False)
     assert [sorted(found) for found in listed] == [plain, plain] == [sorted(plain)] * 2
@@ -189,7 +187,6 @@ def test_train_is_stored_shuffled(tmp_path, folder):
 
 
 def test_a_chosen_set_of_splits(tmp_path, folder):
-    """The chosen split has the bytes that it has next to the others; another choice is another preparation."""
     prepare("image-folder", folder, tmp_path / "all", PrepSettings(), processes=1)
     settings = PrepSettings(splits="val")
     manifest = prepare("image-folder", folder, tmp_path / "val", settings, processes=1)
@@ -204,7 +201,6 @@ def test_a_chosen_set_of_splits(tmp_path, folder):
 
 
 def test_the_command_shuffles_unless_told_not_to(tmp_path, folder):
-    """And the command that repairs a folder keeps its order."""
     for options, chosen in (([], True), (["--no-shuffle"], False)):
         out = tmp_path / str(chosen)
         words = ["prep", "image-folder", "--from", str(folder), "--to", str(out), "--processes", "1"]

@@ -167,7 +167,6 @@ def test_there_are_at_most_a_million_classes():
 
 
 def test_classes_of_one_name_are_refused_or_told(tmp_path, capsys):
-    """Of each source."""
     put(tmp_path, {"list.csv": f"path,label\n0.jpg,{LATIN[0]}\n1.jpg,{LATIN[1]}\n"})
     with pytest.raises(InputError, match=r"list\.csv: names the class .* twice, in two Unicode forms"):
         read_source("csv", tmp_path / "list.csv", PrepSettings())

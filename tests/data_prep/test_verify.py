@@ -55,7 +55,6 @@ def test_a_file_that_may_not_be_read_is_not_damaged(prepared, system):
     ],
 )
 def test_what_is_no_manifest_is_named(prepared, change, words):
-    """Also one that names other folders, or too few blocks."""
     path = prepared / "manifest.json"
     path.write_text(change(path.read_text()))
     with pytest.raises(InputError, match=rf"not a manifest \({words}"):
@@ -153,7 +152,6 @@ def thirty(tmp_path):
     ],
 )
 def test_ten_runs_and_twenty_samples_are_named(thirty, numbers, text):
-    """Of more samples a line tells how many."""
     path = thirty / "train.beton"
     beton, data = open_beton(path), bytearray(path.read_bytes())
     for number in numbers:
@@ -203,7 +201,6 @@ def test_without_its_checksums_a_splits_blocks_are_checked(prepared):
 
 
 def test_what_the_disk_does_not_give_is_damaged(prepared, system):
-    """With the samples that begin in its block."""
     path, open_path = prepared / "train.beton", Path.open
     beton = open_beton(path)
 
@@ -249,7 +246,6 @@ def test_the_command_for_a_source_without_a_folder_names_none(tmp_path, digits):
 
 
 def test_a_folder_of_short_sides_is_prepared_again_by_them(tmp_path, folder):
-    """Also where their limit is the default of the longest side."""
     out = tmp_path / "out"
     prepare("image-folder", folder, out, PrepSettings(max_size=512, side="shortest", splits="val"), processes=1)
     before = read_manifest(out)

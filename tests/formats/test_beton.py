@@ -230,7 +230,6 @@ def test_up_to_three_bytes_between_parts_are_padding(complete, size):
     ],
 )
 def test_misplaced_parts_are_refused(made, tmp_path, before, sample, image, segments, targets):
-    """Where all tables agree."""
     path, base = Path(shutil.copy(made(before, True), tmp_path / "a.beton")), PAGE + 32 * before
     *_, records, table = (rows[-3:] for rows in tables_of(path, before + 3))
     parts = [(base + place, size) for place, size in (image, segments, targets)]
@@ -312,7 +311,6 @@ def test_fields_that_are_not_read_take_their_place(tmp_path):
 
 
 def test_what_a_cut_file_holds_in_part_is_not_read(complete):
-    """Of records and of targets."""
     beton, samples, found = open_beton(complete), np.array([0, 2]), []
     with complete.open("r+b") as file:
         records = beton.read_records(file.fileno(), samples)

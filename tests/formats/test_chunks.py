@@ -75,7 +75,6 @@ def test_what_is_told_to_be_on_disk_is_flushed_before(tmp_path, system):
 
 
 def test_after_a_write_that_failed_no_more_is_written(tmp_path):
-    """Nor flushed."""
     disk, flushed = DiskFile(tmp_path / "file", 0), []
     disk.write(0, [b"0" * 10])
     disk.flush(flushed.append)

@@ -191,7 +191,6 @@ def test_both_loaders_augment_by_the_same_policy(folder):
 
 
 def test_each_trainer_is_compared_with_the_loader_of_its_users(folder, monkeypatch):
-    """On as many images as its steps take, prepared in the order of the files."""
     level, threads, seen = logging.root.manager.disable, torch.get_num_threads(), []
 
     def pair(place: Path, work: Workload):

@@ -56,7 +56,6 @@ def test_a_copy_goes_on_by_itself(images: Path, kind: str, way: str) -> None:
 
 @pytest.mark.parametrize("way", COPIES)
 def test_a_copy_compares_samples_with_their_checksums(images: Path, tmp_path: Path, way: str) -> None:
-    """Of each JPEG the very last bit is another, which shows in no pixel."""
     folder = Path(shutil.copytree(images, tmp_path / "data"))
     beton, data = open_beton(folder / "train.beton"), np.memmap(folder / "train.beton", np.uint8, "r+")
     data[(beton.offset + beton.size - 1).astype(np.int64)] ^= 1

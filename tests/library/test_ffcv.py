@@ -201,7 +201,6 @@ def test_an_epoch_is_resumed(folder: Path) -> None:
 
 
 def test_the_example(folder: Path, images: Path) -> None:
-    """On a file of FFCV's, and on one of `widemix prep`, which has a third field."""
     open_loader = runpy.run_path(str(EXAMPLE))["open_loader"]
     keys: dict[str, Any] = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25, "num_workers": 1}
     for path in (folder, images):

@@ -152,7 +152,6 @@ EVALUATED = ("val", "valid", "validation", "dev", "eval", "test", "holdout")
 
 @pytest.mark.parametrize("split", ["train", *EVALUATED, "Valid", "extra", "training"])
 def test_a_split_is_trained_on_by_its_name(images: Path, tmp_path: Path, split: str) -> None:
-    """And then shuffled, in whole batches; if not, there is all of it, in order. `valid` was trained on."""
     folder = with_manifest(images, tmp_path, **{split: read_manifest(images).splits["train"]})
     choices: dict[bool | None, bool] = {None: split == "train"}
     if split not in ("train", *EVALUATED):
@@ -341,7 +340,6 @@ def test_a_batch_may_be_the_whole_split(images: Path) -> None:
     ids=str,
 )
 def test_strengths_of_jitter_are_four(given: Any, strengths: Any) -> None:
-    """Of brightness, contrast, saturation and hue."""
     assert jitter_strengths(given) == strengths
 
 

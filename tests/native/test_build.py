@@ -51,7 +51,6 @@ def test_the_module_says_what_was_built_or_why_nothing_was():
 
 
 def test_what_is_there_is_not_built_again(home, tiny, monkeypatch, tmp_path):
-    """It does without a compiler too."""
     path = compiled(tiny)
     before = path.stat().st_mtime_ns
     assert compiled(tiny) == path
@@ -64,7 +63,6 @@ def test_what_is_there_is_not_built_again(home, tiny, monkeypatch, tmp_path):
 
 
 def test_every_change_gets_a_build_of_its_own(home, tiny, cpu, compiler, tmp_path):
-    """Of any source, of the compiler's flags or version, and of the processor."""
     header, source = tiny / "tiny.h", tiny / "tiny.c"
     texts = [("#define ONE 1\n", "int a;\n"), ("#define ONE 2\n", "int a;\n"), ("#define ONE 2\n", "int b;\n")]
     texts += [("int b;\nint c;\n", "int a;\n"), ("int c;\n", "int a;\nint b;\n")]  # the same lines in other files
@@ -191,7 +189,6 @@ def test_compilers_have_no_complaint(name, tmp_path):
 @pytest.mark.long
 @COMPILERS
 def test_compilers_make_vectors_of_avx2(name, tmp_path):
-    """And no calls of functions for single numbers."""
     if not shutil.which(name) or platform.machine() != "x86_64":
         pytest.skip(f"{name} for x86-64 is not installed")
     path = tmp_path / "mixer_block.s"
@@ -315,7 +312,6 @@ def test_nothing_runs_that_another_user_has_put_there(what, plant, home, system,
 
 
 def test_the_cache_is_in_the_home_or_temporary(home, system, monkeypatch, tmp_path):
-    """Where the home is not writable, or there is none."""
     assert cache_folder() == home
     assert home.is_dir()
     monkeypatch.setenv("XDG_CACHE_HOME", "")
@@ -333,7 +329,6 @@ def test_the_cache_is_in_the_home_or_temporary(home, system, monkeypatch, tmp_pa
 
 
 def test_the_process_that_made_a_folder_removes_it(tmp_path):
-    """Not by a fork of it that ends."""
     (tmp_path / "file").touch()
     program = """if True:
         import os, sys

@@ -109,7 +109,6 @@ def test_what_a_thread_keeps_for_its_next_image_is_freed(compiled, what):
 @pytest.mark.parametrize("how", ["bytes", "segments", "coefficients"])
 @pytest.mark.parametrize("threaded", [False, True])
 def test_decoded_images_are_freed(tmp_path, how, threaded):
-    """Of small and large ones, the first of which is damaged."""
     kinds = ("4:2:0", "4:4:4", "grey") if how == "coefficients" else JPEGS
     more = [] if how == "coefficients" else [by_pillow(scene(1, 333, 250))]
     decoder = written(tmp_path / "a.beton", [*(JPEGS[kind] for kind in kinds), *more], how)

@@ -56,7 +56,6 @@ def test_steps_are_torchvisions_with_the_numbers_of_their_stream(keys, size):
     ids=str,
 )
 def test_each_step_alone_is_done(keys, is_on):
-    """With the probability that is its own."""
     steps = build_color_jitter(AugmentSection(**keys))
     assert steps.is_on == is_on
     names = ("grayscale_prob", "gaussian_blur_prob", "solarize_prob")

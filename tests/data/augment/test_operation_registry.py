@@ -51,7 +51,6 @@ def test_a_set_of_its_own_is_a_policy(registered):
 
 
 def test_a_policy_samples_registered_and_compiled_operations(registered):
-    """Each image against the steps that its own stream samples."""
     text = "rand-m9-n3-mstd1-tmixed"
     images = np.random.RandomState(0).randint(0, 256, (40, 16, 16, 3)).astype(np.uint8)
     found, view_ids, numbers = images.copy(), np.arange(200, 240), set()
@@ -125,7 +124,6 @@ def test_every_name_of_timms_policies_is_one_of_one_operation():
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.peer)
 def test_the_sheet_shows_the_whole_range_of_timms_arguments(operation, system):
-    """At all magnitudes that timm has, of each sign."""
     values = set()
     for name in operation.magnitude_maps.keys() - {"GaussianBlurRand", "Desaturate"}:  # timm's compute theirs later
         level_to_arg = auto_augment.LEVEL_TO_ARG[name]

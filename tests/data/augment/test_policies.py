@@ -117,7 +117,6 @@ def test_operations_interpolate_as_timms_loader_has_them_do(image, interpolation
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("text", ["augmix", "augmix-m5-w4-d2-mstd1", "augmix-b1", "augmix-a0.3-w2-b1"])
 def test_mixtures_are_timms_with_the_same_numbers(image, text, system):
-    """timm's own AugMix, its samples replaced by ours."""
     program, hparams = compiled(text), {"translate_const": 100, "img_mean": FILL, "translate_pct": 0.3}
     theirs = auto_augment.augment_and_mix_transform(text, hparams)
     for stream in range(30):
