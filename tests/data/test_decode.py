@@ -19,6 +19,7 @@ from PIL import Image
 
 from tests.data.crafted_jpegs import CHROMA, LUMA, OTHERS, crafted
 from tests.data.plain_batches import resized_box
+from tests.data_prep.conftest import saved as by_pillow
 from widemix import native
 from widemix.data.decode import Decoder, centre_boxes, cubic, random_boxes, read_with_pillow
 from widemix.data_prep.beton_writer import BetonWriter
@@ -41,12 +42,6 @@ def scene(seed: int, width: int, height: int) -> Image.Image:
         y, x = numbers.randint(0, height), numbers.randint(0, width)
         pixels[y : y + numbers.randint(1, 60), x : x + numbers.randint(1, 60)] += numbers.randint(-90, 90, 3)
     return Image.fromarray((pixels + numbers.randint(-9, 10, pixels.shape)).clip(0, 255).astype(np.uint8))
-
-
-def by_pillow(image: Image.Image, **options) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", **options)
-    return buffer.getvalue()
 
 
 def by_opencv(image: Image.Image, sampling: str) -> bytes:
@@ -285,12 +280,6 @@ def damage_in(decoder: Decoder, *boxes: tuple[int, ...], pixels: np.ndarray | No
     return decoder.try_read(np.arange(count), chosen, np.zeros(count), pixels, 1)
 
 
-def png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 def placed(jpeg: bytes, at: int, data: bytes, instead: int = 0) -> bytes:
     """With other bytes at a place, instead of so many."""
     return jpeg[:at] + data + jpeg[at + instead :]
@@ -310,7 +299,7 @@ EXTRANEOUS, PREMATURE = "extraneous bytes", "Corrupt JPEG data: premature end of
 ALL, CORNER = (0, 0, 120, 160), (0, 0, 8, 8)
 # JPEGs, the box of all that is read, and the words on each that is damaged.
 DAMAGES: dict[str, tuple[list[bytes], tuple[int, ...], dict[int, str]]] = {
-    "another format": ([TINY, png(scene(0, 64, 48))], CORNER, {1: ""}),
+    "another format": ([TINY, by_pillow(scene(0, 64, 48), "PNG")], CORNER, {1: ""}),
     "a progressive scan cut": (CUT, ALL, {1: ""}),
     "bytes too many where all is read": (MORE, ALL, {0: EXTRANEOUS, 1: EXTRANEOUS}),
     "bytes too many after a crop": (MORE, CORNER, {}),

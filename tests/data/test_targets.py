@@ -187,14 +187,6 @@ def test_a_target_of_a_class_is_0_or_1(images, folders, tmp_path):
         read(evaluating(folders["regression"], "multilabel", num_classes=2))
 
 
-def test_every_view_has_the_targets_of_its_image(folders, numbers):
-    source = evaluating(folders["regression"], "regression").source
-    samples = np.array([3, 0, 10])
-    found = source.labels(samples + VAL * np.array([1, 0, 2]))
-    assert found.dtype == torch.float32
-    assert found.tolist() == numbers[COUNT:][samples].tolist()
-
-
 def test_the_loader_gives_each_image_its_targets(folders, numbers):
     folder = folders["regression"]
     seen = torch.cat([targets for _, targets in widemix.Loader(folder, "train", 8, 8)]).numpy()

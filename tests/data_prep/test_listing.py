@@ -7,7 +7,6 @@ import tarfile
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.data_prep.conftest import saved
 from tests.data_prep.test_sources import DEVKIT, OF_VAL, ROWS, TRAIN, VAL, WNIDS, devkit
@@ -41,17 +40,6 @@ def _cache(tmp_path, monkeypatch):
 @pytest.fixture
 def of_format(image):
     return lambda kind, mode="RGB": saved(image(0, mode=mode), kind)
-
-
-@pytest.mark.parametrize(
-    ("kind", "mode"),
-    [(kind, mode) for kind in FORMATS for mode in ("RGB", "L")]
-    + [(kind, "1") for kind in ("PNG", "TIFF", "PPM", "BMP")],
-)
-def test_what_pillow_writes_begins_as_an_image(of_format, kind, mode):
-    data = of_format(kind, mode)
-    assert Image.open(io.BytesIO(data)).format == kind
-    assert begins_as_image(data[:HEAD])
 
 
 @pytest.mark.parametrize(

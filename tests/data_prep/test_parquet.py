@@ -16,8 +16,6 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import parquet
 from widemix.errors import InputError
-from widemix.formats.beton import open_beton
-from widemix.formats.sources import read_sources
 
 pytestmark = pytest.mark.usefixtures("small_pages")
 
@@ -85,17 +83,6 @@ def test_every_row_in_any_order(hub):
     assert train[0].name == "data/train-00000-of-00002-ab12.parquet/0"
     assert train[58].name == "data/train-00001-of-00002-cd34.parquet/17"
     assert len({sample.name for sample in train}) == 59
-
-
-def test_bytes_are_kept(hub, tmp_path):
-    origin, rows = hub
-    settings = PrepSettings(restart_markers=False)
-    manifest = prepare("parquet", origin, tmp_path / "out", settings, processes=1)
-    assert {name: split.samples for name, split in manifest.splits.items()} == {"train": 59, "val": 1, "test": 2}
-    beton = open_beton(tmp_path / "out" / "train.beton")
-    stored = [beton.bytes[beton.offset[i] : beton.stop[i]].tobytes() for i in range(59)]
-    assert list(zip(beton.label.tolist(), stored, strict=True)) == rows["train"]
-    assert list(read_sources(beton.path))[-1] == "data/train-00001-of-00002-cd34.parquet/17"
 
 
 def test_several_processes_give_the_same(tmp_path, image, limits):

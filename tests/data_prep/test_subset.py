@@ -143,15 +143,6 @@ def test_fractions():
             parse_fraction(wrong)
 
 
-def test_whole_preparation(tmp_path):
-    manifest = prepare("digits", None, tmp_path / "out", PrepSettings(per_class=10, holdout=0.1))
-    samples = {name: split.samples for name, split in manifest.splits.items()}
-    assert samples == {"train": 100, "test": 360, "holdout": 144}
-    assert np.bincount(open_beton(tmp_path / "out" / "train.beton").label).tolist() == [10] * 10
-    with pytest.raises(InputError, match="per_class 10, not 0"):
-        prepare("digits", None, tmp_path / "out", PrepSettings(holdout=0.1))
-
-
 @pytest.mark.parametrize(
     "whole",
     [

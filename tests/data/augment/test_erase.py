@@ -1,10 +1,14 @@
 """Erasing: timm's boxes for the same random numbers, filled by mode."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from timm.data import random_erasing
 
 from widemix.data.augment.erase import Erasing, erase, erase_with_torch, sample_boxes, sample_erasing
+from widemix.data.random import ERASE, key, uniform
 from widemix.recipe.augment import AugmentSection
 
 SEED, EPOCH = 3, 2
@@ -19,6 +23,30 @@ def erased(count: int, mode: str, batch: int, side: int = 32, prob: float = 1.0)
     section = AugmentSection(re_prob=prob, re_count=count, re_mode=mode)
     erase(images, sample_erasing(np.arange(batch), side, section, SEED, EPOCH))
     return images
+
+
+def numbers_of(sample: int) -> SimpleNamespace:
+    """In place of Python's `random`: the numbers of one of our streams."""
+    stream, place = np.uint64(key(SEED, EPOCH, sample, ERASE)), iter(range(1000))
+    sample = lambda: uniform(stream, next(place))  # noqa: E731
+    return SimpleNamespace(
+        random=sample,
+        uniform=lambda low, high: low + (high - low) * sample(),
+        randint=lambda low, high: low + int((high - low + 1) * sample()),
+    )
+
+
+@pytest.mark.parametrize("count", [1, 3, 10])
+@pytest.mark.parametrize("side", [4, 8, 32, 224])
+def test_erased_boxes_are_timms_with_the_same_numbers(count, side, system):
+    timms = random_erasing.RandomErasing(0.5, mode="const", max_count=count, device="cpu")
+    ours = erased(count, "const", 200, side, prob=0.5)
+    for sample in range(200):
+        expected = torch.full((3, side, side), 99.0)
+        system({"timm.data.random_erasing.random": numbers_of(sample)})
+        timms(expected)
+        assert torch.equal(ours[sample], expected)
+    assert 60 < sum(bool((image == 0).any()) for image in ours) < 140
 
 
 @pytest.mark.parametrize("mode", ["const", "rand", "pixel"])
