@@ -61,7 +61,6 @@ def encoding_for(dataset: Dataset, origin: Path | None, settings: PrepSettings, 
 
 
 def _encoding_of_pairs(dataset: Dataset, origin: Path | None, settings: PrepSettings) -> Encoding:
-
     default = [] if origin is None else [origin / "vocab.txt"]
     given = [Path(settings.vocab)] if settings.vocab else [path for path in default if os.path.lexists(path)]
     if given:
