@@ -17,6 +17,7 @@ from widemix.data.augment import registry as op
 from widemix.data.augment.batch import Scratch, scratch_for
 from widemix.data.augment.filters import gaussian_smooth
 from widemix.data.augment.operations import apply, rotation
+from widemix.data.augment.values import blend_tables
 
 
 def below(whole: int, distance: int) -> float:
@@ -76,6 +77,26 @@ for operation in (op.EQUALIZE, op.COLOR, op.CONTRAST, op.BRIGHTNESS, op.SHARPNES
     environ = os.environ | {"WIDEMIX_NATIVE": "none", "NUMBA_DISABLE_JIT": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("factors", [SAMPLED, HARD, [1e30]], ids=["sampled", "hard", "huge"])
+def test_tables_of_every_base_and_value_are_pillows_arithmetic(factors):
+    """What rounding decides is not left to them."""
+    made, certain = np.empty((3, 256), np.uint8), []
+    base, value = np.mgrid[0:256, 0:256]
+    up, down = np.maximum(value - base, 0), np.maximum(base - value, 0)
+    for factor in np.float32(factors):
+        certain.append(bool(blend_tables(factor, made)))
+        if certain[-1]:
+            exact = base.astype(np.float32) + factor * (value - base).astype(np.float32)
+            found = base + made[0, up].astype(int) - made[1, down]
+            assert np.array_equal(found.clip(0, 255), exact.clip(0, 255).astype(int)), factor
+    if factors is HARD:
+        assert not any(certain[: len(UNCERTAIN)])
+        assert all(certain[-2:])
+    if factors is SAMPLED:
+        assert sum(certain) >= 0.9 * len(factors)
+    assert not blend_tables(np.float32(-0.5), made)
 
 
 @settings(max_examples=500)
