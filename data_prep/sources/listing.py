@@ -9,7 +9,21 @@ from collections.abc import Iterator
 from widemix.errors import InputError
 from widemix.progress_line import print_status
 
-SUFFIXES = tuple(f".{kind}" for kind in "jpg jpeg jfif jpe png bmp gif webp avif tif tiff ppm pgm".split())
+SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".jfif",
+    ".jpe",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".webp",
+    ".avif",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+)
 HEAD = 32  # bytes, by which formats are recognised
 FORMATS = re.compile(
     rb"\xff\xd8\xff"  # JPEG
