@@ -44,11 +44,11 @@ class HeldFolder:
 
 @contextmanager
 def hold(folder: Path, wait_s: float = LOCK_WAIT_S, kind: HeldFolder = HeldFolder()) -> Iterator[None]:
-    """Hold a folder, by a lock on a file of it where the file system has locks, and by a lease.
+    """Hold a folder in a `with` block: by a lock on a file in it, where the file system has locks, and by a lease.
 
-    Makes it where another process has removed it, as one does that could not start. Raises `InputError` if another
-    process writes there: after `wait_s`, since the lock of a machine that died, or was cut off and has still to
-    notice it, is free some time later; at most after `KILLED_S` if it is on this machine. Also if it has links.
+    The folder is made again if another process has removed it, as a process that could not start does. Raises
+    `InputError` if the folder has links, or if another process writes to it: after `KILLED_S` if that one is on this
+    machine, else after `wait_s`, since the lock of a machine that died or lost its network is freed some time later.
     """
     locked: bool | None = False
 
@@ -96,11 +96,11 @@ def hold_lease(
     kind: HeldFolder = HeldFolder(),
     patience_s: float | None = None,
 ) -> Iterator[None]:
-    """Hold a folder, renewing its lease from a thread; raises `InputError` if another process keeps renewing it.
+    """Hold a folder in a `with` block by a lease, which a thread renews; `InputError` if another process holds it.
 
-    Waits until the lease of a process that died elsewhere has expired, at most `wait_s`. If another process takes the
-    folder since this one was suspended for longer than that, this one ends at once; also where the file system does
-    not answer for `patience_s` (default: `expiry_s`), in which one may have.
+    Waits at most `wait_s` until the lease of a process that died on another machine has expired. If this process was
+    suspended for longer than that and another one has taken the folder since, this one exits; also if the file system
+    does not answer for `patience_s` (default: `expiry_s`), in which another one may have taken it.
     """
     leases = Leases(folder, expiry_s, kind.leases, patience_s)
 

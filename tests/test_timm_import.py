@@ -162,29 +162,6 @@ def test_decorated_functions_are_compiled_once_when_called(monkeypatch):
     assert compiled == [module.update.__wrapped__]
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_autotuning_has_mlflow_where_it_is_installed(there, tmp_path, monkeypatch):
-    (tmp_path / "mlflow.py").write_text("start_run = 'started'")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)] if there else [])
-    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
-    module = ModuleType("autotuner")
-
-    def execute(module):
-        try:
-            import mlflow  # noqa: F401
-
-            module.has_mlflow = True
-        except ImportError:
-            module.has_mlflow = False
-
-    timm_import._execute_without_mlflow(execute, module)
-    assert "mlflow" not in sys.modules
-    assert module.has_mlflow == there
-    if there:
-        assert module.mlflow.start_run == "started"
-        sys.modules.pop("mlflow")
-
-
 PLOTTED = """
 import sys
 import widemix, torch, torchmetrics

@@ -9,6 +9,27 @@ from PIL import Image
 
 import widemix
 
+# Of a recipe like base/own_images: a network and a schedule for such images.
+TINY = {
+    "data.image_size": "8",
+    "data.workers": "1",
+    "augment.color_jitter": "[0, 0, 0, 0]",
+    "model.patch_size": "2",
+    "model.tokens": "16",
+    "model.channels": "16",
+    "model.depth": "1",
+    "schedule.name": "constant",
+    "schedule.warmup_epochs": "0",
+    "eval.every_epochs": "1",
+    "log.tensorboard": "false",
+    "log.images": "0",
+}
+
+
+def options_of(keys: Mapping[str, object]) -> list[str]:
+    """Keys of a recipe as words of a command."""
+    return [word for name, value in keys.items() for word in (f"--{name}", str(value))]
+
 
 def prepare_unequal(target: Path, splits: Mapping[str, Mapping[str, int]], side: int = 8) -> Path:
     """Prepare so many images of each class in each split: noise, with a bar whose place is the class's number."""

@@ -116,7 +116,10 @@ def torchrun_env(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("RANK"):
         return {}
     found = list(_found(environ))
-    if not found and (name := next((name for name in _RANK_ALONE if _is_rank(environ, name)), None)):
+    # Slurm's batch script, which is no rank, has SLURM_PROCID=0.
+    alone = [name for name in _RANK_ALONE if environ.get(name) and (environ[name], _RANK_ALONE[name]) != ("0", SRUN)]
+    if alone and not found:
+        name = alone[0]
         raise LauncherError(
             f"{name}={environ[name]}: {_RANK_ALONE[name]} started this process, and no variable says how many there "
             f"are; set RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE, or unset {name} to train in this one alone"
@@ -138,11 +141,6 @@ def torchrun_env(environ: Mapping[str, str]) -> dict[str, str]:
     address = environ.get("MASTER_ADDR") or _first_address(environ, launcher, several=local_size != world)
     port = environ.get("MASTER_PORT") or str(job_port(_job_number(environ, launcher)))
     return variables | {"MASTER_ADDR": address, "MASTER_PORT": port}
-
-
-def _is_rank(environ: Mapping[str, str], name: str) -> bool:
-    """Whether the variable says that this is a rank: Slurm's batch script, which is none, has SLURM_PROCID=0."""
-    return bool(environ.get(name)) and (environ[name] != "0" or _RANK_ALONE[name] != SRUN)
 
 
 def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
@@ -211,10 +209,9 @@ def _first_address(environ: Mapping[str, str], launcher: Launcher, several: bool
         return "127.0.0.1"
     if launcher.name == SRUN and environ.get("SLURM_DISTRIBUTION") == "arbitrary":
         return _first_of_hostfile(environ)
-    if launcher.name == SRUN and environ.get("SLURM_STEP_NODELIST"):
-        return first_host(environ["SLURM_STEP_NODELIST"])
-    if environ.get("SLURM_JOB_NODELIST"):
-        return first_host(environ["SLURM_JOB_NODELIST"])
+    lists = ("SLURM_STEP_NODELIST",) * (launcher.name == SRUN) + ("SLURM_JOB_NODELIST",)
+    if name := _first(environ, lists):
+        return first_host(environ[name])
     raise LauncherError(f"MASTER_ADDR is not set: on several nodes {launcher.pass_on}")
 
 
@@ -239,18 +236,18 @@ def _job_number(environ: Mapping[str, str], launcher: Launcher) -> int:
 
 def _check_sizes(environ: Mapping[str, str]) -> None:
     """`LauncherError` where a variable says that there are more processes than this one is to train with."""
-    world = number(environ, "WORLD_SIZE", 1) if environ.get("RANK") else 1
-    if environ.get("TORCHELASTIC_RUN_ID") and not _OWN_RUN_ID.fullmatch(environ["TORCHELASTIC_RUN_ID"]):
+    rank, run_id = environ.get("RANK"), environ.get("TORCHELASTIC_RUN_ID")
+    size, world = number(environ, "WORLD_SIZE", 1), number(environ, "WORLD_SIZE", 1) if rank else 1
+    if run_id and not _OWN_RUN_ID.fullmatch(run_id):
         return  # torchrun on several nodes, of which some may have been lost
-    if not environ.get("RANK") and (size := number(environ, "WORLD_SIZE", 1)) > 1:
+    if size > world:
         raise LauncherError(
             f"WORLD_SIZE={size} is set, but RANK is not; start the ranks by torchrun or --ranks {size}, or unset "
             "WORLD_SIZE to train in this process alone"
         )
-    if environ.get("RANK") and not environ.get("WORLD_SIZE"):
+    if rank and not environ.get("WORLD_SIZE"):
         raise LauncherError(
-            f"RANK={environ['RANK']} is set, but WORLD_SIZE is not; set it too, or unset RANK to train in this "
-            "process alone"
+            f"RANK={rank} is set, but WORLD_SIZE is not; set it too, or unset RANK to train in this process alone"
         )
     for launcher in LAUNCHERS:
         names = [launcher.size] if launcher.name in (SRUN, FLUX) else [launcher.size, *launcher.local_size]
@@ -260,8 +257,8 @@ def _check_sizes(environ: Mapping[str, str]) -> None:
             if (size := number(environ, name, world)) > world:
                 join = f"set {launcher.rank} too"
                 if environ.get(launcher.rank):
-                    join = f"start them by {launcher.name} alone" + ", without RANK" * bool(environ.get("RANK"))
-                if environ.get("TORCHELASTIC_RUN_ID"):
+                    join = f"start them by {launcher.name} alone" + ", without RANK" * bool(rank)
+                if run_id:
                     join = "start one torchrun a node, with --nnodes and --rdzv-endpoint"
                 raise LauncherError(
                     f"{name}={size}: {launcher.name} started {size} processes, and each would train in a world of "

@@ -100,6 +100,7 @@ class DeepSpeedEngine(Engine):
 
     @override
     def train_step(self, batches: Sequence[Batch]) -> StepResult:
+        """Forward, backward, clip and update by DeepSpeed; see `Engine.train_step`."""
         if not self.module.training:
             self.engine.train()
         loss = torch.zeros((), dtype=torch.float32, device=self.device)
@@ -122,6 +123,7 @@ class DeepSpeedEngine(Engine):
 
     @override
     def evaluate_mode(self) -> torch.autocast:
+        """Return the autocast context of the parameters' dtype."""
         return autocast(self.device, self.dtype)
 
     @override

@@ -1,10 +1,10 @@
-"""Checkpoints: complete or absent, readable by other tools, independent of engine and number of ranks.
+"""Checkpoints: complete or absent, readable by other tools, independent of the engine and the number of ranks.
 
-checkpoints/<step>/ holds model.safetensors and optimizer.safetensors (full fp32 tensors by parameter name; with an
-EMA also ema/model.safetensors, in its own folder for tools that read whole folders), state.json (position and recipe)
-and COMPLETE, written last, with a BLAKE2b hash of each file. A checkpoint without COMPLETE is never read; in one that
-is found damaged COMPLETE is renamed to DAMAGED. `widemix.run.saving` writes checkpoints during training. Only tensors
-need torch, which takes seconds to import: listing runs reads none.
+checkpoints/<step>/ holds model.safetensors and optimizer.safetensors (full fp32 tensors by parameter name), with an
+EMA ema/model.safetensors (in a folder of its own, for tools that read whole folders), state.json (position and
+recipe), and COMPLETE, which has a BLAKE2b hash of each file and is written last. A checkpoint without COMPLETE is
+never read; COMPLETE of a damaged one is renamed to DAMAGED. During training `widemix.run.saving` writes checkpoints.
+Only tensors need torch, which takes seconds to import; listing runs reads none.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ class UnloggedSteps(BaseModel):
 
 
 class Position(BaseModel):
-    """state.json: how far a run has come, and its recipe."""
+    """The content of state.json: how far a run has come, and its recipe."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     step: int  # optimizer steps done
@@ -120,22 +120,18 @@ class RetentionPolicy:
         kept = set(complete[-self.newest :])
         if self.every:
             kept |= {path for path in complete if int(path.name) % self.every == 0}
-        if self.best:
-            kept |= {path for path in (best(run_dir, self.best),) if path}
+        if self.best and (found := best(run_dir, self.best)):
+            kept.add(found.path)
         return [path for path in complete if path not in kept]
 
 
-def best(run_dir: Path, metric: str) -> Path | None:
+def best(run_dir: Path, metric: str) -> Checkpoint | None:
     """Return the complete checkpoint with the best metric, the newer of equals; None if none was evaluated."""
-    candidates = []
+    sign, evaluated = 1 if METRICS[metric.removeprefix("ema_")].higher else -1, []
     for path in complete_checkpoints(run_dir):
-        try:
-            value = read(path).position.metrics.get(metric)
-        except InputError:  # damaged: the next start warns of it
-            continue
-        if value is not None:
-            candidates.append((value if METRICS[metric.removeprefix("ema_")].higher else -value, path))
-    return max(candidates)[1] if candidates else None
+        with contextlib.suppress(InputError, KeyError):  # damaged, of which the next start warns, or not evaluated
+            evaluated.append((sign * (found := read(path)).position.metrics[metric], path, found))
+    return max(evaluated)[2] if evaluated else None
 
 
 def save(
@@ -214,9 +210,7 @@ def _link(source: str, target: str) -> None:
 
 
 def put_back(run_dir: Path) -> None:
-    """Put each checkpoint back that was being replaced by another of its step when the run was killed, or remove it
-    where the other is complete.
-    """
+    """Undo the replacements of checkpoints during which the run was killed, unless the new one is complete."""
     for replaced in sorted((run_dir / "checkpoints").glob(f"{_REPLACED}*")):
         final = replaced.with_name(replaced.name.removeprefix(_REPLACED))
         if (final / COMPLETE).exists():
@@ -251,20 +245,17 @@ def save_tensors(tensors: "dict[str, Tensor]", path: Path) -> None:
 
 def _write_files(folder: Path, state: "State", position: Position, wrote: Callable[[], None]) -> list[str]:
     """Write tensors and position; return the names of the files."""
-    save_tensors(state.model, folder / _MODEL)
-    wrote()
-    save_tensors(state.optimizer, folder / _OPTIMIZER)
-    wrote()
     text = json.dumps(position.model_dump(mode="json"), indent=1)  # pydantic's own takes no names of any bytes
     (folder / _STATE).write_text(text)
-    names = [_MODEL, _OPTIMIZER, _STATE]
+    tensors = {_MODEL: state.model, _OPTIMIZER: state.optimizer}
     if state.ema:
         (folder / _EMA).parent.mkdir()
-        save_tensors(state.ema, folder / _EMA)
-        names.append(_EMA)
-    for name in names:  # safetensors writes files that only their owner can read
-        shutil.copymode(folder / _STATE, folder / name)
-    return names
+        tensors[_EMA] = state.ema
+    for name, each in tensors.items():
+        save_tensors(each, folder / name)
+        shutil.copymode(folder / _STATE, folder / name)  # safetensors writes files that only their owner can read
+        wrote()
+    return [*tensors, _STATE]
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:

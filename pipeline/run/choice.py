@@ -32,12 +32,9 @@ def best_of(run_dir: Path) -> Best | None:
         newest = checkpoint.newest(run_dir)
         metric = str(newest.position.recipe["train"]["keep_best"] or "") if newest else ""
         found = checkpoint.best(run_dir, metric) if metric else None
-        if found is None:
-            return None
-        position = checkpoint.read(found).position
-        return Best(found, position.step, metric, position.metrics[metric])
     except (InputError, KeyError, TypeError):  # damaged: whoever loads it says so
         return None
+    return found and Best(found.path, found.position.step, metric, found.position.metrics[metric])
 
 
 def choose(run_dir: Path, which: str = LAST, note: bool = True) -> Path:

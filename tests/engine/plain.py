@@ -43,8 +43,6 @@ def plain_optimizers(model, optim) -> list[torch.optim.Optimizer]:
     adam = {"lr": 1.0, "betas": optim.betas, "eps": optim.eps}
     if optim.name == "sgd":
         return [torch.optim.SGD(groups, lr=1.0, momentum=optim.momentum, nesterov=True)]
-    if optim.name == "rmsprop":  # of tests/optim/registered.py
-        return [torch.optim.RMSprop(groups, lr=1.0, eps=optim.eps, momentum=optim.momentum)]
     if optim.name == "lamb":
         return [Lamb(groups, **adam, max_grad_norm=None)]
     if optim.name == "schedule_free":

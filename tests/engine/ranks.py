@@ -345,30 +345,6 @@ def _buffers(engine: Engine) -> dict[str, torch.Tensor]:
     return own | {f"ema {number}": value.clone() for number, value in enumerate(averages)}
 
 
-PROBE = [("train.freeze", "[body]"), ("model.drop_path", "0"), ("model.depth", "1"), *EMA]
-
-
-def probed(data: Path) -> dict[str, Any]:
-    """By engine, of RepMLP with a frozen body: losses, and the state before, after two steps, and resumed after four.
-
-    Batch norms of a rank's own would move their statistics differently on each rank.
-    """
-    results = {}
-    for number, name in enumerate(ENGINES):
-        alone = ("train.sync_batch_norm", "false" if number % 2 else "true")
-        setting = Setting(REPMLP, data, *overrides_for(name), *PROBE, alone)
-        engine, other = setting.engine(), setting.engine()
-        states = [everywhere(engine.state())]
-        losses = setting.run(engine, range(2))
-        engine.average_buffers()
-        states.append(everywhere(engine.state()))
-        other.load(states[-1])
-        losses += setting.run(other, range(2, 4))
-        states.append(everywhere(other.state()))
-        results[name] = {"losses": losses, "states": [vars(state) for state in states]}
-    return results
-
-
 def deepspeeds_own(data: Path) -> dict[int, Any]:
     """By ZeRO stage: the weights that zero_to_fp32 finds in DeepSpeed's own checkpoint, and ours."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -418,7 +394,6 @@ JOBS: dict[str, Callable[[Path], Any]] = {
         overflowing,
         sampled_and_normed,
         changed_by_forward_passes,
-        probed,
         deepspeeds_own,
         resumed,
         shards,

@@ -11,7 +11,6 @@ from torch import nn
 
 from widemix.engine.fsdp import FSDPEngine
 from widemix.engine.layout import adapt_network, all_names, separable_blocks
-from widemix.engine.sharded_model import ShardedModel
 from widemix.engine.state import State, by_parameter
 from widemix.engine.torch_engine import DDPEngine
 
@@ -125,22 +124,6 @@ def test_blocks_that_share_no_parameter_are_separable():
     assert blocks_of(blocks=own) == ["blocks.0", "blocks.1"]  # what it shares with itself
     shared[2].bias = shared[0].bias
     assert blocks_of(blocks=shared) == ["blocks.1"]
-
-
-@pytest.mark.parametrize("copies", [1, 3, 9])
-def test_ranks_of_one_slice_save_a_part_each(copies):
-    values, parts = torch.arange(7.0), []
-    for number in range(copies):
-        rank = SimpleNamespace(replica=(number, copies), local_slice=lambda name, local: (10, local))
-        start, own = ShardedModel.local_shard(rank, "weight", values)  # type: ignore[arg-type]
-        assert start == 10 + sum(map(len, parts))
-        parts.append(own)
-    assert torch.equal(torch.cat(parts), values)
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
-    local, whole = torch.zeros(3), torch.arange(20.0).view(4, 5)
-    rank = SimpleNamespace(local_slice=lambda name, local: (12, local))
-    ShardedModel.load_shard(rank, "weight", whole, local)  # type: ignore[arg-type]
-    assert local.tolist() == [12, 13, 14]
 
 
 def test_a_name_may_have_a_slash():

@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alo
 FSDP = (("engine.kind", "fsdp"),)
 ZERO_1 = (("engine.kind", "deepspeed"),)
 ZERO_3 = (*ZERO_1, ("engine.zero_stage", "3"))
-HALF = ("train.precision", "bf16")
 
 
 @dataclass(frozen=True)
@@ -96,23 +95,10 @@ ROWS: list[tuple[str, Row]] = [
     ("deepspeed_config", Row("DS.json", of_engine(lambda e: e.zero.round_robin_gradients), True, ZERO_1)),
     ("sharding", Row("hybrid", mesh_and_timeouts, ([(2, 2)], [(1800, "nodes"), (1800, "ranks")]), FSDP)),
     ("bucket_cap_mb", Row("1", of_engine(lambda e: e.model.bucket_bytes_cap), 2**20)),
-    (
-        "bucket_cap_mb",
-        Row(
-            "1",
-            of_engine(lambda e: (e.engine.zero_reduce_bucket_size(), e.engine.zero_allgather_bucket_size())),
-            (2**18, 2**18),  # numbers of 4 bytes
-            ZERO_1,
-        ),
-    ),
     ("gradient_as_bucket_view", Row("false", of_engine(lambda e: e.model.gradient_as_bucket_view), False)),
     ("static_graph", Row("true", of_engine(lambda e: e.model.static_graph), True)),
     ("reduce_dtype", Row("bf16", rounded, True)),
     ("reduce_dtype", Row("bf16", rounded, True, FSDP)),
-    (
-        "reduce_dtype",
-        Row("bf16", of_engine(lambda e: e.engine.communication_data_type), torch.bfloat16, (*ZERO_1, HALF)),
-    ),
     (
         "memory_layout",
         Row("batch_last", of_engine(lambda e: [block.batch_last for block in e.module.blocks]), [True, True]),

@@ -9,7 +9,7 @@ from timm.utils import ModelEmaV3
 from torch.nn.functional import cross_entropy
 
 from tests.engine.plain import plain_loop
-from tests.engine.ranks import CHAIN, EMA, ENGINES, PROBE, REPMLP, STEPS, SUPPORTED, Setting, chain, overrides_for
+from tests.engine.ranks import CHAIN, EMA, ENGINES, REPMLP, STEPS, SUPPORTED, Setting, chain, overrides_for
 from widemix.data.loader import EvalLoader
 from widemix.engine import State
 from widemix.engine.ema import ema_decay
@@ -146,29 +146,6 @@ def test_frozen_weights_keep_all_bits_in_half_precision(digits, name):
     moved = state.model | {"stem.proj.weight": first + 1 / 3}
     engine.load(replace(state, model=moved))
     assert torch.equal(engine.state().model["stem.proj.weight"], first + 1 / 3)
-
-
-@pytest.mark.long
-def test_a_probe_on_two_ranks_is_the_head_alone(ranks, digits):
-    """Bit for bit the body stays, its batch norms and the average too, on every engine and when resumed."""
-    setting = Setting(REPMLP, digits, *PROBE)
-    body = setting.model()
-    head, optim = body.get_classifier(), setting.recipe.optim
-    with torch.no_grad():
-        features = [body.eval().forward_head(body.forward_features(b.inputs), True) for (b,) in setting.steps[:4]]
-    batches = zip(features, (batch.targets for (batch,) in setting.steps), strict=False)
-    expected = plain_loop(head, list(batches), setting.rates[:4], optim=optim)
-    for name, found in ranks(2, "probed").items():
-        assert found["losses"] == pytest.approx(expected, rel=1e-6), name
-        first, *later = found["states"]
-        for state in later:
-            kept = [key for key in first["model"] if not key.startswith("head.")]
-            assert any(key.endswith("running_var") for key in kept)
-            assert all(
-                torch.equal(state[part][key], first["model"][key]) for part in ("model", "ema") for key in kept
-            )
-            assert {key.rpartition("/")[2] for key in state["optimizer"]} == {"head.weight", "head.bias"}
-            assert not torch.equal(state["model"]["head.weight"], first["model"]["head.weight"])
 
 
 @pytest.mark.one_in(3)

@@ -7,7 +7,7 @@ import torch
 
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
-from widemix.estimate.hardware import Cluster, fraction_of_peak, peak_fraction
+from widemix.estimate.hardware import Cluster, find_gpu, fraction_of_peak, peak_fraction
 from widemix.estimate.network import fake_pass
 from widemix.estimate.report import estimate
 from widemix.estimate.tables import size
@@ -220,17 +220,36 @@ def test_plans_that_cannot_be_are_refused(keys, cluster, samples, message):
 
 
 @pytest.mark.parametrize(
-    ("options", "peak"),
+    ("name", "peak"),
     [
-        ({"precision": "fp32"}, 19.5e12),
-        ({"precision": "bf16", "matmul_precision": "high"}, 312e12),
-        ({"precision": "fp16"}, 312e12),
-        ({"precision": "fp32", "matmul_precision": "high"}, None),  # TF32, whose peak is another
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA GeForce RTX 3090", 71e12),
+        *((f"NVIDIA {name}", None) for name in ("A100-PCIE-40GB", "H100 PCIe", "H100 NVL", "GeForce RTX 3090 Ti")),
+        *((f"NVIDIA {name}", None) for name in ("A100-SXM4-40GB MIG 3g.20gb", "L4", "B200", "GH200 480GB")),
     ],
 )
-def test_utilisation_is_of_the_peak_of_the_precision(options, peak):
+def test_peaks_are_of_gpus_by_their_whole_names(name, peak):
+    found = find_gpu(name)
+    assert (found and found.half) == peak
+    assert find_gpu("Tesla V100-SXM2-32GB").single == 15.7e12
+
+
+@pytest.mark.parametrize(
+    ("options", "gpu", "peak"),
+    [
+        ({"precision": "fp32"}, "A100-SXM4-80GB", 19.5e12),
+        ({"precision": "bf16", "matmul_precision": "high"}, "A100-SXM4-80GB", 312e12),
+        ({"precision": "fp16"}, "A100-SXM4-80GB", 312e12),
+        ({"precision": "fp32", "matmul_precision": "high"}, "A100-SXM4-80GB", None),  # TF32, whose peak is another
+        # Of which the peak is twice as high, and most of the backward pass is left out.
+        ({"precision": "bf16", "fp8": "true"}, "H200", None),
+        ({"precision": "bf16", "freeze": "[body]"}, "A100-SXM4-80GB", None),
+    ],
+)
+def test_utilisation_is_of_the_peak_of_the_precision(options, gpu, peak):
     recipe = load_recipe(B16, [(f"train.{name}", value) for name, value in options.items()])
     flops = model_cost(recipe.model, 224, 1000).training_flops
     expected = None if peak is None else pytest.approx(flops / (4 * peak))
-    assert fraction_of_peak(recipe, "NVIDIA A100-SXM4-80GB", 4) == expected
+    assert fraction_of_peak(recipe, f"NVIDIA {gpu}", 4) == expected
     assert peak_fraction(recipe, Topology(0, 4, 0, 4, torch.device("cpu"))) is None

@@ -10,16 +10,13 @@ import pytest
 from tests.conftest import ROOT, System
 from tests.forked_popen import ForkedPopen
 from tests.forks import Forks
-from widemix.cli.arguments import Parser
-from widemix.cli.commands import run_command
-from widemix.cli.cost import add_cost
 from widemix.errors import InputError
 from widemix.estimate import recipe_tables
 from widemix.estimate import tables as units
 from widemix.estimate.hardware import Cluster
 from widemix.estimate.rehearse import HEAD, rehearsal_line, rehearsal_rows
 from widemix.estimate.report import IMAGENET_BYTES, IMAGES_PER_CPU, estimate
-from widemix.estimate.tables import Row, named_rows, pairs_rows, pairs_table, show
+from widemix.estimate.tables import Row, pairs_rows, pairs_table, show
 from widemix.recipe import load_recipe
 
 B16 = ROOT / "recipes/imagenet/mixer_b16.yaml"
@@ -150,14 +147,6 @@ def test_pairs_have_the_omega_with_the_widest_in_the_middle():
     assert widths.index(max(widths)) == len(rows) // 2
     assert [64, 64, 4096, 262_144] in rows
     assert all(omega == pytest.approx(2**18, rel=0.05) for *_, omega in rows)  # tokens are whole
-
-
-def test_the_tables_are_written_as_json_too(tmp_path):
-    file = tmp_path / "named.json"
-    commands = Parser(prog="widemix")
-    add_cost(commands.add_subparsers(required=True))
-    assert run_command(commands, argv=["cost", "--named", "--json", str(file)]) == 0
-    assert json.loads(file.read_text())["rows"] == named_rows()
 
 
 @pytest.mark.parametrize("epochs", [1, 700, 5000, 10**6])

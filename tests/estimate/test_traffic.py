@@ -90,22 +90,6 @@ def test_a_ring_hides_what_it_moves_behind_the_backward_pass():
     assert exposed([of_each, sums], backward=1) == pytest.approx(one / 2 + alone / 10)
 
 
-@pytest.mark.parametrize(
-    ("engine", "micro_batches"),
-    [
-        ((("engine.kind", "ddp"),), [1]),  # `no_sync` in the others
-        ((("engine.kind", "fsdp"),), [4, 1]),
-        ((("engine.kind", "deepspeed"), ("engine.zero_stage", "1")), [1, 1]),
-        ((("engine.kind", "deepspeed"), ("engine.zero_stage", "2")), [4, 1]),
-        ((("engine.kind", "deepspeed"), ("engine.zero_stage", "3")), [1, 4]),
-    ],
-)
-def test_sums_hide_behind_the_last_backward_pass_alone(engine, micro_batches):
-    """They were hidden behind the backward passes of all, which they begin after."""
-    traffic = traffic_of(Cluster(4), *engine, ("train.grad_accum_steps", "4"))
-    assert [each.times for each in traffic] == micro_batches
-
-
 @pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16", 2), ("fp16", 2)])
 def test_weights_are_gathered_in_the_precision_that_is_computed_in(precision, size):
     network = Pass([], 0, weights=1000, trained=600, blocks=2, in_blocks=900)

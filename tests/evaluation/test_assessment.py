@@ -117,8 +117,6 @@ def test_classes_are_those_that_a_run_was_trained_on(digits, tmp_path):
     shutil.rmtree(data)
     renamed(digits, data, (*old[1:], "é\udcff"))
     assert load_network(str(run)).classes == ("é\udcff", *old[1:])
-    export_checkpoint(run, tmp_path / "export")
-    assert load_network(str(tmp_path / "export")).classes == ("é\udcff", *old[1:])
     moved = assess(str(run)).metrics  # each label is now the class before
     assert moved["loss"] != pytest.approx(before["loss"])
     labels = [*range(1, 10), 0]
@@ -219,12 +217,7 @@ def test_the_command(run, tmp_path, capsys):
     assert run_command(make_parser(), argv=["eval", str(run), *options]) == 0
     printed, found = capsys.readouterr().out, json.loads((tmp_path / "eval.json").read_text())
     assert f"at step 3 on 360 samples of split 'test' of {found['data']}: top-1 {found['top1']:.2f} %" in printed
-    assert f"expected calibration error {found['ece']:.4f}" in printed
-    lowest = sorted((accuracy, digit) for digit, accuracy in enumerate(found["per_class"]))[:3]
-    named = ", ".join(f"{digit} {accuracy:.2f} %" for accuracy, digit in lowest)
-    assert f"lowest top-1: {named}\n" in printed
     assert {path.name for path in tmp_path.glob("*.png")} == {"confusion.png", "reliability.png"}
-    assert run_command(make_parser(), argv=["eval", str(run), "--to", "x"]) == 2
 
 
 def test_two_ranks_have_the_details_of_one(run, tmp_path):
@@ -246,7 +239,8 @@ def test_two_ranks_have_the_details_of_one(run, tmp_path):
 def test_a_checkpoints_measurement_is_a_line_of_its_run(run, digits, tmp_path, capsys):
     """And none of what another network is; a disk that is full costs a warning."""
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations.jsonl"))
-    assert evaluate_checkpoint(tmp_path / "run", None, "train", 100) == assess(str(run), split="train").metrics
+    found = evaluate_checkpoint(tmp_path / "run", None, "train", 100)
+    assert found == pytest.approx(assess(str(run), split="train").metrics)  # in batches of another size
     found = assess(str(tmp_path / "run"), ema=True)
     lines = [json.loads(line) for line in (tmp_path / "run/evaluations.jsonl").read_text().splitlines()]
     assert [line.pop("time") == pytest.approx(time.time(), abs=600) for line in lines] == [True, True]
@@ -296,23 +290,14 @@ def test_precision_batch_and_limits_are_the_recipes(options, split, batch, expec
     assert found.split == (split or recipe.data.eval_split)
 
 
-NUMBER = {"targets": "regression", "num_classes": 1}
+@pytest.mark.parametrize("wanted", [{"details": True}, {"real": Path("r")}])
+def test_details_and_real_labels_are_for_classes(wanted, digits):
+    data = CLASSES.model_copy(update={"path": str(digits), "targets": "regression", "num_classes": 1})
+    with pytest.raises(InputError, match=rf"^--{next(iter(wanted))}: is for classes, data\.targets is regression"):
+        assess_network(network_of(data), **wanted)
 
 
-@pytest.mark.parametrize(
-    ("data", "wanted", "error_message"),
-    [
-        (NUMBER, {"details": True}, r"^--details: is for classes, data\.targets is regression"),
-        (NUMBER, {"real": Path("r")}, r"^--real: is for classes, data\.targets is regression"),
-        ({}, {"batch": 0}, r"^--batch 0: must be at least 1"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_measured_is_refused(data, wanted, error_message, digits):
-    with pytest.raises(InputError, match=error_message):
-        assess_network(network_of(CLASSES.model_copy(update={"path": str(digits)} | data)), **wanted)
-
-
-def test_outputs_that_are_nan_have_nodetails_of(run):
+def test_outputs_that_are_nan_have_no_details(run):
     network = load_network(str(run))
     assert assess_network(network, details=True).details.ece >= 0
     torch.nn.init.constant_(network.module.head.bias[3:4], torch.nan)
@@ -357,7 +342,6 @@ def test_real_labels_against_a_plain_loop(tmp_path):
         ("[[0], [true]]", "must be a list with a list of labels"),
         ("[[0], [-1]]", "must be a list with a list of labels"),
         ("[[0], 1]", "must be a list with a list of labels"),
-        ("no", "is not JSON"),
         ("[[3]]", "has label 3; the data has 3 classes"),
         ("[[0], [1]]", "is none of"),
         (json.dumps([[]] * 12), "has no label for any sample"),
@@ -365,8 +349,6 @@ def test_real_labels_against_a_plain_loop(tmp_path):
         (tmp_path / "real.json").write_text(text)
         with pytest.raises(InputError, match=error_message):
             assess_network(network, real=tmp_path / "real.json")
-    with pytest.raises(InputError, match=r"none\.json: cannot be read \(No such file or directory\)"):
-        assess_network(network, real=tmp_path / "none.json")
     odd = tmp_path / "odd/val/0/ILSVRC2012_val_00000000.JPEG"
     odd.parent.mkdir(parents=True)
     shutil.copy(path, odd)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torchvision.transforms import functional as F
 
 from tests.conftest import ROOT
 from tests.layouts import two_classes
@@ -49,6 +48,14 @@ def network(tmp_path, prepared, pixels=(), loss="softmax"):
     found = load_network(str(tmp_path / "recipe.yaml"))
     torch.nn.init.normal_(found.module.head.weight)
     return found
+
+
+def exported(tmp_path, loaded, labels=("ant", "bee"), **keys) -> Path:
+    """Its export, with other keys of its data."""
+    data = loaded.data.model_copy(update=keys)
+    loss = "mse" if keys else "softmax"
+    export_model(loaded.module, loaded.section, tmp_path / "export", data=data, labels=[*labels], loss=loss)
+    return tmp_path / "export"
 
 
 @pytest.mark.parametrize(
@@ -121,14 +128,12 @@ def test_what_an_export_predicts_is_what_its_network_did(folders, tmp_path, targ
 
 
 def test_numbers_are_written_with_the_names_of_their_targets(folders, tmp_path, capsys):
-    loaded, export = network(tmp_path, folders[1]), str(tmp_path / "export")
-    data = loaded.data.model_copy(update={"targets": "regression"})
-    export_model(loaded.module, loaded.section, tmp_path / "export", data=data, labels=["x", "y"], loss="mse")
+    export = exported(tmp_path, network(tmp_path, folders[1]), "xy", targets="regression")
     (tmp_path / "album").mkdir()
     images = [np.random.RandomState(n).randint(0, 256, (40, 30, 3)).astype(np.uint8) for n in range(2)]
     for name, image in zip("ab", images, strict=True):
         Image.fromarray(image).save(tmp_path / f"album/{name}.png")
-    expected = Predictor(load_network(export)).logits(images)
+    expected = Predictor(load_network(str(export))).logits(images)
     words = [export, tmp_path / "album"]
     assert predict(*words) == 0
     (_, *head), *rows = csv.reader(capsys.readouterr().out.splitlines())
@@ -147,30 +152,22 @@ def test_numbers_are_written_with_the_names_of_their_targets(folders, tmp_path, 
 
 def test_what_pillow_warns_of_is_not_shown(folders, tmp_path, capsys):
     """It says nothing of what is predicted, and has no name of a file."""
-    loaded = network(tmp_path, folders[1])
-    export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["a", "b"])
+    export = exported(tmp_path, network(tmp_path, folders[1]))
     damaged = b"Exif\0\0II*\0\x08\0\0\0\x05\0"  # five entries, of which there is none
     Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg", exif=damaged)
     with pytest.warns(UserWarning, match="Corrupt EXIF data"), Image.open(tmp_path / "a.jpg") as image:
         image.getexif()
-    assert predict(tmp_path / "export", tmp_path / "a.jpg") == 0
+    assert predict(export, tmp_path / "a.jpg") == 0
     assert capsys.readouterr().err == "1 images predicted\n"
 
 
-def test_what_an_export_says_of_its_use_is_checked(folders, tmp_path):
-    loaded, path = network(tmp_path, folders[1]), tmp_path / "export/config.json"
-    export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["a", "b"])
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in config.items() if name != "widemix"}))
-    assert load_network(str(tmp_path / "export")).data.targets == "class"  # of an earlier version, or another tool
-    for wrong in ({"targets": "classes"}, {"max_size": -1}, []):
-        path.write_text(json.dumps(config | {"widemix": wrong}))
-        with pytest.raises(InputError, match=r"export/config\.json: cannot be read"):
-            load_network(str(tmp_path / "export"))
+def test_names_of_an_export_that_are_no_texts_are_refused(folders, tmp_path):
+    export = exported(tmp_path, network(tmp_path, folders[1]))
+    config = json.loads((export / "config.json").read_text())
     for names in ([1, 2], {"a": 0}, 3.5):
-        path.write_text(json.dumps(config | {"label_names": names}))
+        (export / "config.json").write_text(json.dumps(config | {"label_names": names}))
         with pytest.raises(InputError, match=r"export: its label_names are no list of texts; export it again"):
-            load_network(str(tmp_path / "export"))
+            load_network(str(export))
 
 
 class Payload:
@@ -186,15 +183,14 @@ class Payload:
 def test_a_strangers_export_brings_no_code_and_other_weights(folders, tmp_path):
     """Whatever config.json says that timm knows of where weights come from, they are those beside it."""
     loaded, ran = network(tmp_path, folders[1]), tmp_path / "ran"
-    export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["a", "b"])
-    path = tmp_path / "export/config.json"
-    evil = tmp_path / "export/pytorch_model.bin"
+    export = exported(tmp_path, loaded)
+    path, evil = export / "config.json", export / "pytorch_model.bin"
     torch.save({"head.weight": Payload(ran)}, evil)
     config = json.loads(path.read_text())
     sources = {"file": str(evil), "url": evil.as_uri(), "hf_hub_id": "a/b", "hf_hub_filename": evil.name}
     sources |= {"source": "timm", "custom_load": True, "state_dict": {}}
     path.write_text(json.dumps(config | {"pretrained_cfg": config["pretrained_cfg"] | sources}))
-    same = load_network(str(tmp_path / "export")).module.state_dict()["head.weight"]
+    same = load_network(str(export)).module.state_dict()["head.weight"]
     assert torch.equal(same, loaded.module.state_dict()["head.weight"])
     for arguments in (
         {"checkpoint_path": str(evil)},
@@ -203,40 +199,17 @@ def test_a_strangers_export_brings_no_code_and_other_weights(folders, tmp_path):
     ):
         path.write_text(json.dumps(config | {"model_args": config["model_args"] | arguments}))
         with pytest.raises(InputError, match="cannot be loaded"):
-            load_network(str(tmp_path / "export"))
+            load_network(str(export))
     path.write_text(json.dumps(config))
-    (tmp_path / "export/model.safetensors").write_bytes(evil.read_bytes())
+    (export / "model.safetensors").write_bytes(evil.read_bytes())
     with pytest.raises(InputError, match="cannot be loaded"):
-        load_network(str(tmp_path / "export"))
+        load_network(str(export))
     assert not ran.exists()
-
-
-def test_probabilities_against_torchvision(folders, tmp_path):
-    source, prepared = folders
-    path = min((source / "val").rglob("*.jpg"))
-    for loss in ("softmax", "sigmoid"):
-        loaded = network(tmp_path, prepared, loss=loss)
-        image = Image.open(path).convert("RGB")
-        side = max(1, int(0.9 * min(image.size)))
-        left, top = (image.width - side) // 2, (image.height - side) // 2
-        crop = image.crop((left, top, left + side, top + side)).resize((32, 32), Image.Resampling.BICUBIC)
-        x = F.normalize(F.to_tensor(crop), list(loaded.data.mean), list(loaded.data.std))[None]
-        with torch.inference_mode():
-            logits = loaded.module(x)[0]
-        expected = logits.softmax(0) if loss == "softmax" else logits.sigmoid()
-        assert Predictor(loaded).probabilities([np.asarray(image)])[0] == pytest.approx(expected.numpy(), rel=1e-4)
-
-
-def exported(tmp_path, prepared, labels=("ant", "bee")) -> Path:
-    """An export of a network of images of 32 x 32."""
-    loaded = network(tmp_path, prepared)
-    export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=[*labels])
-    return tmp_path / "export"
 
 
 @pytest.mark.parametrize("batch", [1, 2, 9])
 def test_the_command_names_and_counts_what_it_cannot_read(folders, tmp_path, capsys, batch):
-    export, album = exported(tmp_path, folders[1]), tmp_path / "album/deep"
+    export, album = exported(tmp_path, network(tmp_path, folders[1])), tmp_path / "album/deep"
     album.mkdir(parents=True)
     image = np.random.RandomState(0).randint(0, 256, (40, 30, 3)).astype(np.uint8)
     Image.fromarray(image).save(album / "a,b.png")
@@ -280,7 +253,7 @@ def test_a_files_name_has_its_own_bytes(folders, tmp_path, capsys, suffix):
     """Of classes that are equally likely the first comes first."""
     loaded, album, out = network(tmp_path, folders[1]), tmp_path / "album", tmp_path / f"out.{suffix}"
     torch.nn.init.zeros_(loaded.module.head.weight)
-    export_model(loaded.module, loaded.section, tmp_path / "export", data=loaded.data, labels=["bee", "ant"])
+    exported(tmp_path, loaded, ["bee", "ant"])
     album.mkdir()
     for name in ("a.png", os.fsdecode(b"\xff.png")):
         Image.new("RGB", (8, 8)).save(album / name)
@@ -317,8 +290,3 @@ def test_a_predictor_computes_in_the_recipes_precision(folders, tmp_path, precis
     assert predictor.logits([np.zeros((9, 9, 3), np.uint8)]).dtype == np.float32
     assert computed == [dtype]
     assert [predictor.class_name(label) for label in range(3)] == [*loaded.classes, "2"]
-
-
-def test_a_network_of_sentences_is_refused():
-    with pytest.raises(InputError, match="reads text"):
-        Predictor(load_network("recipes/mnli/mixer.yaml"))

@@ -126,12 +126,6 @@ def test_a_network_that_timm_does_not_know_is_one_line(system) -> None:
         load_pretrained("mixer_b16_224", "given")
 
 
-def test_a_recipe_is_a_network_by_its_short_name() -> None:
-    network, section = load_network("digits/mixer"), load_network("recipes/digits/mixer.yaml").section
-    assert network.section == section
-    assert network.name == "digits/mixer"
-
-
 needs_onnx = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, PACKAGES)), reason="pip install 'widemix[onnx]' brings what ONNX needs"
 )

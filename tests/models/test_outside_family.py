@@ -9,31 +9,11 @@ import pytest
 from tests.clone import CLONE
 from tests.end_to_end.extended import Pixels, PixelsSection
 from widemix.errors import InputError
-from widemix.estimate.hardware import Cluster
-from widemix.estimate.report import estimate
 from widemix.models import families
 from widemix.models.cost import model_cost
 from widemix.models.families import KINDS, register
 from widemix.models.mixer.section import MixerSection
 from widemix.models.section import ModelSection
-from widemix.recipe import load_recipe
-
-
-def test_its_cost_is_counted():
-    register(PixelsSection)
-    try:
-        assert families.sections()[-1] is PixelsSection
-        recipe = load_recipe("digits/mixer").model_copy(update={"model": PixelsSection(kind="pixels", width=12)})
-        cost = model_cost(recipe.model, 8, 10)
-        rows = {row.name: row.value for row in estimate(recipe, Cluster(1, "a100"), 1000)}
-    finally:
-        del KINDS["pixels"]
-    assert cost.parameters == sum(parameter.numel() for parameter in Pixels(8, 12, 10).parameters())
-    first, second = 3 * 8**2 * 12, 12 * 10
-    assert cost.forward_flops == 2 * (first + second)
-    assert cost.training_flops == 2 * (2 * first + 3 * second)  # the image needs no gradient
-    assert rows["parameters"] == cost.parameters
-    assert "Omega" not in rows
 
 
 def test_what_a_section_lacks_is_one_line():

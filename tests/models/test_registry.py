@@ -9,7 +9,7 @@ import torch
 from widemix.errors import InputError
 from widemix.models.families import named_networks
 from widemix.models.mixer.section import MixerSection
-from widemix.models.registry import build_model, build_on_meta, classifier, empty_inputs
+from widemix.models.registry import build_model, build_on_meta, classifier
 from widemix.models.section import ModelSection
 from widemix.models.timm_registry import default_cfgs
 from widemix.recipe import load_recipe
@@ -135,13 +135,6 @@ def test_a_network_has_a_class_at_least():
         assert build_model(section, 224, 1).head.out_features == 1
     with pytest.raises(InputError, match=r"^data\.num_classes 0: is that of a prepared folder"):
         build_model(section, 224, 0)
-
-
-def test_empty_inputs_are_those_of_the_section():
-    images = empty_inputs(NAMED["mixer_ss8_32"][0], 2, 40)
-    assert (images.shape, images.dtype, images.any().item()) == ((2, 3, 40, 40), torch.float32, False)
-    text = empty_inputs(load_recipe("mnli/mixer", [("model.tokens", "50")]).model, 3, 40)
-    assert (text.shape, text.dtype) == ((3, 50), torch.int64)
 
 
 def test_a_missing_method_of_timm_is_named():

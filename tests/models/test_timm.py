@@ -98,13 +98,6 @@ def test_images_may_have_other_channels_and_sizes(name):
             large(X)
 
 
-def test_a_gray_image_is_read_by_its_first_channel():
-    model = create("shallow_dense_4096_32", in_chans=4)
-    x = torch.randn(2, 4, 32, 32)
-    assert model.stem[0].in_features == 32 * 32
-    assert torch.equal(model(x), model(x[:, :1].expand(-1, 4, -1, -1)))
-
-
 @pytest.mark.parametrize("name", ["ff_only_b16_224", "repmlp_s16_224"])
 def test_an_image_need_not_be_square(name):
     model = create(name, img_size=(16, 32))

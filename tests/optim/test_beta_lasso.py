@@ -1,6 +1,5 @@
 """beta-LASSO's optimizer against the written-out step, and torch's SGD."""
 
-import pytest
 import torch
 
 from widemix.optim.optimizers import BetaLasso
@@ -31,20 +30,6 @@ def test_step_is_the_written_out_one():
         assert torch.allclose(ours, reference, rtol=1e-12)
         assert ((ours.abs() >= beta * l1) | (ours == 0)).all()
     assert came_back  # zero is no trap
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_without_penalty_it_is_sgd(momentum):
-    (ours, other), (reference, _) = weights(), weights()
-    groups = [{"params": [ours], "l1": 0.0}, {"params": [other], "l1": 1.0}]
-    optimizer = BetaLasso(groups, lr=0.1, l1=0.5, beta=50, momentum=momentum)
-    sgd = torch.optim.SGD([reference], lr=0.1, momentum=momentum)
-    for step in range(5):
-        ours.grad = torch.full_like(ours, step - 1.5)
-        reference.grad = ours.grad.clone()
-        optimizer.step()
-        sgd.step()
-    assert torch.allclose(ours, reference, rtol=1e-12)
 
 
 def test_a_closure_computes_the_gradients_and_its_loss_is_returned():

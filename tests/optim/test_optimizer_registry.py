@@ -1,21 +1,16 @@
 """The table of optimizers: recipes, help, engines and estimates follow it, also for one from outside the package."""
 
 import json
-import subprocess
-import sys
+from typing import Any
 
 import pytest
 import torch
 
-from tests.clone import CLONE, ROOT
-from tests.engine.ranks import ENGINES
-from tests.forks import Forks, group_of
-from tests.optim.registered import RMSPROP, build, train
+from tests.clone import ROOT
 from widemix.cli.arguments import Parser
 from widemix.cli.commands import run_command
 from widemix.cli.cost import add_cost
 from widemix.errors import InputError
-from widemix.estimate.traffic import state_bytes
 from widemix.optim.section import OPTIMIZERS, OptimizerSpec, OptimSection, register
 from widemix.recipe import keys, load_recipe
 
@@ -23,33 +18,18 @@ RECIPE = ROOT / "recipes/digits/mixer.yaml"
 DEEPSPEED = [("engine.kind", "deepspeed"), ("engine.zero_stage", "3")]
 
 
+def build(groups: list[dict[str, Any]], section: Any) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(groups, lr=section.lr)
+
+
+RMSPROP = OptimizerSpec(build, "RMSprop of a plug-in", states=2)
+
+
 @pytest.fixture
 def rmsprop():
     register("rmsprop", RMSPROP)
     yield "rmsprop"
     del OPTIMIZERS["rmsprop"]
-
-
-@pytest.fixture(scope="module")
-def results(digits, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("registered")
-    codes, output = Forks(train, digits, folder, log=folder / "log", environs=group_of(1)).wait()
-    assert codes == [0], output
-    return torch.load(folder / "results.pt")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_registered_optimizer_trains_and_resumes_on_every_engine(results, engine):
-    losses, resumed = results[engine]
-    assert losses == pytest.approx(results["plain"], rel=1e-5)
-    assert resumed == losses
-
-
-@pytest.mark.long
-def test_its_states_are_counted(results, rmsprop):
-    parameters, optimizer_bytes = results["bytes"]
-    assert state_bytes(parameters, optimizer=rmsprop).optimizer == optimizer_bytes
 
 
 def test_cost_and_help_know_it(rmsprop, tmp_path):
@@ -119,8 +99,3 @@ def test_values_that_no_optimizer_takes_are_refused(keys, words):
     with pytest.raises(ValueError, match=words):
         OptimSection(**{**good, **keys})
     assert OptimSection(name="adamw", betas=(0.0, 0.9), weight_decay=0.0, lr=0.1).betas[0] == 0
-
-
-def test_the_table_is_read_without_torch():
-    code = "import sys, widemix.recipe, widemix.optim.section; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=CLONE, capture_output=True, text=True).stdout == "False\n"

@@ -36,7 +36,7 @@ IMPORTERS = {
     "pillow": "tests/test_versions.py tests/data_prep/test_shrink.py",
     "scikit-learn": "tests/studies/test_baselines.py tests/evaluation/test_macro_means.py",
     "scipy": "tests/studies/test_claims.py tests/studies/test_baselines.py tests/analysis/test_regularisation.py",
-    "pydantic": "tests/recipe tests/optim/test_section_keys.py",
+    "pydantic": "tests/recipe tests/optim",
     "PyYAML": "tests/recipe/test_files.py tests/recipe/test_shipped.py",
     "rich": "tests/test_progress_line.py tests/estimate",
     "safetensors": "tests/training/test_finetune.py tests/run/test_checkpoint.py",

@@ -8,11 +8,9 @@ import select
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.run.saved import ALONE, position, run_of, state
 from tests.shims import disk_of
-from widemix.distributed.topology import Topology
 from widemix.run import checkpoint
 from widemix.run.checkpoint import RetentionPolicy
 from widemix.run.log import Progress, RunLog
@@ -25,7 +23,6 @@ LINES = [
     for step, split in ((1, "train"), (2, "train"), (2, "eval"), (3, "train"))
 ]
 EVENT = {"step": 3, "split": "event", "event": "save_failed", "reason": "the disk is full"}
-OTHER = Topology(1, 2, 1, 2, torch.device("cpu"))
 
 
 class Sent:
@@ -63,19 +60,6 @@ def test_lines_have_their_time_and_events_are_warnings(tmp_path, capsys, system)
         line | {"time": 1234.568} for line in (LINES[0], EVENT, EVENT | {"event": "diverged"})
     ]
     assert not list(tmp_path.glob("events*"))
-
-
-def test_another_rank_writes_and_prints_nothing(tmp_path, capsys):
-    with opened(tmp_path, topology=OTHER, tensorboard="true") as log:
-        assert log.writer is None
-        log.write(LINES[0])
-        log.report_event(EVENT)
-        log.record(EVENT)
-        log.rewind(0)
-        log.add_description()
-        log.flush()
-    assert list(tmp_path.iterdir()) == []
-    assert capsys.readouterr().err == ""
 
 
 def test_a_quiet_run_writes_and_prints_nothing(tmp_path, capsys):
@@ -222,9 +206,3 @@ def test_evaluations_outside_a_run_are_not_written(of_a_run):
     (of_a_run.parents[1] / "recipe.yaml").unlink()
     assert record_evaluation(of_a_run, {"top1": 50.0}) is None
     assert not (of_a_run.parents[1] / EVALUATIONS).exists()
-
-
-def test_an_evaluation_that_cannot_be_written_is_said(of_a_run):
-    (of_a_run.parents[1] / EVALUATIONS).mkdir()
-    said = record_evaluation(of_a_run, {"top1": 50.0})
-    assert said == f"{of_a_run.parents[1] / EVALUATIONS}: cannot be written to (Is a directory)"

@@ -33,6 +33,10 @@ from widemix.run.tensorboard import EventFile, add_to_tensorboard
 RECIPE = load_recipe("digits/mixer")
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 EVENTS = "events.out.tfevents*"
+TAGS = {
+    "train": {"loss": "loss/train", "lr": "train/lr"},
+    "eval": {"loss": "loss/eval", "top1": "eval/top1", "ema_loss": "loss/eval_ema"},
+}
 DESCRIPTION = ("recipe/text_summary", "environment/text_summary", "custom_scalars__config__")
 
 
@@ -69,13 +73,14 @@ def points_of(lines: list[dict]) -> dict[str, list[tuple[int, float]]]:
     found = defaultdict(list)
     for each in lines:
         split, step, place = each["split"], each["step"], round(100 * each["epoch"])
-        for name in {"train": ("loss", "lr"), "eval": ("loss", "top1")}[split]:
-            found[f"loss/{split}" if name == "loss" else f"{split}/{name}"].append((step, each[name]))
+        for name, tag in TAGS[split].items():
+            found[tag].append((step, each[name]))
             by_epoch = found[f"over_epochs_x100/{split}_{name}"]
-            if name != "lr" and place > max([at for at, _ in by_epoch], default=-1):
+            if name in ("loss", "top1") and place > max([at for at, _ in by_epoch], default=-1):
                 by_epoch.append((place, each[name]))
         if split == "eval":
             found["mistakes"].append((step, 0.0))
+            found["confusion"].append((step, 0.0))
     return {tag: points for tag, points in found.items() if points}
 
 
@@ -150,10 +155,11 @@ class Run(RuleBasedStateMachine):
         self.writer.rewind(self.step)
 
     def write(self, split: str, step: int) -> None:
-        figures = {"loss": self.value, "top1": self.value} if split == "eval" else {"loss": self.value, "lr": step}
+        figures = dict.fromkeys(TAGS[split], self.value)
         epoch = round(step / self.per_epoch, 4)
         if split == "eval":
             self.writer.show("mistakes", IMAGE, step)
+            self.writer.show("confusion", IMAGE, step)
         self.lines.append({"step": step, "epoch": epoch, "split": split, "time": 1e9 + step, **figures})
         assert self.writer.write(self.lines[-1]) is None
 
@@ -333,31 +339,6 @@ def test_figures_of_an_analysis_replace_those_of_the_same_step(tmp_path):
         assert steps_of(tmp_path) == list(range(1, 9))
         assert steps_of(tmp_path, "recipe/text_summary") == [0]
         checkpoint.save(tmp_path, state(), position(6), RetentionPolicy(1))
-
-
-@pytest.mark.parametrize(
-    ("tag", "at", "evaluates", "kept"),
-    [
-        ("loss/train", 5, True, True),
-        ("loss/train", 6, False, False),
-        ("eval/top1", 5, True, False),
-        ("eval/top1", 5, False, True),
-        ("eval/top1", 4, True, True),
-        ("loss/eval_ema", 5, True, False),
-        ("mistakes", 5, True, False),
-        ("confusion", 5, True, False),
-        ("first_batch", 1, True, True),
-    ],
-)
-def test_a_start_takes_over_what_it_does_not_repeat(tmp_path, tag, at, evaluates, kept):
-    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
-    split, name = {"loss/train": ("train", "loss"), "loss/eval_ema": ("eval", "ema_loss")}.get(tag) or (
-        tag.split("/") if "/" in tag else (None, tag)
-    )
-    writer.write({"step": at, "split": split, name: 1.0}) if split else writer.show(name, IMAGE, at)
-    writer.close()
-    MetricsWriter(tmp_path, 5, tensorboard=True, evaluates=evaluates).close()
-    assert steps_of(tmp_path, tag) == [at] * kept
 
 
 @pytest.mark.parametrize("damage", ["a bit of the last", "a bit of the last, and a torn one behind it", "the third"])

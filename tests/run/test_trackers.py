@@ -180,13 +180,6 @@ def test_each_tracker_is_opened_again_by_its_own_id(tmp_path, server):
     assert opened(tmp_path) == []
 
 
-@pytest.mark.parametrize("kind", [ConnectionError, ImportError, ValueError])
-def test_one_that_cannot_be_opened_is_a_warning(tmp_path, server, kind):
-    server.refuses = ["wandb", kind]
-    assert opened(tmp_path, "wandb", warnings=[REFUSED]) == []
-    assert not (tmp_path / "trackers.json").exists()
-
-
 @pytest.mark.parametrize(("there", "number"), [("7", "7"), (None, "new mine")])
 def test_a_new_run_of_mlflow_is_one_of_its_experiment(server, tmp_path, there, number):
     os.environ |= {"MLFLOW_EXPERIMENT_NAME": "mine", "MLFLOW_TRACKING_URI": "http://server"}

@@ -12,7 +12,7 @@ from torch.nn import BCEWithLogitsLoss, CrossEntropyLoss
 
 import widemix
 from tests.conftest import Fork, train_lines
-from tests.unequal import png, prepare_unequal
+from tests.unequal import TINY, options_of, png, prepare_unequal
 from widemix.data.loader import EvalLoader, TrainLoader
 from widemix.distributed.topology import Topology
 from widemix.evaluation.export import load_trained
@@ -22,28 +22,16 @@ from widemix.recipe.losses import LOSSES
 ALONE = Topology(0, 1, 0, 1, torch.device("cpu"))
 COUNTS = {"ant": 40, "bee": 24, "cow": 12, "dog": 2}
 LABELS = np.repeat([*COUNTS], [*COUNTS.values()])
-SMALL = {
-    "data.image_size": "8",
-    "data.workers": "1",
-    "augment.color_jitter": "[0, 0, 0, 0]",
-    "model.patch_size": "2",
-    "model.tokens": "16",
-    "model.channels": "16",
-    "model.depth": "1",
+SMALL = TINY | {
     "optim.name": "sgd",
     "optim.lr": "0.1",
     "optim.momentum": "0",
     "optim.weight_decay": "0",
     "optim.clip_grad": "null",
-    "schedule.name": "constant",
-    "schedule.warmup_epochs": "0",
     "schedule.min_lr": "0",
     "train.global_batch": "32",
     "train.epochs": "2",
-    "eval.every_epochs": "1",
     "log.every": "1",
-    "log.tensorboard": "false",
-    "log.images": "0",
 }
 
 
@@ -68,13 +56,13 @@ def weights_of(rule):
     return raw / raw[np.repeat(range(4), counts)].mean()
 
 
-def plain_losses(recipe, criterion):
+def plain_losses(recipe, criterion, classes=4):
     """Of SGD in a plain loop, on the batches of the loader."""
     torch.manual_seed(recipe.train.seed)
-    widemix_recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"num_classes": 4})})
-    model = widemix.build_model(widemix_recipe)
+    section = recipe.data.model_copy(update={"num_classes": classes})
+    model = widemix.build_model(recipe.model_copy(update={"data": section}))
     optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
-    loader = TrainLoader(widemix_recipe.data, recipe.augment, recipe.train, ALONE)
+    loader = TrainLoader(section, recipe.augment, recipe.train, ALONE)
     for epoch in range(2):
         with loader.batches(epoch) as batches:
             for batch in batches:
@@ -86,14 +74,18 @@ def plain_losses(recipe, criterion):
     return losses
 
 
+def weighted_bce(weights):
+    bce = BCEWithLogitsLoss(pos_weight=weights, reduction="none")
+    return lambda x, y: bce(x, y).sum(1).mean()
+
+
 @pytest.mark.parametrize("rule", ["inverse", "sqrt", "effective", "{dog: 9, ant: 0.5}"])
 @pytest.mark.parametrize(("loss", "mixed"), [("softmax", False), ("softmax", True), ("sigmoid", True)])
 def test_losses_are_those_of_a_plain_weighted_loop(folder, tmp_path, rule, loss, mixed):
     keys = {"augment.mixup": 0.8 * mixed, "augment.cutmix": float(mixed), "augment.smoothing": 0.1 * mixed}
     recipe = recipe_of(folder, **keys, **{"train.class_weights": rule, "train.loss": loss})
     weights = torch.from_numpy(weights_of(rule)).float()
-    bce = BCEWithLogitsLoss(pos_weight=weights, reduction="none")
-    criterion = CrossEntropyLoss(weight=weights) if loss == "softmax" else lambda x, y: bce(x, y).sum(1).mean()
+    criterion = CrossEntropyLoss(weight=weights) if loss == "softmax" else weighted_bce(weights)
     widemix.train(recipe, tmp_path / "run")
     expected = plain_losses(recipe, criterion)
     assert [line["loss"] for line in train_lines(tmp_path / "run")] == pytest.approx(expected, rel=1e-5)
@@ -102,10 +94,9 @@ def test_losses_are_those_of_a_plain_weighted_loop(folder, tmp_path, rule, loss,
 
 def test_several_ranks_have_the_losses_of_one(folder, tmp_path, train):
     """Of soft targets: what torch divides by is the batch, not the weights that a rank happens to have."""
-    keys = SMALL | {"data.path": folder, "train.class_weights": "inverse", "augment.mixup": "0.8", "log.every": "1"}
-    options = [word for name, value in keys.items() for word in (f"--{name}", str(value))]
+    keys = SMALL | {"data.path": folder, "train.class_weights": "inverse", "augment.mixup": "0.8"}
     for run, world in (("one", 1), ("two", 2)):
-        code, said = train(run, *options, recipe="base/own_images", world=world).wait()
+        code, said = train(run, *options_of(keys), recipe="base/own_images", world=world).wait()
         assert code == 0, said
     one, two = ([line["loss"] for line in train_lines(tmp_path / run)] for run in ("one", "two"))
     assert two == pytest.approx(one, rel=1e-5)
@@ -120,13 +111,8 @@ def test_multilabel_weights_are_by_the_samples_that_have_a_target(folder, tmp_pa
     widemix.train(recipe, tmp_path / "run")
     counts = np.array([78, 26, 4])
     weights = torch.tensor(counts.sum() / 3 / counts, dtype=torch.float32)
-    torch.manual_seed(0)
-    section = recipe.data.model_copy(update={"num_classes": 3})
-    model = widemix.build_model(recipe.model_copy(update={"data": section}))
-    with TrainLoader(section, recipe.augment, recipe.train, ALONE).batches(0) as batches:
-        batch = next(batches)
-    loss = BCEWithLogitsLoss(pos_weight=weights, reduction="none")(model(batch.inputs), batch.targets).sum(1).mean()
-    assert train_lines(tmp_path / "run")[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    expected, *_ = plain_losses(recipe, weighted_bce(weights), classes=3)
+    assert train_lines(tmp_path / "run")[0]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
 PLUGIN = """
@@ -152,14 +138,10 @@ def test_a_plugins_loss_is_given_the_counts(folder, tmp_path, monkeypatch):
             recipe = load_recipe(file, [*keys.items(), ("train.loss", "adjusted"), ("train.class_weights", rule)])
             widemix.train(recipe, tmp_path / rule)
             losses[rule] = train_lines(tmp_path / rule)[0]["loss"]
-        torch.manual_seed(0)
-        section = recipe.data.model_copy(update={"num_classes": 4})
-        model = widemix.build_model(recipe.model_copy(update={"data": section}))
-        with TrainLoader(section, recipe.augment, recipe.train, ALONE).batches(0) as batches:
-            batch = next(batches)
-        logits = model(batch.inputs) + torch.tensor([*COUNTS.values()]).div(78).log()
+        prior = torch.tensor([*COUNTS.values()]).div(78).log()
         for rule, weights in (("null", None), ("inverse", torch.from_numpy(weights_of("inverse")).float())):
-            expected = CrossEntropyLoss(weight=weights)(logits, batch.targets).item()
+            plain = CrossEntropyLoss(weight=weights)
+            expected, *_ = plain_losses(recipe, lambda x, y, plain=plain: plain(x + prior, y))
             assert losses[rule] == pytest.approx(expected, rel=1e-5)
         assert LOSSES["adjusted"].build()(torch.zeros(2, 4), torch.eye(4)[:2]).item() == pytest.approx(np.log(4))
     finally:
@@ -169,14 +151,8 @@ def test_a_plugins_loss_is_given_the_counts(folder, tmp_path, monkeypatch):
 
 def test_evaluations_of_unequal_classes_have_scikit_learns_metrics(folder, tmp_path, train):
     """After each epoch, by `widemix eval`, and for the checkpoint that is kept."""
-    keys = SMALL | {
-        "data.path": folder,
-        "train.epochs": "6",
-        "train.keep_best": "balanced_accuracy",
-        "optim.lr": "0.5",
-    }
-    options = [word for name, value in keys.items() for word in (f"--{name}", str(value))]
-    code, said = train("run", *options, "--train.keep_last", "1", recipe="base/own_images").wait()
+    keys = SMALL | {"data.path": folder, "train.epochs": 6, "train.keep_best": "balanced_accuracy", "optim.lr": 0.5}
+    code, said = train("run", *options_of(keys), "--train.keep_last", "1", recipe="base/own_images").wait()
     assert code == 0, said
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     measured = {line["step"]: line for line in lines if line["split"] == "eval"}

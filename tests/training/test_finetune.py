@@ -18,7 +18,6 @@ from widemix.models.mixer.network import Mixer
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 from widemix.models.sw_mlp.sparse import SparseLinear
-from widemix.models.timm_networks.section import TimmSection
 from widemix.run import checkpoint
 from widemix.training.finetune import check_indices, freeze, load_init_weights, unused_parameters
 
@@ -86,14 +85,6 @@ def test_weights_are_read_from_each_kind_of_source(tmp_path, make):
     assert not same(target, source)
     assert load_init_weights(target, str(make(tmp_path, source, mixer(seed=3)))) == []
     assert same(target, source)
-
-
-def test_a_head_for_other_classes_is_new(tmp_path):
-    source, target = mixer(seed=1, classes=5), mixer(seed=2, classes=7)
-    initial = target.head.weight.clone()
-    assert len(load_init_weights(target, written(source, tmp_path / "weights"))) == 2
-    assert torch.equal(target.head.weight, initial)
-    assert torch.equal(target.blocks[1].mlp_tokens.fc1.weight, source.blocks[1].mlp_tokens.fc1.weight)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +169,7 @@ DISTILLED = "deit_tiny_distilled_patch16_224"
 
 @pytest.mark.parametrize(
     ("name", "heads"),
-    [("resnet10t", ["fc"]), ("vit_tiny_patch16_224", ["head"]), (DISTILLED, ["head", "head_dist"])],
+    [("resnet10t", ["fc"]), (DISTILLED, ["head", "head_dist"])],
 )
 def test_the_body_of_any_network_is_frozen(name, heads):
     network = timm.create_model(name, num_classes=5)
@@ -193,19 +184,6 @@ def test_the_body_of_any_network_is_frozen(name, heads):
     norms = [part for part in network.modules() if isinstance(part, torch.nn.BatchNorm2d)]
     assert bool(norms) == name.startswith("resnet")
     assert network.training
-
-
-def test_timms_weights_in_timms_format(tmp_path):
-    torch.manual_seed(1)
-    theirs = timm.create_model("mixer_s32_224", num_classes=5)
-    torch.manual_seed(2)
-    small = MixerSection(
-        kind="mixer", patch_size=32, tokens=49, channels=512, depth=8, token_hidden=256, channel_hidden=2048
-    )
-    for ours in (build_model(small, 224, 5), build_model(TimmSection(kind="timm", name="mixer_s32_224"), 224, 5)):
-        load_init_weights(ours, written(theirs, tmp_path / "weights"))
-        images = torch.randn(1, 3, 224, 224)
-        torch.testing.assert_close(ours.eval()(images), theirs.eval()(images))
 
 
 class Code:
@@ -300,7 +278,6 @@ BLOCKED, SHAPE = (
     ("content", "target", "says"),
     [
         (lambda folder: {"head.weight": Code(folder / "run")}, mixer, BLOCKED),
-        (lambda folder: mixer(), mixer, BLOCKED),
         (lambda folder: [torch.ones(2)], mixer, MORE),
         (lambda folder: {"epoch": 3}, mixer, "epoch is not a tensor; save the model's state_dict alone"),
         *(
@@ -318,14 +295,10 @@ BLOCKED, SHAPE = (
         (TRANSPOSED, mixer, f"{FC1} has shape [12, 24] there, [24, 12] in the recipe's model"),
         *(
             (changed(lambda w, value=value: w.fill_(value), kind=kind), permuted, f"{FC1} {NOT_FINITE}")
-            for value in (torch.nan, torch.inf)
-            for kind in (torch.float32, torch.bfloat16)
+            for value, kind in ((torch.nan, torch.float32), (torch.inf, torch.bfloat16))
         ),
-        (changed(torch.Tensor.zero_, index=True), permuted, "index is not a permutation"),
         (changed(lambda index: index.add_(1), index=True), permuted, "index is not a permutation"),
-        (b"", mixer, "train.init_from"),
         (b"\x08\0\0\0\0\0\0\0notjson!", mixer, "train.init_from"),
-        (None, mixer, "train.init_from"),
     ],
 )
 def test_what_is_no_weights_is_refused_and_never_run(tmp_path, content, target, says):
@@ -333,7 +306,7 @@ def test_what_is_no_weights_is_refused_and_never_run(tmp_path, content, target, 
     path = tmp_path / "weights.safetensors"
     if callable(content):
         path = torch_saved(tmp_path, content(tmp_path))
-    elif content is not None:
+    else:
         path.write_bytes(content) if isinstance(content, bytes) else save_file(content, path)
     with pytest.raises(InputError) as raised:
         load_init_weights(target(), str(path))
@@ -369,10 +342,10 @@ def test_positions_of_sparse_weights_that_do_not_fit_are_refused(name, change, w
 class LooksAtNumbers(torch.nn.Module):
     """As routing does: which of its parts are used depends on numbers, which the meta device has none of.
 
-    In training it drops out, and uses another part than in evaluation.
+    In training it drops out, and uses another part than in evaluation. Some refuse the meta device with a ValueError.
     """
 
-    def __init__(self, looks: bool):
+    def __init__(self, looks: bool | str):
         super().__init__()
         self.norm, self.used, self.other, self.evaluated = (
             torch.nn.BatchNorm1d(4),
@@ -383,11 +356,13 @@ class LooksAtNumbers(torch.nn.Module):
     def forward(self, x):
         if not self.training:
             return self.evaluated(x)
+        if self.looks == "refuses" and x.is_meta:
+            raise ValueError("no numbers")
         x = torch.nn.functional.dropout(self.norm(x), 0.5)
         return self.used(x) if not self.looks or x.isfinite().all().item() else self.other(x)
 
 
-@pytest.mark.parametrize("looks", [False, True])
+@pytest.mark.parametrize("looks", [False, True, "refuses"])
 @pytest.mark.parametrize("training", [True, False])
 def test_unused_parameters_are_those_of_training(looks, training):
     module = LooksAtNumbers(looks).train(training)
@@ -399,14 +374,3 @@ def test_unused_parameters_are_those_of_training(looks, training):
     assert torch.equal(torch.random.get_rng_state(), state)
     for name, tensor in module.state_dict().items():
         assert torch.equal(tensor, before[name]), name
-
-
-class RefusesMeta(LooksAtNumbers):
-    def forward(self, x):
-        if x.is_meta:
-            raise ValueError("no numbers")
-        return super().forward(x)
-
-
-def test_unused_parameters_of_a_network_without_a_meta_device():
-    assert "evaluated.bias" in unused_parameters(RefusesMeta(False), torch.ones(8, 4))

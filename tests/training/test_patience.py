@@ -9,31 +9,19 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from tests.conftest import Fork, train_lines
-from tests.unequal import prepare_unequal
+from tests.unequal import TINY, options_of, prepare_unequal
 from widemix.recipe.sections import TrainSection
 from widemix.run.records import Gains
 
-SMALL = {
-    "data.image_size": 8,
-    "data.workers": 1,
+SMALL = TINY | {
     "augment.mixup": 0,
-    "augment.color_jitter": "[0, 0, 0, 0]",
-    "model.patch_size": 2,
-    "model.tokens": 16,
-    "model.channels": 16,
-    "model.depth": 1,
     "optim.lr": 0.01,
-    "schedule.name": "constant",
-    "schedule.warmup_epochs": 0,
     "train.epochs": 30,
     "train.global_batch": 16,
     "train.keep_best": "loss",
     "train.patience_epochs": 3,
     "train.patience_gain": 0.02,
-    "eval.every_epochs": 1,
     "log.every": 3,
-    "log.tensorboard": "false",
-    "log.images": 0,
 }
 
 
@@ -49,8 +37,7 @@ def start(folder, train):
 
     def started(run: str, world: int = 1, **changes: object) -> str:
         keys = SMALL | {"data.path": folder} | {name.replace("__", "."): value for name, value in changes.items()}
-        options = [word for name, value in keys.items() for word in (f"--{name}", str(value))]
-        code, said = train(run, *options, recipe="base/own_images", world=world).wait()
+        code, said = train(run, *options_of(keys), recipe="base/own_images", world=world).wait()
         assert code == 0, said
         return said
 
@@ -111,8 +98,7 @@ def test_an_unwritten_result_is_that_of_the_last_checkpoint(start, tmp_path):
 def test_a_start_that_would_end_at_once_is_refused(start, tmp_path, train, folder):
     start("run")
     keys = SMALL | {"data.path": folder, "resume": tmp_path / "run"}
-    options = [word for name, value in keys.items() for word in (f"--{name}", str(value))]
-    code, said = train("other", *options, recipe="base/own_images").wait()
+    code, said = train("other", *options_of(keys), recipe="base/own_images").wait()
     assert code == 2
     assert "this run would end at step" in said
     assert "raise train.patience_epochs, or take its weights alone by train.init_from" in said
@@ -201,18 +187,10 @@ set: {train.keep_best: top1, train.patience_epochs: 3}
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "words"),
-    [
-        (
-            STUDY,
-            2,
-            "(a): train.patience_epochs would end each run at another epoch, by its results on the",
-        ),
-        (STUDY.replace("seeds: [0, 1, 2]", "seeds: [0]"), 0, "2 runs"),  # which compares nothing by the protocol
-    ],
-)
-def test_a_study_by_the_protocol_has_no_patience(tmp_path, text, code, words):
-    (tmp_path / "study.yaml").write_text(text)
-    found, said = Fork("study", "plan", tmp_path / "study.yaml", log=tmp_path / "log").wait()
-    assert (found, words in said) == (code, True), said
+def test_a_study_by_the_protocol_has_no_patience(tmp_path):
+    refused = "(a): train.patience_epochs would end each run at another epoch, by its results on the"
+    one_seed = STUDY.replace("seeds: [0, 1, 2]", "seeds: [0]")  # which compares nothing by the protocol
+    for text, code, words in ((STUDY, 2, refused), (one_seed, 0, "2 runs")):
+        (tmp_path / "study.yaml").write_text(text)
+        found, said = Fork("study", "plan", tmp_path / "study.yaml", log=tmp_path / "log").wait()
+        assert (found, words in said) == (code, True), said

@@ -19,7 +19,7 @@ from torch.nn.functional import conv2d
 from widemix.errors import InputError
 from widemix.models.baselines.section import FfOnlySection, PermutatorSection, RepMlpSection
 from widemix.models.drop_path import drop_path
-from widemix.models.layers import BlockDiagonal, LayerNorm, init_weights
+from widemix.models.layers import BlockDiagonal, GroupedLinear, LayerNorm, init_weights
 from widemix.models.section import PatchedSection, hidden_width
 
 
@@ -203,7 +203,7 @@ class ChannelPerceptron(nn.Module):
             out = out + local(x)
         return out
 
-    def fused(self) -> "FusedPerceptron":
+    def fused(self) -> GroupedLinear:
         """A copy for evaluation that computes the same from one dense layer a set."""
         scale, bias = folded(self.norm)
         weight = self.dense.weight * scale[:, None, None]
@@ -211,21 +211,9 @@ class ChannelPerceptron(nn.Module):
             assert isinstance(local, LocalPerceptron)
             its_weight, its_bias = local.matrices()
             weight, bias = weight + its_weight, bias + its_bias
-        return FusedPerceptron(weight, bias)
-
-
-class FusedPerceptron(nn.Module):
-    """One dense layer a set: [N, G, S] -> [N, G, S]."""
-
-    def __init__(self, weight: Tensor, bias: Tensor):
-        super().__init__()
-        self.dense = BlockDiagonal(weight.shape[0], weight.shape[2], weight.shape[1], shared=False)
-        self.dense.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(bias[:, None])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, G, S] -> [N, G, S]."""
-        return self.dense(x) + self.bias
+        result = GroupedLinear(*weight.shape)
+        result.weight, result.bias = nn.Parameter(weight), nn.Parameter(bias[:, None, None])
+        return result
 
 
 class RepMlpBlock(nn.Module):
