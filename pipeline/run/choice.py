@@ -34,7 +34,7 @@ def best_of(run_dir: Path) -> Best | None:
         found = checkpoint.best(run_dir, metric) if metric else None
     except (InputError, KeyError, TypeError):  # damaged: whoever loads it says so
         return None
-    return found and Best(found.path, found.position.step, metric, found.position.metrics[metric])
+    return Best(found.path, found.position.step, metric, found.position.metrics[metric]) if found else None
 
 
 def choose(run_dir: Path, which: str = LAST, note: bool = True) -> Path:
