@@ -14,7 +14,9 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -93,6 +95,10 @@ class Source(Protocol):
     @property
     def descriptor(self) -> int:
         """The descriptor by which its samples are read."""
+
+    @property
+    def threads(self) -> int:
+        """How many threads `read` uses."""
 
     def read(self, part: StepPart) -> HostBatch:
         """The samples of a part of a step."""
@@ -199,9 +205,31 @@ class Batches:
         return self._ready.waited
 
 
-def prefetch_count(data: AnyDataSection, source: Source, count: int) -> int:
-    """How many batches of `count` samples to read ahead, within `data.prefetch_batches` and `data.prefetch_mib`."""
-    return max(1, min(data.prefetch_batches, (data.prefetch_mib << 20) // source.host_bytes(count)))
+def prefetch(
+    reads: Iterable[Callable[[], HostBatch]], data: AnyDataSection, source: Source, count: int
+) -> Prefetch[HostBatch]:
+    """Read batches of at most `count` samples ahead, within `data.prefetch_batches` and `data.prefetch_mib`."""
+    ahead = max(1, min(data.prefetch_batches, (data.prefetch_mib << 20) // source.host_bytes(count)))
+    return Prefetch(_read(reads, at_once=2 if source.threads > 1 and ahead > 1 else 1), ahead)
+
+
+def _read(reads: Iterable[Callable[[], Item]], at_once: int) -> Iterator[Item]:
+    """Yield what the calls return, in their order, with `at_once` of them running.
+
+    With two of them the decoding threads go on with the next batch while the last images of one are decoded, and
+    while Python prepares it.
+    """
+    if at_once == 1:
+        yield from (read() for read in reads)
+        return
+    with ThreadPoolExecutor(at_once, thread_name_prefix="reads") as pool:
+        running: deque[Future[Item]] = deque()
+        for read in reads:
+            running.append(pool.submit(read))
+            if len(running) == at_once:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
 
 
 def on_side_stream(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numba import types
 from PIL import Image
 
 from widemix import native
@@ -96,8 +97,28 @@ def centre_boxes(samples: np.ndarray, height: np.ndarray, width: np.ndarray, fra
 def cubic(view_ids: np.ndarray, interpolation: str, seed: int, epoch: int) -> np.ndarray:
     """Which images are resized bicubically: bool [B]; with `random`, as in timm, about half of them."""
     if interpolation == "random":
-        return np.array([uniform(key(seed, epoch, view, INTERPOLATION), 0) < 0.5 for view in view_ids], np.bool_)
+        return _are_cubic(view_ids, seed, epoch)
     return np.full(len(view_ids), interpolation == "bicubic")
+
+
+@jit
+def _are_cubic(view_ids, seed, epoch):
+    found = np.empty(len(view_ids), np.bool_)
+    for b in range(len(view_ids)):
+        found[b] = uniform(key(seed, epoch, view_ids[b], INTERPOLATION), 0) < 0.5
+    return found
+
+
+_pread = types.ExternalFunction("pread", types.int64(types.int32, types.uintp, types.uint64, types.int64))
+
+
+@jit
+def read_each(file, places, rows):
+    """Fill rows uint8 [n, size] from these places of an open file, int64 [n]; return whether all could be read."""
+    short = 0
+    for i in range(len(rows)):
+        short += _pread(file, rows[i].ctypes.data, rows.shape[1], places[i]) != rows.shape[1]
+    return short == 0
 
 
 class Decoder:
@@ -146,7 +167,7 @@ class Decoder:
             raise InputError(
                 f"{self.beton.path}: asked for samples {samples.min()}..{samples.max()} of {len(self.beton)}"
             )
-        records = self.beton.read_records(self.descriptor, samples)
+        records = self._records(samples)
         if records is None:
             return dict.fromkeys(range(len(samples)), CUT_SHORT)
         labels = self._checked_labels(samples, records)
@@ -159,9 +180,18 @@ class Decoder:
         run_on_threads(functools.partial(self._read, self.descriptor, tables, *request, views, messages), threads)
         return {int(b): messages[b].decode(errors="replace") for b in np.flatnonzero(messages)}
 
+    def _records(self, samples: np.ndarray) -> np.ndarray | None:
+        """As `Beton.read_records`, in one call: for each of Python's a thread would ask for the GIL again."""
+        records = np.empty(len(samples), self.beton.records.dtype)
+        size = records.itemsize
+        done = read_each(
+            self.descriptor, self.beton.records_at + samples * size, records.view(np.uint8).reshape(-1, size)
+        )
+        return records if done else self.beton.read_records(self.descriptor, samples)  # which raises what is wrong
+
     def targets(self, samples: np.ndarray) -> np.ndarray:
         """The targets of samples: float32 [B, targets]. `read` has compared them with the checksums."""
-        records = self.beton.read_records(self.descriptor, samples)
+        records = self._records(samples)
         targets = None if records is None else self.beton.read_targets(self.descriptor, records)
         if targets is None:
             raise InputError(f"{self.beton.path}: {CUT_SHORT}")

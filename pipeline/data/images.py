@@ -35,7 +35,7 @@ class Images:
         self.threads = section.workers or share_cpus(topology)
         self.file = open_split(section, split, open_beton)
         self.decoder = Decoder(self.file, split_checksums(section, self.file))
-        self._normalise_and_mix = NormaliseAndMix(section, topology.device)
+        self._normalise_and_mix = NormaliseAndMix(section, topology.device, threads=self.threads)
 
     @property
     def descriptor(self) -> int:
@@ -198,6 +198,11 @@ class Views:
     def descriptor(self) -> int:
         """The one of all views."""
         return self.views[0].descriptor
+
+    @property
+    def threads(self) -> int:
+        """Those of each view."""
+        return self.views[0].threads
 
     def read(self, part: StepPart) -> HostBatch:
         """As `Source.read`; inputs are all views, uint8 [B x V x H x W x 3], with an H for each view."""

@@ -6,14 +6,16 @@ crop, and blocks for ever when its thread raises.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from widemix.data.batches import Batch, Batches, HostBatch, Prefetch, Source, StepPart, prefetch_count
+from widemix.data.batches import Batch, Batches, HostBatch, Source, StepPart, prefetch
+from widemix.data.compiled import jit
 from widemix.data.images import AugmentedImages, Images, View, Views
 from widemix.data.mixup import sample_mixture, soft_labels
 from widemix.data.normalise_and_mix import permute_pixels, pixel_permutation
@@ -98,26 +100,26 @@ class TrainLoader:
 
     def batches(self, epoch: int, first_step: int = 0) -> Batches:
         """`grad_accum_steps` micro-batches a step, from `first_step` of the epoch on. Use it in a `with` block."""
-        ahead = prefetch_count(self.data, self.source, self.micro_batch_size)
-        hosts = Prefetch(self._read(epoch, first_step), ahead)
+        hosts = prefetch(self._reads(epoch, first_step), self.data, self.source, self.micro_batch_size)
         return Batches(hosts, self._to_device, self.topology.device)
 
-    def _read(self, epoch: int, first_step: int) -> Iterator[HostBatch]:
-        """In the reading thread."""
-        augment, rank_and_parts = self.augment, (self.topology.rank, self.topology.world, self.train.grad_accum_steps)
-        dtype, mixture = DTYPES[self.train.precision], None
+    def _reads(self, epoch: int, first_step: int) -> Iterator[Callable[[], HostBatch]]:
+        """Calls that read the batches."""
+        rank_and_parts = self.topology.rank, self.topology.world, self.train.grad_accum_steps
         for step in range(first_step, self.steps):
             view_ids = self.order.step(epoch, step)
             parts = rank_slices(len(view_ids), *rank_and_parts)
             ranges = self.order.prefetch_ranges(epoch, step, step == first_step, parts)
             request_ranges(self.source.descriptor, ranges)
             for part in parts:
-                host = self.source.read(StepPart(view_ids, epoch, part))
-                if augment.mixes_images:
-                    position = epoch * self.steps + step, part.start // augment.mix_group
-                    side = host.inputs.shape[1]
-                    mixture = sample_mixture(len(host.labels), side, augment, self.train.seed, *position)
-                yield replace(host, mixture=mixture, dtype=dtype)
+                yield partial(self._read, StepPart(view_ids, epoch, part), epoch * self.steps + step)
+
+    def _read(self, part: StepPart, step: int) -> HostBatch:
+        augment, host, mixture = self.augment, self.source.read(part), None
+        if augment.mixes_images:
+            side, first_group = host.inputs.shape[1], part.part.start // augment.mix_group
+            mixture = sample_mixture(len(host.labels), side, augment, self.train.seed, step, first_group)
+        return replace(host, mixture=mixture, dtype=DTYPES[self.train.precision])
 
     def _to_device(self, host: HostBatch) -> Batch:
         """Images mixed and rounded, with their pixels in the order of `data.pixel_order`; targets mixed alike."""
@@ -172,22 +174,29 @@ class EvalLoader:
         """All batches of this rank from `first_step` on, in the order of the file or of `samples`.
 
         Use it in a `with` block."""
-        hosts = Prefetch(self._read(first_step), prefetch_count(self.data, self.source, self.batch))
+        hosts = prefetch(self._reads(first_step), self.data, self.source, self.batch)
         return Batches(hosts, self._to_device, self.topology.device)
 
-    def _read(self, first_step: int) -> Iterator[HostBatch]:
+    def _reads(self, first_step: int) -> Iterator[Callable[[], HostBatch]]:
         samples = self.samples[evaluation_samples(len(self), self.topology.rank, self.topology.world)]
         for start in range(first_step * self.batch, self._most, self.batch):
-            yield replace(self.source.read(StepPart(samples[start : start + self.batch])), dtype=self.dtype)
+            yield partial(self._read, StepPart(samples[start : start + self.batch]))
+
+    def _read(self, part: StepPart) -> HostBatch:
+        return replace(self.source.read(part), dtype=self.dtype)
 
     def _to_device(self, host: HostBatch) -> Batch:
         labels = host.labels.to(self.topology.device, non_blocking=True)
         return Batch(permute_pixels(self.source.to_device(host), self._pixels), labels, host.view_ids)
 
 
-def sample_keys(view_ids: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+@jit
+def sample_keys(view_ids, seed, epoch):
     """A random word of each view in an epoch, for what the network samples: int64 [B]."""
-    return np.array([key(seed, epoch, view_id, NETWORK) for view_id in view_ids], np.uint64).view(np.int64)
+    words = np.empty(len(view_ids), np.uint64)
+    for b in range(len(view_ids)):
+        words[b] = key(seed, epoch, view_ids[b], NETWORK)
+    return words.view(np.int64)
 
 
 def _order_kind(data: AnyDataSection, file: PreparedFile) -> str:

@@ -6,11 +6,13 @@ in its modes: one mixture for the whole batch (here: group), one for each pair, 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import numpy as np
 import torch
 
+from widemix.data.compiled import jit, jit_noalias, run_on_threads
 from widemix.data.random import MIX, key
 from widemix.recipe.augment import AugmentSection
 
@@ -27,8 +29,13 @@ class Mixture:
     boxes: np.ndarray  # int64 [B, 4]: top, left, height, width; zeros without CutMix
     fractions: np.ndarray  # float32 [2, B]: of the targets of image and partner
 
-    def mix(self, images: torch.Tensor) -> None:
-        """Mix images [B, C, H, W] in place, on any device."""
+    def mix(self, images: torch.Tensor, threads: int = 1) -> None:
+        """Mix images [B, C, H, W] in place, on any device; `threads`: of the CPU, where it is compiled, for float32."""
+        pixels = images.movedim(1, -1)
+        if images.device.type == "cpu" and pixels.is_contiguous():
+            rows = pixels.flatten(2).numpy()
+            run_on_threads(partial(_mix_pairs, rows, self.partners, self.weights, self.boxes), threads)
+            return
         partners = torch.from_numpy(self.partners).to(images.device)
         originals = images.movedim(1, -1)[partners].movedim(-1, 1)  # stay channels last
         if self.weights[1].any():
@@ -45,13 +52,37 @@ class Mixture:
         return targets * own + targets[torch.from_numpy(self.partners).to(targets.device)] * other
 
 
+@jit
+def _mix_pairs(images, partners, weights, boxes, chunk, chunks):
+    """`Mixture.mix` of every `chunks`-th pair of images float32 [B, H, 3 W], from `chunk` on."""
+    own, other = np.empty_like(images[0, 0]), np.empty_like(images[0, 0])
+    for b in range(chunk, len(images), chunks):
+        partner = partners[b]
+        if partner < b:  # which has mixed this one too
+            continue
+        for y in range(images.shape[1]):
+            own[:], other[:] = images[b, y], images[partner, y]
+            _mix_row(images[b, y], own, other, weights[:, b], boxes[b], y)
+            _mix_row(images[partner, y], other, own, weights[:, partner], boxes[partner], y)
+
+
+@jit_noalias
+def _mix_row(row, own, other, weights, box, y):
+    for i in range(row.size):
+        row[i] = own[i] * weights[0] + other[i] * weights[1]
+    if box[0] <= y < box[0] + box[2]:
+        for i in range(3 * box[1], 3 * (box[1] + box[3])):
+            row[i] = other[i]
+
+
 def sample_mixture(count: int, side: int, section: AugmentSection, seed: int, step: int, first_group: int) -> Mixture:
     """Sample how to mix `count` images of `side` pixels, whole groups from `first_group` of the global batch on."""
     size = section.mix_group
     sample = _sample_group if section.mix_mode == "batch" else _sample_each
-    groups = []
+    groups, numbers = [], np.random.RandomState(np.random.MT19937(0))
     for number in range(count // size):
-        numbers = np.random.RandomState(key(seed, step, first_group + number, MIX) & 0xFFFFFFFF)
+        # Another generator would first ask the system for entropy, a hundred times as long as to be seeded again.
+        numbers.seed(key(seed, step, first_group + number, MIX) & 0xFFFFFFFF)
         groups.append(sample(size, side, section, numbers))
     weights, boxes, fractions = zip(*groups, strict=True)
     partners = np.arange(count).reshape(-1, size)[:, ::-1].flatten()
@@ -80,9 +111,9 @@ def _sample_group(size: int, side: int, section: AugmentSection, numbers: np.ran
         fraction = float(numbers.beta(alpha, alpha))
         if cut and fraction != 1:
             box, fraction = _sample_box(side, fraction, section, numbers)
-    fractions = np.tile(np.array([[fraction], [1 - fraction]], np.float32), size)
-    weights = np.tile(np.array([[1], [0]], np.float32), size) if cut else fractions
-    return weights, np.tile(np.array(box), (size, 1)), fractions
+    fractions = np.broadcast_to(np.array([[fraction], [1 - fraction]], np.float32), (2, size))
+    weights = np.broadcast_to(np.array([[1], [0]], np.float32), (2, size)) if cut else fractions
+    return weights, np.broadcast_to(np.array(box), (size, 4)), fractions
 
 
 def _sample_each(size: int, side: int, section: AugmentSection, numbers: np.random.RandomState) -> _Sampled:

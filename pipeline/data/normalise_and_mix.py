@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from widemix.data.augment.erase import Erasing, erase
-from widemix.data.compiled import jit, jit_noalias
+from widemix.data.compiled import jit, jit_noalias, run_on_threads
 from widemix.data.mixup import Mixture
 from widemix.recipe.data import AnyDataSection, DataSection
 from widemix.terminal import print
@@ -32,9 +32,9 @@ class NormaliseAndMix:
     warning says so, and PyTorch computes the other batches too.
     """
 
-    def __init__(self, section: DataSection, device: torch.device, kernel: Kernel | None = None):
-        """`kernel`: on a GPU by default `by_triton`."""
-        self._made_of = section, device, kernel
+    def __init__(self, section: DataSection, device: torch.device, kernel: Kernel | None = None, threads: int = 1):
+        """`kernel`: on a GPU by default `by_triton`. `threads`: of the CPU, where the images stay there."""
+        self._made_of, self._threads = (section, device, kernel, threads), threads
         # Multiplied on the host: on the device it would be in the stream of this thread, for which no other waits.
         self._mean, self._std = (per_channel(of).to(device) for of in (section.mean, section.std))
         self._kernel = by_triton() if kernel is None and device.type == "cuda" else kernel
@@ -58,7 +58,7 @@ class NormaliseAndMix:
         """
         arguments = pixels, self._mean, self._std, dtype, erasing, mixture
         if self._kernel is None or len(pixels) == 0:
-            return normalise_and_mix(*arguments, to)
+            return normalise_and_mix(*arguments, to, self._threads)
         if self._checked:
             return self._kernel(*arguments, to)
         images, self._checked = normalise_and_mix(*arguments, to), True
@@ -80,14 +80,17 @@ def normalise_and_mix(
     erasing: Erasing | None,
     mixture: Mixture | None,
     to: torch.Tensor | None = None,
+    threads: int = 1,
 ) -> torch.Tensor:
     """`NormaliseAndMix` in steps, on the device of mean and std, float32 [3, 1, 1] on a scale of 0 to 255."""
-    images = normalise(pixels, mean, std, to)
+    images = normalise(pixels, mean, std, to, threads)
     if erasing is not None:
         erase(images, erasing)
     if mixture is not None:
-        mixture.mix(images)
-    return images.to(dtype)
+        mixture.mix(images, threads)
+    if images.device.type != "cpu" or dtype == images.dtype:
+        return images.to(dtype)
+    return empty_host((len(images), *images.shape[2:], 3), np.int16).view(dtype).permute(0, 3, 1, 2).copy_(images)
 
 
 def _fault(kernel: Kernel, arguments: tuple, images: torch.Tensor) -> str | None:
@@ -123,7 +126,7 @@ def per_channel(values: Sequence[float]) -> torch.Tensor:
 
 
 def normalise(
-    images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, to: torch.Tensor | None = None
+    images: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, to: torch.Tensor | None = None, threads: int = 1
 ) -> torch.Tensor:
     """uint8 [B, H, W, 3] on the host to float32 [B, 3, H, W] on the device of `mean`, channels last in memory.
 
@@ -134,7 +137,8 @@ def normalise(
         to = empty_host(tuple(images.shape), np.float32) if to is None else to
         width = images.shape[2]
         means, stds = (np.tile(channels.numpy().reshape(-1), width) for channels in (mean, std))
-        _normalise_rows(images.numpy().reshape(-1, 3 * width), means, stds, to.numpy().reshape(-1, 3 * width))
+        rows, normalised = (each.numpy().reshape(-1, 3 * width) for each in (images, to))
+        run_on_threads(functools.partial(_normalise_rows, rows, means, stds, normalised), threads)
         return to.permute(0, 3, 1, 2)
     return normalise_with_torch(images, mean, std, to)
 
@@ -149,8 +153,8 @@ def normalise_with_torch(
 
 
 @jit
-def _normalise_rows(rows, means, stds, out):
-    for y in range(len(rows)):
+def _normalise_rows(rows, means, stds, out, chunk, chunks):
+    for y in range(chunk, len(rows), chunks):
         _normalise_row(rows[y], means, stds, out[y])
 
 

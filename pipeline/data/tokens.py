@@ -28,6 +28,8 @@ _MULTIPLE = 8  # few different shapes, and ones that suit tensor cores
 class Tokens:
     """One split of sentence pairs: token ids int64 [B, T], filled up with PAD."""
 
+    threads = 1
+
     def __init__(self, section: TextDataSection, split: str, topology: Topology):
         self._opened_by = section, split, topology
         self.device = topology.device
