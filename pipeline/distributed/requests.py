@@ -58,16 +58,18 @@ class SharedRequests:
         elif self._world > 1 and self._stop_left():
             requests |= Request.STOP
         self._message = torch.tensor([requests], dtype=torch.uint8, device="cpu")
-        self._work = dist.broadcast(self._message, src=0, async_op=True)
+        if self._world > 1:
+            self._work = dist.broadcast(self._message, src=0, async_op=True)
         return previous
 
     def finish(self) -> Request:
         """Wait for the broadcast in flight, if any, and return its requests."""
-        if self._work is None:
-            return Request.NONE
-        self._work.wait()
-        self._work = None
-        return Request(int(self._message))
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        found = Request(int(self._message))
+        self._message.zero_()
+        return found
 
     def _leave_stop(self, requests: Request) -> None:
         if Request.STOP in requests and not self._stop:
