@@ -30,7 +30,7 @@ class Mixture:
     fractions: np.ndarray  # float32 [2, B]: of the targets of image and partner
 
     def mix(self, images: torch.Tensor, threads: int = 1) -> None:
-        """Mix images [B, C, H, W] in place, on any device; `threads`: of the CPU, where it is compiled, for float32."""
+        """Mix images [B, C, H, W] in place, on any device; on the CPU float32 by compiled code, on `threads`."""
         pixels = images.movedim(1, -1)
         if images.device.type == "cpu" and pixels.is_contiguous():
             rows = pixels.flatten(2).numpy()

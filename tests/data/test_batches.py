@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from tests.cli.test_arguments import arguments_of
 from tests.data.loading import BATCH, FULL, no_thread_is_left, place, read, section, train_loader
 from tests.sections import train_section
-from widemix.data.batches import Batch, Batches, Prefetch, StepPart, on_side_stream, record_stream
+from widemix.data.batches import Batch, Batches, Prefetch, StepPart, on_side_stream, prefetch, record_stream
 from widemix.data.loader import EvalLoader
 from widemix.data.precision import DTYPES
 
@@ -89,6 +90,29 @@ def test_it_reads_as_far_ahead_as_asked_and_no_further():
         for expected in range(10):
             assert next(items) == expected
             assert max(seen) <= expected + 3  # one in hand besides
+
+
+@pytest.mark.parametrize(
+    ("threads", "ahead", "ended"), [(1, 3, [0, 1]), (2, 1, [0, 1]), (2, 3, [1, 0]), (8, 2, [1, 0])]
+)
+def test_two_batches_are_read_at_once_and_come_in_order(threads, ahead, ended):
+    """Of which the first waits for the second here; not on one thread, nor in the memory of one batch."""
+    second, found = threading.Event(), []
+
+    def read(number: int) -> int:
+        if number == ended[1] == 0:
+            assert second.wait(60)
+        if number == 1:
+            second.set()
+        found.append(number)
+        return number
+
+    data = SimpleNamespace(prefetch_batches=ahead, prefetch_mib=1)
+    source = SimpleNamespace(threads=threads, host_bytes=lambda count: count)
+    with no_thread_is_left(), prefetch((partial(read, number) for number in range(6)), data, source, 1) as items:
+        assert list(items) == [0, 1, 2, 3, 4, 5]
+    assert found[:2] == ended
+    assert sorted(found) == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_seconds_are_counted_in_which_the_reader_waits(system):
