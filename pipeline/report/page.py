@@ -39,6 +39,7 @@ NOT_METRICS = ("step", "epoch", "split", "time")
 BLOCKS = "grad_norm/"  # the gradient norms of blocks begin so
 UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))  # from so many seconds on: unit
 NAMED_CLASSES, MOST_CONFUSED = 50, 20
+Curve = tuple[str, list[dict[str, Any]], str, float | None]  # name, lines, metric, time of the run's first line
 
 
 def page(runs: Sequence[ReportedRun]) -> str:
@@ -115,18 +116,18 @@ def _curves(runs: Sequence[ReportedRun]) -> Html:
     for run in runs:
         keys += [(s, n) for s in ("train", "eval") for line in run.of(s) for n in line if n not in NOT_METRICS]
     axes = _axes(runs)
-    charts = []
+    charts: list[Html] = []
     for split, name in dict.fromkeys(key for key in keys if not key[1].startswith(BLOCKS)):
-        title = CHARTS.get((split, name), f"{name} ({split})")
-        plotted: list[Html] = []
-        for axis in axes:
-            series = [Series(run.name, n, axis.points(run.of(split), name, run.began)) for n, run in enumerate(runs)]
-            plotted += axis.chart(title, series)
-        if plotted:
-            charts.append(element("figure", element("h3", title), *plotted))
+        curves = [(run.name, run.of(split), name, run.began) for run in runs]
+        charts += _chart(CHARTS.get((split, name), f"{name} ({split})"), axes, curves)
     if not charts:
         return join()
-    charts += [chart for run in runs for chart in _block_chart(run, axes)]
+    for run in runs:
+        lines = run.of("train")
+        names = dict.fromkeys(name for line in lines for name in line if name.startswith(BLOCKS))
+        blocks = [(name.removeprefix(BLOCKS), lines, name, run.began) for name in names]
+        marks = element("div", *(element("span", chip(n), one[0]) for n, one in enumerate(blocks)), class_="legend")
+        charts += _chart(f"Gradient norm by block, {run.name}", axes, blocks, marks)
     buttons = [
         element(
             "label",
@@ -142,19 +143,14 @@ def _curves(runs: Sequence[ReportedRun]) -> Html:
     return join(bar, element("div", join(*charts, between="\n"), class_="charts"), *note, between="\n")
 
 
-def _block_chart(run: ReportedRun, axes: "list[_Axis]") -> Iterator[Html]:
-    """The gradient norms of a run's blocks in one chart, if it has some."""
-    lines = run.of("train")
-    names = dict.fromkeys(name for line in lines for name in line if name.startswith(BLOCKS))
-    title, plotted = f"Gradient norm by block, {run.name}", list[Html]()
-    for axis in axes if names else ():
-        series = [
-            Series(name.removeprefix(BLOCKS), n, axis.points(lines, name, run.began)) for n, name in enumerate(names)
-        ]
-        plotted += axis.chart(title, series)
-    legend = [element("span", chip(n), name.removeprefix(BLOCKS)) for n, name in enumerate(names)]
-    if plotted:
-        yield element("figure", element("h3", title), *plotted, element("div", *legend, class_="legend"))
+def _chart(title: str, axes: "list[_Axis]", curves: Sequence[Curve], *below: Html) -> list[Html]:
+    """A chart by each axis; none where no curve has two points: what has one is in the tables."""
+    plotted = []
+    for axis in axes:
+        series = [Series(curve[0], n, axis.points(*curve[1:])) for n, curve in enumerate(curves)]
+        if max((len(one.points) for one in series), default=0) > 1:
+            plotted.append(line_chart(title, axis.label, axis.end, series, f"by-{axis.name}"))
+    return [element("figure", element("h3", title), *plotted, *below)] if plotted else []
 
 
 @dataclass(frozen=True)
@@ -171,11 +167,6 @@ class _Axis:
         first = began or 0 if self.name == "time" else 0
         known = [line for line in lines if is_number(line.get(name)) and is_number(line.get(self.name))]
         return sorted(((line[self.name] - first) / self.unit, line[name]) for line in known)
-
-    def chart(self, title: str, series: list[Series]) -> Iterator[Html]:
-        """The chart; none where no curve has two points: what has one is in the tables."""
-        if max(len(one.points) for one in series) > 1:
-            yield line_chart(title, self.label, self.end, series, f"by-{self.name}")
 
 
 def _axes(runs: Sequence[ReportedRun]) -> list[_Axis]:
@@ -265,16 +256,11 @@ def _confusions(runs: Sequence[ReportedRun]) -> Iterator[Html]:
         yield element("h3", named(runs, number), f" at step {found['step']:,}")
         yield _by_class(classes, counts)
         if len(counts) > NAMED_CLASSES:
-            pairs = sorted(
-                (
-                    (n, true, guess)
-                    for true, row in enumerate(counts)
-                    for guess, n in enumerate(row)
-                    if n and true != guess
-                ),
-                reverse=True,
-            )[:MOST_CONFUSED]
-            rows = [(classes[true], classes[guess], f"{n:,}", f"{sum(counts[true]):,}") for n, true, guess in pairs]
+            wrong = [
+                (n, true, guess) for true, row in enumerate(counts) for guess, n in enumerate(row) if true != guess
+            ]
+            most = [each for each in sorted(wrong, reverse=True)[:MOST_CONFUSED] if each[0]]
+            rows = [(classes[true], classes[guess], f"{n:,}", f"{sum(counts[true]):,}") for n, true, guess in most]
             yield table(("true class", "predicted", "samples", "of"), rows, numbers=(2, 3))
         else:
             yield element("p", "Rows are true classes, columns predicted ones; numbers of samples.", class_="soft")

@@ -100,14 +100,13 @@ class Study(Section):
     def published_points_can_be_plotted(self):
         """Points on a logarithmic axis are above 0, deviations are not below."""
         for published in self.published:
+            where = f"published: {published.source}: "
             for x, y, *std in published.points:
                 if std and std[0] < 0:
-                    raise ValueError(f"published: {published.source}: the standard deviation {std[0]:g} is negative")
+                    raise ValueError(f"{where}the standard deviation {std[0]:g} is negative")
                 for name, value, log in (("x", x, self.figure.log_x), ("y", y, self.figure.log_y)):
                     if log and value <= 0:
-                        raise ValueError(
-                            f"published: {published.source}: {name} is {value:g}, which a logarithmic axis has not"
-                        )
+                        raise ValueError(f"{where}{name} is {value:g}, which a logarithmic axis has not")
         return self
 
     @property
@@ -128,11 +127,9 @@ _SECTIONS: dict[str, type[Section]] = {  # by the key that they stand at, for th
     "search": Search,
     "keys": Range,
     "claims": Claim,
-    "left": Place,
-    "right": Place,
-    "slope": Place,
     "regime": Condition,
 }
+_SECTIONS |= dict.fromkeys(("left", "right", "slope"), Place)
 
 
 def is_study(path: Path) -> bool:
@@ -204,11 +201,10 @@ def study_runs_of(
         study_runs += own
     _check_shared(path, study, study_runs)
     _check_lengths(path, study, study_runs)
-    chosen = [study_run for study_run in study_runs if fnmatch.fnmatchcase(study_run.name, only)]
-    if not chosen:
-        first = f"the first is {study_runs[0].name}" if study_runs else "there are no runs"
-        raise InputError(f"{path}: no run is called {only}; {first}")
-    return chosen
+    if chosen := [study_run for study_run in study_runs if fnmatch.fnmatchcase(study_run.name, only)]:
+        return chosen
+    first = f"the first is {study_runs[0].name}" if study_runs else "there are no runs"
+    raise InputError(f"{path}: no run is called {only}; {first}")
 
 
 def _check_shared(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> None:
@@ -219,11 +215,15 @@ def _check_shared(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> N
         other = first.setdefault(study_run.name, study_run)
         differ = [] if other.group == study_run.group else differences(other.recipe, study_run.recipe)
         shown = [name for name in differ if timed and not name.startswith("log.")]
-        if shown or ("train.grad_accum_steps" in differ and _has_batch_norms(study_run)):
+        if not shown and "train.grad_accum_steps" in differ:
+            from widemix.engine.batch_norm import has_batch_norms  # which imports torch: that takes seconds
+
+            shown = ["train.grad_accum_steps"] * has_batch_norms(study_run.recipe)
+        if shown:
             raise InputError(
                 f"{path}: runs.{study_run.group} ({study_run.line}): would be the same run as in runs.{other.group}, "
-                f"and {(shown or ['train.grad_accum_steps'])[0]} differs, on which its results depend; make that key "
-                "an axis of one entry: its values are in the runs' names"
+                f"and {shown[0]} differs, on which its results depend; make that key an axis of one entry: its "
+                "values are in the runs' names"
             )
 
 
@@ -235,12 +235,6 @@ def _check_lengths(path: Path, study: Study, study_runs: Sequence[StudyRun]) -> 
                 f"{path}: runs.{study_run.group} ({study_run.line}): train.patience_epochs would end each run at "
                 "another epoch, by its results on the split that is reported; set it to null"
             )
-
-
-def _has_batch_norms(study_run: StudyRun) -> bool:
-    from widemix.engine.batch_norm import has_batch_norms  # which imports torch: that takes seconds
-
-    return has_batch_norms(study_run.recipe)
 
 
 def _group_runs(path: Path, study: Study, number: int, overrides: Sequence[tuple[str, str]]) -> Iterator[StudyRun]:
@@ -270,8 +264,7 @@ def _combinations(
         for axis, value in zip(group.axes, chosen, strict=True):  # lists first: solutions depend on them
             if isinstance(group.axes[axis], list):
                 names = split_axis(axis)
-                row = value if len(names) > 1 else [value]
-                varied += [as_override(name, one) for name, one in zip(names, row, strict=True)]
+                varied += map(as_override, names, value if len(names) > 1 else [value])
         for axis, value in zip(group.axes, chosen, strict=True):
             constraint = group.axes[axis]
             if isinstance(constraint, dict):

@@ -8,40 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.clone import CLONE
 from widemix.errors import InputError
 from widemix.launch.local import FAILURE_TIMEOUT_S, STOP_TIMEOUT_S, launch
-
-RANKS = """
-import signal, sys, time
-from widemix.launch.local import launch
-rank = f"import os, signal, sys, time; {sys.argv[1]}; os.write(1, b'up'); time.sleep(600)"
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-try:
-    sys.exit(launch(["-c", rank], 2))
-except KeyboardInterrupt:
-    sys.exit(5)
-"""
-READY = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))"
-
-
-@pytest.mark.parametrize(
-    ("handler", "number", "code"),
-    [
-        ("pass", signal.SIGINT, 5),
-        ("pass", signal.SIGTERM, 128 + signal.SIGTERM),
-        (READY, signal.SIGINT, 75),
-        (READY, signal.SIGTERM, 75),
-    ],
-    ids=["Ctrl-C early", "SIGTERM early", "Ctrl-C", "SIGTERM"],
-)
-def test_ctrl_c_is_one_before_ranks_can_answer_it(handler, number, code):
-    command = [sys.executable, "-c", RANKS, handler]
-    with subprocess.Popen(command, cwd=CLONE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.read(4) == "upup"
-        process.send_signal(number)
-        assert process.wait(300) == code
 
 
 def test_a_signal_while_ranks_start_reaches_all(system):

@@ -1,4 +1,4 @@
-"""The pages of launch/README.md are short, and the commands on them are valid."""
+"""The commands on the pages of launch/README.md are valid."""
 
 import re
 import shlex
@@ -30,12 +30,3 @@ def test_torchrun_accepts_its_options():
     for line in lines:
         words = shlex.split(line, comments=True)
         assert parse_args(words).training_script == "widemix", line
-
-
-def test_a_launchers_page_has_at_most_forty_lines():
-    pages = re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    anchors = {re.sub(r"[^\w-]", "", title.lower().replace(" ", "-")): text for title, text in pages}
-    links = re.findall(r"\]\(#([\w-]+)\)", PAGE)
-    assert len(links) >= 5
-    for link in links:
-        assert len(anchors[link].strip().splitlines()) <= 40, link
