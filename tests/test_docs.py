@@ -14,7 +14,7 @@ from widemix.data_prep.sources import SOURCES
 from widemix.estimate.tables import named_table
 from widemix.recipe.files import find_recipe
 
-LONG = ("plug_in", "watch", "cifar_comparison", "fine_tuning", "study")
+LONG = ("plug_in", "plug_in_training", "watch", "cifar_comparison", "fine_tuning", "study")
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "reference"]
 WIDTH = 100  # of a line of code: what the site shows without scrolling
 TINY = ("train.max_steps=1", "model.depth=1", "log.tensorboard=false", "data.workers=1", "eval.batch_size=256")

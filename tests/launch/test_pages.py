@@ -11,7 +11,7 @@ from tests.pages import check
 from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
 
-PAGE = (ROOT / "launch" / "README.md").read_text()
+PAGE = "".join((ROOT / name).read_text() for name in ("launch/README.md", "docs/reference/launch.md"))
 CODE = re.findall(r"^    (.+)$", PAGE.replace("\\\n", ""), re.MULTILINE)
 PROGRAM = re.compile(r"\bwidemix (\w.*)")
 OURS = [match[1] for line in CODE if (match := PROGRAM.search(line))]
