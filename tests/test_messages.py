@@ -147,9 +147,9 @@ def test_the_batch_script_may_leave_a_value_empty():
 
 def test_another_kind_drops_the_keys_of_the_old_one(places, monkeypatch, capsys):
     monkeypatch.chdir(CLONE)
-    words = "cost digits/mixer --model.kind timm --model.name resnet10t --data.path x --samples 1000 --model.tokens 3"
+    words = "cost digits/mixer --model.kind timm --model.name resnet10t --data.path x --model.project_tokens 3"
     assert run_command(make_parser(), None, shlex.split(words)) == 2
-    assert "model.tokens is not a key of kind timm" in capsys.readouterr().err
+    assert "model.project_tokens is not a key of kind timm" in capsys.readouterr().err
 
 
 def test_a_network_that_does_not_fit(places, monkeypatch, capsys):

@@ -15,7 +15,6 @@ TINY = {
     "data.workers": "1",
     "augment.color_jitter": "[0, 0, 0, 0]",
     "model.patch_size": "2",
-    "model.tokens": "16",
     "model.channels": "16",
     "model.depth": "1",
     "schedule.name": "constant",

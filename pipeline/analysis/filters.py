@@ -74,7 +74,7 @@ def token_filters(module: nn.Module, block: int) -> tuple[str, np.ndarray]:
     matrix = layer.dense_weight() if isinstance(layer, StructuredLinear) else layer.weight
     weight = matrix.detach().float().cpu().flatten(0, -2).numpy()
     if block > 0 and isinstance(module, Mixer) and module.section.project_tokens:
-        raise InputError(f"--blocks {block}: its tokens are mixtures of patches (model.tokens) and have no grid")
+        raise InputError(f"--blocks {block}: its tokens are projected (model.project_tokens) and have no grid")
     side = round(weight.shape[1] ** 0.5)
     if side**2 != weight.shape[1]:
         raise InputError(f"--blocks {block}: {weight.shape[1]} tokens are no square grid")

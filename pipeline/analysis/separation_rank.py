@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from widemix.errors import InputError
+from widemix.models.layer_costs import NetworkCost
 from widemix.models.mixer.blocks import MixerBlock, mixer_blocks
 from widemix.models.mixer.section import MixerSection
 from widemix.models.pk_layers import Square
@@ -58,8 +59,8 @@ def mixer_layers(recipe: Recipe, residuals: bool, seed: int) -> tuple[Layers, tu
     for name, value in _POLYNOMIAL.items():
         if (found := getattr(section, name)) != value:
             raise InputError(f"model.{name} {found}: the separation rank is that of a polynomial; set it to {value}")
-    tokens, section = section.tokens, section.model_copy(update={"project_tokens": False})
-    blocks = mixer_blocks(section, tokens).eval()
+    tokens = cast(NetworkCost, recipe.model.layer_costs(recipe.data.image_size, 1)).tokens
+    blocks = mixer_blocks(section.model_copy(update={"project_tokens": None}), tokens).eval()
     generator = torch.Generator().manual_seed(seed)
     for name, layer in list(blocks.named_modules()):
         if isinstance(layer, nn.Linear):

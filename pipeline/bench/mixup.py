@@ -26,9 +26,7 @@ from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD
 VERSIONS = ("torch", "timm", "numpy")
 SIDE, CLASSES, REPEATS = 224, 1000, 20
 STEP = "a step of Mixer-B/16"
-MIXER_B16 = MixerSection(
-    kind="mixer", patch_size=16, tokens=196, channels=768, depth=12, token_hidden=384, channel_hidden=3072
-)
+MIXER_B16 = MixerSection(kind="mixer", patch_size=16, channels=768, depth=12, token_hidden=384, channel_hidden=3072)
 SETTINGS: dict[str, dict[str, Any]] = {
     "one mixture a group, mixup 0.8 and CutMix 1.0": {"mixup": 0.8, "cutmix": 1.0},
     "one mixture a pair": {"mixup": 0.8, "cutmix": 1.0, "mix_mode": "pair"},

@@ -117,8 +117,8 @@ def add_separation_rank(analyses) -> None:
         "separation-rank",
         help="separation ranks of a small Mixer by its layers, next to attention and to the bounds",
         examples="widemix analyse separation-rank svhn/mixer_square --model.kind s_mixer \\\n"
-        "    --model.expansion null --model.norm none --model.project_tokens true \\\n"
-        "    --model.tokens 2 --model.channels 2 --model.depth 2 --to figures",
+        "    --model.expansion null --model.norm none --model.project_tokens 2 \\\n"
+        "    --model.channels 2 --model.depth 2 --to figures",
         description="Compute the separation rank of a Mixer's blocks (activation square, no norms) after each layer, "
         "exactly, as ranks of matrices over a prime field, next to that of attention of the same size without "
         "softmax, and to theorems 5.5 to 5.7 of Navon & Bronstein 2023. A block has two layers. Needs no data and no "
@@ -149,9 +149,9 @@ def _separation_rank(arguments: argparse.Namespace) -> Exit:
     layers, size = mixer_layers(recipe, not arguments.no_residuals, arguments.seed)
     tokens, channels = size
     if tokens * channels > _MOST_ENTRIES:
-        raise InputError(f"model.tokens {tokens}, model.channels {channels}: at most {_MOST_ENTRIES} in all")
+        raise InputError(f"model: {tokens} tokens of {channels} channels: at most {_MOST_ENTRIES} entries in all")
     if min(size) < 2:
-        raise InputError(f"model.tokens {tokens}, model.channels {channels}: at least 2 of each, which are halved")
+        raise InputError(f"model: {tokens} tokens of {channels} channels: at least 2 of each, which are halved")
     depth = 2 * recipe.model.model_dump()["depth"]
     attention = attention_layers(depth, channels, arguments.heads, arguments.seed)
     options = (arguments.partition, arguments.most, arguments.seed)

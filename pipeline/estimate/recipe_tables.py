@@ -71,7 +71,7 @@ def row(path: Path) -> str:
     cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
     sizes = ("", "") if math.isnan(cost.omega) else (short(cost.omega), f"{cost.width:,.0f}")  # timm's have none
     cells = (
-        *(_name(path), recipe.model.summary(), f"{cost.parameters:,}", *sizes),
+        *(_name(path), recipe.model.summary(recipe.data.image_size), f"{cost.parameters:,}", *sizes),
         *(f"{recipe.train.global_batch:,}", f"{recipe.train.epochs:,}", fields["expected"], fields["source"]),
     )
     return f"| {' | '.join(cells)} |"

@@ -83,9 +83,9 @@ def _model(recipe: Recipe) -> list[Row]:
     if cost.dense_bytes:
         copies = "of masked weights, which a GPU multiplies by dense matrices; counted in the activations below"
         rows.append(Row("dense copies", cost.dense_bytes, size(cost.dense_bytes), copies))
-    rows += structure_rows(recipe.model)
+    rows += structure_rows(recipe.model, recipe.data.image_size)
     rows = [row for row in rows if not math.isnan(row.value)]  # timm's networks have no wide, sparse equivalent
-    note = recipe.model.published_note()
+    note = recipe.model.published_note(recipe.data.image_size)
     return [*rows, Row("the paper prints", cost.omega, "", note)] if note else rows
 
 
@@ -242,14 +242,14 @@ def _data(recipe: Recipe, samples: int | None) -> tuple[int | None, float | None
     return count, bytes_each, name
 
 
-def structure_rows(section: ModelSection) -> list[Row]:
+def structure_rows(section: ModelSection, image_size: int) -> list[Row]:
     """A row for each structured matrix of an inner block: sharing, rank and cost beside a dense matrix of its sizes.
 
     The three are what Potapczynski et al. 2024 ("Searching for Efficient Linear Layers over a Continuous Space of
     Structured Matrices") find to decide how a structure scales.
     """
     rows = []
-    for key, structure, inputs, outputs in section.structured_matrices():
+    for key, structure, inputs, outputs in section.structured_matrices(image_size):
         factors = structure.factors(inputs, outputs)
         weights = sum(factor.parameters for factor in factors)
         products = sum(factor.multiply_adds for factor in factors)

@@ -47,7 +47,7 @@ def model_card(
     measured = [row for row in rows if row["step"] == origin.position.step]
     head = _head(recipe, measured[-1] if measured else None, licence)
     parts = [
-        f"---\n{head}\n---\n\n# {escaped(recipe.model.summary())}\n",
+        f"---\n{head}\n---\n\n# {escaped(recipe.model.summary(recipe.data.image_size))}\n",
         f"The {weights} after {origin.position.step} steps of the recipe below, trained by widemix.\n",
         _loading(folder, recipe, program),
         f"## Evaluations\n\n{_table(rows, recipe)}\n",
@@ -101,7 +101,7 @@ def _head(recipe: Recipe, measured: Mapping[str, Any] | None, licence: str) -> s
         license=licence,
         tags=[*([task] if task else []), "widemix"],
         pipeline_tag=task,
-        model_name=recipe.model.summary() if results else None,
+        model_name=recipe.model.summary(recipe.data.image_size) if results else None,
         eval_results=results or None,
     )
     return card.to_yaml()

@@ -31,17 +31,20 @@ class Permutations(NamedTuple):
     outward: nn.Module
 
 
-def mixing_permutations(section: MixerSection, block: int, kind: MixingKind, widths: Sequence[int]) -> Permutations:
+def mixing_permutations(
+    section: MixerSection, block: int, kind: MixingKind, widths: Sequence[int], tokens_in: int
+) -> Permutations:
     """Return a mixing's permutations: a Mixer's own, or independent random ones, frozen and saved with the weights.
 
-    `widths` are those of the layers on a row, first to last; the output is in rows of channels. With
-    `permuted_layers: each` the hidden features are permuted too (section 5.2), else only input and output (appendix
-    A.2.3). Between two layers there is one permutation, the product of theirs, since phi commutes with it.
+    `widths` are those of the layers on a row, first to last, `tokens_in` the tokens that the block reads; the output
+    is in rows of channels. With `permuted_layers: each` the hidden features are permuted too (section 5.2), else only
+    input and output (appendix A.2.3). Between two layers there is one permutation, the product of theirs, since phi
+    commutes with it.
     """
     if not section.is_permuted(block, kind):
         outer = Transpose if kind == "token" else nn.Identity  # rows of channels -> rows of tokens -> of channels
         return Permutations(outer(), nn.Identity(), outer())
-    rows = section.channels if kind == "token" else section.tokens
+    rows = section.channels if kind == "token" else tokens_in
     key = (section.permutation_seed, block, MIXINGS.index(kind))
     first, *hidden, last = widths
     inward = Permute(permutation.random(rows * first, (*key, 0)), columns=first)
@@ -149,4 +152,4 @@ def mixing(section: MixerSection, block: int, kind: MixingKind, tokens_in: int) 
     if kind == "token" and section.token_groups > 1:
         layer = partial(GroupedLinear, section.token_groups)
     make = MixingLayer if len(widths) == 2 else MixingMlp
-    return make(widths, mixing_permutations(section, block, kind, widths), section.activation, layer)
+    return make(widths, mixing_permutations(section, block, kind, widths, tokens_in), section.activation, layer)

@@ -65,11 +65,11 @@ class ModelSection(Section):
         """Return every layer's cost by formula. Default: None, for a network that is counted on the meta device."""
         return None
 
-    def structured_matrices(self) -> list[tuple[str, Structure, int, int]]:
+    def structured_matrices(self, image_size: int) -> list[tuple[str, Structure, int, int]]:
         """Return key, structure, inputs and outputs of each structured matrix of an inner block. Default: none."""
         return []
 
-    def summary(self) -> str:
+    def summary(self, image_size: int) -> str:
         """Return the network in the papers' letters, for the table of recipes. Default: its kind."""
         return self.kind
 
@@ -80,7 +80,7 @@ class ModelSection(Section):
         """
         return None
 
-    def published_note(self) -> str | None:
+    def published_note(self, image_size: int) -> str | None:
         """Return what the paper prints of this network where that contradicts its own definitions, else None."""
         return None
 

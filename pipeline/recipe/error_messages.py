@@ -37,7 +37,9 @@ def error_message(
         leaf = name not in RecipeFields.model_fields and any(known.endswith(f".{name}") for known in key_names())
         table = key_names() if "." in name or leaf else list(RecipeFields.model_fields)
         if family and name in table:
-            return f"{where}: {name} is not a key of kind {family}{more}"
+            other = other_name(name.rpartition(".")[2])
+            cure = f"; did you mean {other}?" if other in table else ""
+            return f"{where}: {name} is not a key of kind {family}{cure}{more}"
         return f"{where}: unknown key {name}{suggest(name, table)}{more}"
     if first["type"] == "missing" and isinstance(first["loc"][-1], int):
         return f"{where}: {name}: the list is too short{more}"

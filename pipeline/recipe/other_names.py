@@ -61,6 +61,7 @@ OTHER_NAMES = {
     "model.expansion": "mlp_ratio expansion_factor",
     "model.heads": "num_heads n_heads num_attention_heads",
     "model.patch_size": "patch p",
+    "model.project_tokens": "tokens num_tokens n_tokens seq_len",
     "engine.zero_stage": "zero stage zero_optimization",
     "engine.kind": "strategy accelerator distributed_backend backend engine",
     "engine.deepspeed_config": "deepspeed ds_config",

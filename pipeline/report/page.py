@@ -48,7 +48,8 @@ def page(runs: Sequence[ReportedRun]) -> str:
     title = runs[0].name if one else f"{len(runs)} runs compared"
     style, script = (Path(__file__).with_name(name).read_text() for name in ("page.css", "page.js"))
     written = time.strftime("%Y-%m-%d %H:%M %Z")
-    model = f"{runs[0].recipe.model.summary()}. " if one else ""
+    recipe = runs[0].recipe
+    model = f"{recipe.model.summary(recipe.data.image_size)}. " if one else ""
     return document(
         f"{title} · widemix",
         f"\n{style}",

@@ -21,6 +21,14 @@ def _model(recipe: Recipe, leaf: str) -> float:
     return value
 
 
+def _tokens(recipe: Recipe) -> float:
+    """Tokens that the blocks mix."""
+    cost = recipe.model.layer_costs(recipe.data.image_size, recipe.data.num_classes)
+    if cost is None:
+        raise InputError(f"a model of kind {recipe.model.kind} has no tokens")
+    return cost.tokens
+
+
 def _depth_to_width(recipe: Recipe, _: None) -> float:
     ratio = recipe.model.depth_to_width()
     if ratio is None:
@@ -44,11 +52,11 @@ COMPUTED: dict[str, tuple[str, Callable[[Recipe, Any], float | str]]] = {
     "depth_to_width": ("depth over log2 width, p / log2 d: two layers p a Mixer block", _depth_to_width),
     "c_over_s": (
         "channels over tokens, C / S",
-        lambda recipe, _: _model(recipe, "channels") / _model(recipe, "tokens"),
+        lambda recipe, _: _model(recipe, "channels") / _tokens(recipe),
     ),
     "s_over_c": (
         "tokens over channels, S / C",
-        lambda recipe, _: _model(recipe, "tokens") / _model(recipe, "channels"),
+        lambda recipe, _: _tokens(recipe) / _model(recipe, "channels"),
     ),
     "sparsity": ("inverse density, 1 / p", lambda _, cost: 1 / cost.density),
     "density": ("density p", lambda _, cost: cost.density),
@@ -76,6 +84,7 @@ MEASURED = {
 
 _KEYS = {
     "data.path": "data",
+    "model.project_tokens": "tokens",
     "optim.lr": "learning rate",
     "optim.l1": "penalty λ of beta-LASSO",
 }  # label of the axis, where the key's name is none
@@ -158,15 +167,17 @@ def _omega(leaves: Sequence[str], target: float, recipe: Recipe) -> int | float 
     """
     (leaf,), own = leaves, recipe.model.model_dump()
     gamma = own.get("expansion") or 1.0
-    other = {"tokens": "channels", "channels": "tokens"}.get(leaf)
-    if other in own:
-        value: int | float = round(tokens_of(own[other], target, gamma))
+    if leaf == "project_tokens" and "channels" in own:
+        value: int | float = round(tokens_of(own["channels"], target, gamma))
+    elif leaf == "channels" and "project_tokens" in own:
+        value = round(tokens_of(_tokens(recipe), target, gamma))
     elif leaf == "width" and "density" in own:
         value = round((target / gamma / own["density"]) ** 0.5)
     elif leaf == "density" and "width" in own:
         value = target / gamma / own["width"] ** 2
-    elif leaf == "expansion" and "tokens" in own:
-        value = 2 * target / (own["tokens"] * own["channels"] * (own["tokens"] + own["channels"]))
+    elif leaf == "expansion" and "project_tokens" in own:
+        tokens, channels = _tokens(recipe), own["channels"]
+        value = 2 * target / (tokens * channels * (tokens + channels))
     else:
         raise InputError(f"model.{leaf}: omega can't be solved for this key of a model of kind {recipe.model.kind}")
     if isinstance(value, int):

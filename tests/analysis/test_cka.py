@@ -138,7 +138,7 @@ def test_samples_are_taken_in_random_order_and_whole_batches():
 
 def test_every_family_and_timms_networks_have_layers_before_their_skips():
     """The sum of the stem and of these outputs is the last block's output, where there is nothing else between."""
-    mixer = {"patch_size": 4, "tokens": 4, "channels": 6, "depth": 2}
+    mixer = {"patch_size": 4, "channels": 6, "depth": 2}
     masked = {"patch_size": 4, "width": 24, "depth": 2, "density": 0.5}
     networks = [
         ("mixer", {**mixer, "expansion": 2, "permutation": "random"}),

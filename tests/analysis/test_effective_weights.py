@@ -26,7 +26,7 @@ def build(kind: str, **keys):
     return build_model(KINDS[kind](kind=kind, **keys), 8, 10).eval()
 
 
-MIXER = {"patch_size": 2, "tokens": 16, "channels": 8, "depth": 3}
+MIXER = {"patch_size": 2, "channels": 8, "depth": 3}
 
 
 RANDOM = {"permutation": "random"}
@@ -71,7 +71,7 @@ def test_effective_weights_of_a_mask_are_its_matrix():
         ("s_mixer", {"permutation": "random", **MIXER}),
         ("mixer", {"permutation": "random", "permuted_layers": "each", "expansion": 1, **MIXER}),
         ("mixer", {"token_groups": 4, "expansion": 2, **MIXER}),
-        ("s_mixer", {"permutation": "random", "project_tokens": True, **(MIXER | {"tokens": 6})}),
+        ("s_mixer", {"permutation": "random", "project_tokens": 6, **MIXER}),
         ("sw_mlp", {"patch_size": 4, "width": 92, "depth": 3, "density": 0.05}),
     ],
 )
@@ -106,7 +106,7 @@ def test_receptive_fields_are_those_of_a_dense_boolean_product(kind, keys, skips
 
 def test_a_later_blocks_weights_are_of_its_features():
     """Of a network whose first block projects 16 tokens to 6."""
-    model = build("s_mixer", project_tokens=True, **(MIXER | {"tokens": 6}))
+    model = build("s_mixer", project_tokens=6, **MIXER)
     shapes = [{name: m.shape for name, m in block_weights(model, (16, 8), number).items()} for number in (0, 2)]
     assert shapes == [{"mlp_tokens": (48, 128), "mlp_channels": (48, 48)}, dict.fromkeys(shapes[0], (48, 48))]
     for number in (-1, 3):

@@ -23,7 +23,7 @@ from widemix.evaluation.networks import load_network
 from widemix.models.mixer.section import MixerSection
 from widemix.models.registry import build_model
 
-SHAPE = {"patch_size": 4, "tokens": 9, "channels": 6, "depth": 2, "token_hidden": 7, "channel_hidden": 8}
+SHAPE = {"patch_size": 4, "channels": 6, "depth": 2, "token_hidden": 7, "channel_hidden": 8}
 
 
 def mixer(**keys):
@@ -86,10 +86,10 @@ def test_filters_give_what_the_layers_give(kind):
 
 
 def test_tokens_without_a_grid_are_refused():
-    projected, permuted = mixer(tokens=5, project_tokens=True), mixer(permutation="random")
+    projected, permuted = mixer(project_tokens=5), mixer(permutation="random")
     assert token_filters(projected, 0)[1].shape == (7, 3, 3)
     for model, block, error_message in (
-        (projected, 1, "mixtures of patches"),
+        (projected, 1, "are projected"),
         (permuted, 0, "randomly permuted"),
         (projected, 2, "has 2 blocks, from 0"),
         (timm.create_model("resnet10t", num_classes=2), 0, "has 0 blocks"),

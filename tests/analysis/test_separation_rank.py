@@ -26,8 +26,7 @@ KEYS = {
     "kind": "s_mixer",
     "expansion": "null",
     "norm": "none",
-    "project_tokens": "true",
-    "tokens": "2",
+    "project_tokens": "2",
     "channels": "2",
     "depth": "2",
 }
@@ -165,4 +164,4 @@ def test_the_command_writes_ranks_bounds_and_a_figure(tmp_path, capsys):
 @pytest.mark.parametrize("name", ["token_weights", "channel_weights"])
 def test_structured_matrices_are_refused(name):
     with pytest.raises(InputError, match=f"model.{name} kronecker: .*set it to dense"):
-        mixer(tokens=4, channels=4, **{name: "kronecker"})
+        mixer(project_tokens=4, channels=4, **{name: "kronecker"})

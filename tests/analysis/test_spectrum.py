@@ -42,7 +42,7 @@ def numpys(matrix: torch.Tensor) -> np.ndarray:
     return np.linalg.svd(matrix.detach().double().numpy(), compute_uv=False)
 
 
-S_MIXER = {"kind": "s_mixer", "patch_size": 4, "tokens": 4, "channels": 6, "depth": 1}
+S_MIXER = {"kind": "s_mixer", "patch_size": 4, "channels": 6, "depth": 1}
 SW_MLP = {"kind": "sw_mlp", "patch_size": 4, "width": 24, "depth": 1, "density": 0.3, "expansion": 2.0}
 
 
@@ -91,7 +91,7 @@ def test_layers_have_their_shapes_and_edges():
 
 
 def test_products_of_an_s_mixer_are_kronecker_products():
-    model = build("s_mixer", patch_size=4, tokens=5, channels=6, depth=2, project_tokens=True)
+    model = build("s_mixer", patch_size=4, channels=6, depth=2, project_tokens=5)
     first, second = spectrum.products(model)
     for each, block in ((first, model.blocks[0]), (second, model.blocks[1])):
         wide = torch.kron(block.mlp_channels.fc.weight, block.mlp_tokens.fc.weight).detach().double().numpy()
@@ -102,7 +102,7 @@ def test_products_of_an_s_mixer_are_kronecker_products():
     assert second.edge == pytest.approx(4)
     assert spectrum.spread(np.ones((3, 4))) == pytest.approx(1)
     assert spectrum.spread(np.eye(4)) == pytest.approx(0.5)
-    assert spectrum.products(build("mixer", patch_size=4, tokens=4, channels=6, depth=1, expansion=2.0)) == []
+    assert spectrum.products(build("mixer", patch_size=4, channels=6, depth=1, expansion=2.0)) == []
 
 
 def test_large_matrices_by_lanczos_are_the_dense_ones():
@@ -253,7 +253,7 @@ def test_a_run_from_its_start_on(train, tmp_path, capsys):
     assert names == [layer.layer for layer in start[0][1]][:4]
     assert [step for step, _ in start] == [0]
     torch.manual_seed(7)
-    keys = {"patch_size": 2, "tokens": 16, "channels": 64, "depth": 2, "expansion": 2, "permutation": "random"}
+    keys = {"patch_size": 2, "channels": 64, "depth": 2, "expansion": 2, "permutation": "random"}
     weight = build("mixer", **keys).blocks[1].mlp_channels.fc1.weight
     np.testing.assert_allclose(steps[0][1][3].values, numpys(weight))
     found = {layer["layer"]: layer for layer in content[0]["layers"]}["blocks.1.mlp_channels.fc1"]

@@ -61,7 +61,7 @@ def test_the_step_trains_the_network_that_its_row_names():
         theirs = timm.create_model("mixer_b16_224")
     assert model_cost(MIXER_B16, 224, theirs.num_classes).parameters == sum(p.numel() for p in theirs.parameters())
     small = MIXER_B16.model_copy(
-        update={"tokens": 4, "channels": 8, "depth": 1, "token_hidden": 8, "channel_hidden": 8, "patch_size": 4}
+        update={"channels": 8, "depth": 1, "token_hidden": 8, "channel_hidden": 8, "patch_size": 4}
     )
     step = train_step(torch.randn(4, 3, 8, 8), torch.arange(4), small)
     losses = [step(number).item() for number in range(20)]

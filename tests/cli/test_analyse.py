@@ -13,7 +13,7 @@ from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
 
 PRODUCTS = "extends: svhn/mixer_square\ndata: {num_classes: 10}\nmodel: {kind: s_mixer, expansion: null, norm: none, "
-PRODUCTS += "project_tokens: true, tokens: 2, channels: 2, depth: 2}"
+PRODUCTS += "project_tokens: 2, channels: 2, depth: 2}"
 
 
 @pytest.fixture(scope="module")

@@ -72,7 +72,6 @@ _KEYS = {
 STRUCTURED = {  # 4 tokens and 12 channels, of images of 8 pixels
     "kind": "s_mixer",
     "patch_size": "4",
-    "tokens": "4",
     "channels": "12",
     "depth": "2",
     "permutation": "random",

@@ -28,7 +28,7 @@ def rounded(x, kind):
 
 def mixer(side=16, kind="mixer", **values):
     torch.manual_seed(0)
-    sizes = {"tokens": (side // 4) ** 2, "channels": 32, "patch_size": 4, "depth": 1}
+    sizes = {"channels": 32, "patch_size": 4, "depth": 1}
     sizes |= {"token_hidden": 32, "channel_hidden": 48} if kind == "mixer" else {}
     return build_model(MixerSection(kind=kind, **sizes, **values), side, 10)
 

@@ -131,7 +131,7 @@ def test_whatever_times_depend_on_has_an_answer_of_its_own(clock, system, monkey
 
 
 def test_a_micro_batch_of_the_last_block_is_timed(clock, alone, system):
-    keys = ("train.grad_accum_steps", "2"), ("model.tokens", "9"), ("model.project_tokens", "true")
+    keys = ("train.grad_accum_steps", "2"), ("model.project_tokens", "9")
     setting = recipe(*keys)
     system({"torch.distributed.broadcast_object_list": lambda *_, **__: None})
     for topology, batch in ((read_topology(), 32), (Topology(0, 4, 0, 2, CPU), 8)):  # the second: two nodes of two

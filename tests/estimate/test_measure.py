@@ -90,7 +90,7 @@ def test_a_fake_pass_has_the_flops_of_the_cost():
         found, cost = fake_pass(recipe, 3), model_cost(recipe.model, 8, 10)
         module = build_model(recipe.model, 8, 10)
         spared = module.stem.proj.weight.numel() if frozen != "[]" else 0  # whose gradient is not computed
-        assert found.flops == 3 * (cost.training_flops - 2 * recipe.model.tokens * spared)
+        assert found.flops == 3 * (cost.training_flops - 2 * recipe.model.tokens(8) * spared)
         assert {kind for kind, flops, _ in found.operators if flops} == {precision}
         still = sum(p.numel() for p in module.stem.parameters()) if spared else 0
         assert (found.weights, found.trained) == (cost.parameters, cost.parameters - still)

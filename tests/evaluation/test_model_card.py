@@ -94,7 +94,7 @@ def test_a_cards_numbers_are_those_of_its_steps_last_evaluation(run: Path, digit
     assert (top1.task_type, card.data.pipeline_tag) == ("image-classification",) * 2
     assert card.data.tags == ["image-classification", "widemix"]
     assert (card.data.license, card.data.library_name) == ("apache-2.0", "widemix")
-    assert card.data.model_name == recipe.model.summary()
+    assert card.data.model_name == recipe.model.summary(8)
     assert "The weights after 3 steps of the recipe below" in card.text
     assert "`digits`, prepared by" in card.text
     for split, own in read_manifest(digits).splits.items():

@@ -11,7 +11,7 @@ from widemix.models.mixer.network import Mixer
 from widemix.models.mixer.section import MixerSection
 
 SINGLE: dict[str, Any] = {"kind": "s_mixer"}
-PROJECTED = {"project_tokens": True, "tokens": 10}
+PROJECTED = {"project_tokens": 10}
 MLP, RANDOM = {"kind": "mixer", "token_hidden": 9, "channel_hidden": 6}, {"permutation": "random"}
 SHAPES: dict[str, dict[str, Any]] = {
     "s_mixer": SINGLE,
@@ -38,7 +38,7 @@ NETWORKS = SHAPES | {
 def make_block(tokens_in: int, channels: int, shape: str, **keys: Any) -> MixerBlock:
     """A block in training that computes with the batch last, with parameters of the size that they begin with."""
     torch.manual_seed(0)
-    sizes = {"patch_size": 1, "tokens": tokens_in, "channels": channels, "depth": 1}
+    sizes = {"patch_size": 1, "channels": channels, "depth": 1}
     block = MixerBlock(MixerSection(**sizes | SHAPES[shape] | keys), 0, tokens_in)
     for name, parameter in block.named_parameters():
         is_gain = name.endswith("weight") and parameter.ndim == 1
@@ -49,7 +49,7 @@ def make_block(tokens_in: int, channels: int, shape: str, **keys: Any) -> MixerB
 
 def make_mixer(side: int = 8, classes: int = 3, **keys: Any) -> Mixer:
     """A network of images in patches of 2 x 2."""
-    section = MixerSection(**{"patch_size": 2, "tokens": (side // 2) ** 2, "channels": 6, "depth": 2, **keys})
+    section = MixerSection(**{"patch_size": 2, "channels": 6, "depth": 2, **keys})
     return Mixer(section, img_size=side, num_classes=classes)
 
 

@@ -232,7 +232,7 @@ def apply_sw_mlp(section, model, images: Tensor) -> Tensor:
         if section.expansion:
             mixed = mixed @ masked(block.fc2).T + block.fc2.bias
             mixed = gelu(mixed) if section.outer_activation else mixed
-        projects = section.project_tokens and number == 0
+        projects = section.project_features and number == 0
         z = mixed + (normed(block.skip.norm, z @ masked(block.skip.fc).T, eps) if projects else z)
     if section.pool:
         return normed(model.norm.norm, z.unflatten(1, (-1, section.channels)), eps).mean(1)

@@ -11,7 +11,7 @@ from widemix.models.registry import build_model
 from widemix.models.section import ModelSection
 
 SIDE, CLASSES = 4, 5  # pixels
-SHAPE: dict[str, Any] = {"patch_size": 2, "tokens": 4, "channels": 6, "depth": 3}
+SHAPE: dict[str, Any] = {"patch_size": 2, "channels": 6, "depth": 3}
 MLP, SINGLE = {"kind": "mixer", "expansion": 1.5}, {"kind": "s_mixer"}
 RP = {"permutation": "random", "permutation_seed": 5}
 PATCHED = {"patch_size": 1, "channels": 8, "depth": 2}
@@ -30,8 +30,7 @@ STRUCTURED: dict[str, dict[str, Any]] = {
         "token_weights": "block_diagonal",
         "channel_weights": "block_diagonal",
         "blocks": 2,
-        "project_tokens": True,
-        "tokens": 6,
+        "project_tokens": 6,
     },
 }
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -45,14 +44,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rp channels of one block": {**SINGLE, **RP, "permuted_mixings": "channel", "permuted_blocks": [1]},
     "skips permuted too": {**SINGLE, **RP, "activation": "square", "norm": "none", "permuted_skips": True},
     "token groups": {**MLP, "token_groups": 3},
-    "token mixing untied, projected": {**SINGLE, "token_groups": 6, "project_tokens": True, "tokens": 3},
+    "token mixing untied, projected": {**SINGLE, "token_groups": 6, "project_tokens": 3},
     "rp token groups": {**MLP, **RP, "token_groups": 2, "permuted_skips": True},
     "square activation without norms": {**MLP, "activation": "square", "norm": "none"},
-    "projected": {**MLP, "project_tokens": True, "tokens": 7, "norm_eps": 0.125},
-    "projected to as many": {**SINGLE, "project_tokens": True, "activation": "gelu_tanh", "norm_eps": 0.25},
-    "projected rp": {**MLP, **RP, "project_tokens": True, "tokens": 3, "permuted_layers": "each"},
-    "projected without norms": {**SINGLE, "project_tokens": True, "norm": "none"},
-    "projected rp without norms": {**MLP, **RP, "project_tokens": True, "norm": "none"},
+    "projected": {**MLP, "project_tokens": 7, "norm_eps": 0.125},
+    "projected to as many": {**SINGLE, "project_tokens": 4, "activation": "gelu_tanh", "norm_eps": 0.25},
+    "projected rp": {**MLP, **RP, "project_tokens": 3, "permuted_layers": "each"},
+    "projected without norms": {**SINGLE, "project_tokens": 4, "norm": "none"},
+    "projected rp without norms": {**MLP, **RP, "project_tokens": 4, "norm": "none"},
 }
 # One layer a block (equation S.16), two (S.17), and two as a Mixer has them (C.1).
 FORMS = {
@@ -67,7 +66,7 @@ MASKED = {
         "density": density,
         "pool": pool,
         "width": width,
-        "project_tokens": width == 24,
+        "project_features": width == 24,
     }
     for form, keys in FORMS.items()
     for density in (0.2, 1.0)

@@ -82,7 +82,7 @@ def set_epsilons(network: Mixer) -> None:
     first, second = network.blocks
     for part, eps in ((first.norm1, 0.1), (first.norm2, 1.5), (second.norm1, 5.0), (second.norm2, 0.7)):
         part.eps = eps
-    first.skip = make_networks("projection", tokens=16)[0].blocks[0].skip.to(first.norm1.weight)
+    first.skip = make_networks("projection", project_tokens=16)[0].blocks[0].skip.to(first.norm1.weight)
     first.skip.norm.eps = 0.4
 
 
@@ -332,7 +332,7 @@ def test_bf16_features_are_rounded_once():
 def lone_activation(activation, channels=1):
     """A block that is gelu(norm(x)): no skip, and a second mixing that gives zeros."""
     norm = "none" if channels == 1 else "layer"
-    block = make_block(1, channels, "s_mixer", project_tokens=True, norm=norm, activation=activation)
+    block = make_block(1, channels, "s_mixer", project_tokens=1, norm=norm, activation=activation)
     for parameter in block.parameters():
         nn.init.zeros_(parameter)
     nn.init.ones_(block.mlp_tokens.fc.weight)

@@ -124,14 +124,14 @@ def test_connections_are_the_nonzero_entries_of_the_effective_matrices(name, sid
     assert cost.density == pytest.approx(nonzero / entries, rel=1e-12)
 
 
-B16 = {"kind": "mixer", "patch_size": 16, "tokens": 196, "channels": 768, "depth": 12}
+B16 = {"kind": "mixer", "patch_size": 16, "channels": 768, "depth": 12}
 B16 |= {"token_hidden": 384, "channel_hidden": 3072}
 RANDOM = {"permutation": "random"}
-B_W = {"kind": "mixer", "patch_size": 14, "tokens": 256, "channels": 588, "depth": 8, "expansion": 4.57}
-SS_8 = {"kind": "mixer", "patch_size": 8, "tokens": 16, "channels": 986, "depth": 2, "expansion": 4}
-SS_W = SS_8 | {"patch_size": 4, "tokens": 64}
-WIDE = {"patch_size": 4, "tokens": 360, "channels": 4, "depth": 3, "project_tokens": True}
-MASKED = {"kind": "sw_mlp", "patch_size": 4, "depth": 8, "project_tokens": True}
+B_W = {"kind": "mixer", "patch_size": 14, "channels": 588, "depth": 8, "expansion": 4.57}
+SS_8 = {"kind": "mixer", "patch_size": 8, "channels": 986, "depth": 2, "expansion": 4}
+SS_W = SS_8 | {"patch_size": 4}
+WIDE = {"patch_size": 4, "project_tokens": 360, "channels": 4, "depth": 3}
+MASKED = {"kind": "sw_mlp", "patch_size": 4, "depth": 8, "project_features": True}
 FIGURE_2A = SwMlpSection.named()["sw_mlp_4096_32"][0].model_dump()
 
 
@@ -207,7 +207,7 @@ DENSE = {"kind": "sw_mlp", "patch_size": 2, "width": 32, "channels": 8, "depth":
     ("keys", "width", "gamma", "widest", "entries"),
     [
         # The first block maps 4 tokens of 8 channels to m.
-        (DENSE | {"width": 30, "project_tokens": True}, 30, 1.5, 45, [32 * 45, 45 * 30, 30 * 45, 45 * 30]),
+        (DENSE | {"width": 30, "project_features": True}, 30, 1.5, 45, [32 * 45, 45 * 30, 30 * 45, 45 * 30]),
         (DENSE | {"expansion": None}, 32, 1.0, 32, [32 * 32] * 2),
         ({"kind": "shallow", "width": 32, "matrices": "dense"}, 32, 1.0, 32, [48 * 32, 32 * 32]),
         # 48 = 6 x 8 pixels, 30 = 5 x 6 features, and 6 x 6 between the two factors of the first matrix.
@@ -240,7 +240,7 @@ def test_nothing_is_wider_than_equal_channels_and_tokens(omega, gamma):
 
 def test_pairs_have_the_omega_that_the_cost_says():
     for channels, tokens in pairs(2.0**21, 2, [32, 64, 128, 256]):
-        shape = {"tokens": tokens, "channels": channels, "depth": 2, "project_tokens": True}
+        shape = {"project_tokens": tokens, "channels": channels, "depth": 2}
         cost = model_cost(MixerSection(kind="mixer", patch_size=1, expansion=2, **shape), 1, 10)
         first = 2 * channels * tokens * (tokens - 1) / 8  # the first layer maps one token, not S
         half_a_token = 2 * (2 * channels * tokens + channels**2) / 4

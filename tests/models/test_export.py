@@ -29,12 +29,12 @@ from widemix.models.timm_registry import default_cfgs
 from widemix.recipe.data import DataSection, TextDataSection
 
 PATCHED = {"patch_size": 4, "channels": 16, "depth": 2}
-MIXER = MixerSection(kind="mixer", **PATCHED, tokens=16, expansion=2)
+MIXER = MixerSection(kind="mixer", **PATCHED, expansion=2)
 SECTIONS = {
     "mixer": MIXER,
     "rp": MIXER.model_copy(update={"permutation": "random", "permuted_blocks": (1,)}),
-    "rp_s_mixer": MixerSection(kind="s_mixer", **PATCHED, tokens=9, permutation="random", project_tokens=True),
-    "sw_mlp": SwMlpSection(kind="sw_mlp", **PATCHED, width=30, project_tokens=True, density=0.3, expansion=1.5),
+    "rp_s_mixer": MixerSection(kind="s_mixer", **PATCHED, permutation="random", project_tokens=9),
+    "sw_mlp": SwMlpSection(kind="sw_mlp", **PATCHED, width=30, project_features=True, density=0.3, expansion=1.5),
     "shallow": ShallowSection(kind="shallow", width=30, matrices="monarch"),
     "s_local": LassoSection(kind="s_local", base_channels=3),
     "bottleneck_mlp": BottleneckMlpSection(kind="bottleneck_mlp", width=6, depth=2),
@@ -72,9 +72,7 @@ def trained(section, side=16):
 
 
 # Of timm's sizes S/32, other images and hidden widths: D_S 100 of C = 512 is no float that timm gets back by itself.
-TIMMS = MixerSection(
-    kind="mixer", patch_size=32, tokens=4, channels=512, depth=8, token_hidden=100, channel_hidden=64
-)
+TIMMS = MixerSection(kind="mixer", patch_size=32, channels=512, depth=8, token_hidden=100, channel_hidden=64)
 STOCK = {"timm", "with arguments", "of any size", "timm's mixer"}
 KINDS = {**SECTIONS, "timm's mixer": TIMMS, **TEXTS}
 SCRIPT = """
@@ -165,7 +163,7 @@ def test_logits_without_widemix_are_the_runs(exports):
         {"token_groups": 2},
         {"token_weights": "monarch"},
         {"channel_weights": "kronecker"},
-        {"patch_size": 64, "tokens": 1},
+        {"patch_size": 64},
         {"channels": 768},
         {"depth": 12},
     ],

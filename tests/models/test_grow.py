@@ -84,7 +84,7 @@ def test_growing_leaves_the_small_one_and_its_mode_alone():
 
 @pytest.mark.parametrize("method", ["copies", "bilinear"])
 def test_a_grown_network_keeps_what_has_no_size(method):
-    keys = {"patch_size": 2, "tokens": 4, "channels": 6, "depth": 1, "token_hidden": 3, "channel_hidden": 5}
+    keys = {"patch_size": 2, "channels": 6, "depth": 1, "token_hidden": 3, "channel_hidden": 5}
     section = MixerSection(kind="mixer", drop_path=0.25, norm_eps=0.125, **keys)
     small = Mixer(section, img_size=4, in_chans=1, num_classes=7, drop_rate=0.5, global_pool="").half()
     nn.init.normal_(small.head.weight)

@@ -313,7 +313,7 @@ def test_the_ends_of_a_range_are_taken(keys):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_network_is_named_in_the_papers_letters(keys, summary):
-    assert KINDS[keys["kind"]](**keys).summary() == summary
+    assert KINDS[keys["kind"]](**keys).summary(4) == summary
 
 
 def test_hidden_widths_are_rounded_and_one_at_least():

@@ -83,7 +83,7 @@ def test_every_family_loads_without_torch():
         "import sys\nfrom widemix.models.families import sections, named_networks\n"
         "from widemix.recipe import keys, load_recipe\n"
         "load_recipe('digits/rp_mixer'), load_recipe('mnli/transformer'), keys()\n"
-        "summaries = [section.summary() for section, _ in named_networks().values()]\n"
+        "summaries = [section.summary(side) for section, side in named_networks().values()]\n"
         "print(len(summaries) > len(sections()), *(name in sys.modules for name in ('torch', 'timm', 'numpy')))"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CLONE, check=True)

@@ -37,9 +37,9 @@ def test_timms_own_names_are_timms_with_our_shapes(name):
 @pytest.mark.parametrize("tokens", [9, 16])
 def test_tokens_that_timm_gives_a_mixer_are_projected_ones(tokens):
     sizes = {"patch_size": 4, "channels": 8, "depth": 1, "token_hidden": 24, "channel_hidden": 32}
-    section = MixerSection(kind="mixer", tokens=tokens, project_tokens=True, **sizes)
+    section = MixerSection(kind="mixer", project_tokens=tokens, **sizes)
     with torch.device("meta"):
-        found = timm.create_model("widemix_mixer", img_size=16, tokens=tokens, **sizes)
+        found = timm.create_model("widemix_mixer", img_size=16, project_tokens=tokens, **sizes)
         expected = build_model(section, 16, 1000)
     assert shapes_of(found) == shapes_of(expected)
 

@@ -120,9 +120,9 @@ def test_rates_and_decay_are_those_of_the_factors():
 
 
 def test_costs_say_a_weights_uses_and_the_rank():
-    keys = {"patch_size": 4, "tokens": 64, "channels": 48, "depth": 2, "kind": "s_mixer"}
+    keys = {"patch_size": 4, "channels": 48, "depth": 2, "kind": "s_mixer"}
     section = MixerSection(**keys, token_weights="kronecker", channel_weights="btt", rank=3)
-    token, channel = structure_rows(section)
+    token, channel = structure_rows(section, 32)
     # 64 = 8 x 8: 2 x 64 weights, each in 8 products. 48 = 6 x 8: 3 (8 x 6 x 8 + 8 x 6 x 6) weights.
     assert (token.text, token.value) == ("kronecker, 64 to 64", 1024)
     assert (
@@ -130,7 +130,7 @@ def test_costs_say_a_weights_uses_and_the_rank():
     )
     assert (channel.text, channel.value) == ("btt of rank 3, 48 to 48", 2016)
     assert channel.note.startswith("2,016 weights, each used 1 times a row; rank 48 of 48; 42 multiply-adds an input")
-    assert structure_rows(MixerSection(**keys)) == []
+    assert structure_rows(MixerSection(**keys), 32) == []
 
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=str)

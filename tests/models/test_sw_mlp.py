@@ -85,7 +85,7 @@ def test_a_layer_multiplies_by_the_rule_of_its_rows(autocast, rows, sparsely):
 )
 def test_named_networks_are_those_of_the_recipes(name, recipe):
     """But for timm's epsilon, and the projection of the first block."""
-    others = {"norm_eps", "project_tokens"}
+    others = {"norm_eps", "project_features"}
     named, _ = SwMlpSection.named()[name]
     assert named.model_dump(exclude=others) == load_recipe(recipe).model.model_dump(exclude=others)
 
@@ -98,7 +98,7 @@ def test_masks_are_the_same_with_every_numpy():
 
 
 def test_biases_start_at_zero_and_the_skip_has_none():
-    section = SECTION.model_copy(update={"project_tokens": True, "width": 30})
+    section = SECTION.model_copy(update={"project_features": True, "width": 30})
     block = build_model(section, image_size=4, num_classes=5).blocks[0]
     assert block.skip.fc.bias is None
     assert not torch.cat([block.fc1.bias, block.fc2.bias]).any()
@@ -108,7 +108,7 @@ def test_every_mask_of_a_network_is_another():
     """By the seed, the block and the place in it."""
 
     def masks(seed):
-        section = SECTION.model_copy(update={"project_tokens": True, "expansion": 1.0, "mask_seed": seed})
+        section = SECTION.model_copy(update={"project_features": True, "expansion": 1.0, "mask_seed": seed})
         network = build_model(section, image_size=4, num_classes=5)
         return [module.dense_weight() != 0 for module in network.modules() if isinstance(module, SparseLinear)]
 
@@ -120,7 +120,7 @@ def test_every_mask_of_a_network_is_another():
 
 @pytest.mark.parametrize(("width", "channels"), [(35, 9), (33, 8), (1, 1)])
 def test_tokens_have_the_channels_that_are_nearest_to_the_width(width, channels):
-    section = SECTION.model_copy(update={"channels": None, "project_tokens": True, "width": width})
+    section = SECTION.model_copy(update={"channels": None, "project_features": True, "width": width})
     assert section.patch_channels(4) == channels
     assert build_model(section, image_size=4, num_classes=5).stem.proj.out_channels == channels
 

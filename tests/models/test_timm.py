@@ -18,7 +18,7 @@ MIXERS = {
     "mixer_ss8_32": SMALL,
     "rp_mixer_ss8_32": SMALL,
     "rp_s_mixer_ss8_32": {"depth": 2, "channels": 12},
-    "mixer_ss_w_32": {**SMALL, "project_tokens": True, "tokens": 5},  # projected from 64 tokens
+    "mixer_ss_w_32": {**SMALL, "project_tokens": 5},  # projected from 64 tokens
 }
 TOKENS = MIXERS | {
     "ff_only_b16_224": PATCHED,

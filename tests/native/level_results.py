@@ -50,7 +50,7 @@ def block() -> list[float]:
     from widemix.models.mixer.section import MixerSection
 
     torch.manual_seed(0)
-    sizes = {"patch_size": 1, "tokens": 10, "channels": 31, "depth": 1, "project_tokens": True}
+    sizes = {"patch_size": 1, "channels": 31, "depth": 1, "project_tokens": 10}
     section = MixerSection(kind="s_mixer", permutation="random", permuted_skips=True, **sizes)
     module = MixerBlock(section, 0, 10)
     x = torch.randn(37, 10, 31, requires_grad=True)

@@ -20,7 +20,7 @@ from widemix.models.mixer.section import MixerSection
 
 by_c.open_library = lambda: ctypes.CDLL(sys.argv[1])
 rp = {"permutation": "random", "permuted_skips": True}
-shapes = ({}, rp, {"tokens": 10, "project_tokens": True}, {"tokens": 3, "project_tokens": True, "norm": "none"})
+shapes = ({}, rp, {"project_tokens": 10}, {"project_tokens": 3, "norm": "none"})
 sizes = ((1, 2), (1, 33), (6, 31), (0, 37), (torch.float32, torch.bfloat16))
 for shape, hidden in itertools.product(shapes, (None, 7)):
     if hidden and shape is rp:
@@ -29,7 +29,7 @@ for shape, hidden in itertools.product(shapes, (None, 7)):
         torch.set_num_threads(threads)
         by_c._WORTH = 0
         kind_of = {"kind": "mixer", "token_hidden": 7, "channel_hidden": 7} if hidden else {"kind": "s_mixer"}
-        sizes = {"patch_size": 1, "tokens": tokens, "channels": channels, "depth": 1}
+        sizes = {"patch_size": 1, "channels": channels, "depth": 1}
         section = MixerSection(**sizes | kind_of | shape)
         x = torch.randn(batch, tokens, channels).to(kind).requires_grad_()
         block = MixerBlock(section, 0, tokens).train()

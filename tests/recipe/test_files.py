@@ -132,7 +132,7 @@ def test_extends_merges_mappings_and_replaces_the_rest(write):
     write("augment: {scale: [0.5, 1.0], hflip: 0.0}\ntrain: {epochs: 3, global_batch: 8}", "base.yaml")
     path = write(
         "extends: base.yaml\naugment: {scale: [0.1, 0.2]}\ndata: {path: x, num_classes: 2, image_size: 8}\n"
-        "model: {kind: s_mixer, patch_size: 2, tokens: 16, channels: 4, depth: 1}\noptim: {lr: 1e-3}"
+        "model: {kind: s_mixer, patch_size: 2, channels: 4, depth: 1}\noptim: {lr: 1e-3}"
     )
     recipe = load_recipe(path)
     assert recipe.augment.scale == (0.1, 0.2)
@@ -266,7 +266,7 @@ def test_hash_and_differences_follow_the_values():
     assert differences(one, other) == ["optim.lr", "log.every"]
     shallow, with_plugin = load_recipe("mnist/dense"), one.model_copy(update={"plugins": ("json",)})
     names = differences(one, shallow)
-    assert {"model.kind", "model.width", "model.tokens"} <= {*names}  # those of either network
+    assert {"model.kind", "model.width", "model.patch_size"} <= {*names}  # those of either network
     assert sorted(names) == sorted(differences(shallow, one))
     assert differences(one, with_plugin) == ["plugins"]
     assert recipe_hash(one) != recipe_hash(with_plugin)

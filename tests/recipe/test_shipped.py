@@ -84,7 +84,7 @@ def test_figure_6d_has_the_omega_of_mixer_b16():
         assert section.channels == 3 * section.patch_size**2
         low, high = (
             section.expansion * (section.channels * s**2 + section.channels**2 * s) / 2
-            for s in (section.tokens - 0.5, section.tokens + 0.5)
+            for s in (section.project_tokens - 0.5, section.project_tokens + 0.5)
         )
         assert low <= omega <= high
 

@@ -246,8 +246,8 @@ def test_keys_that_one_recipe_lacks_differ_from_those_without_value(runs, capsys
     assert "train.init_from" not in rows  # None in all
     write_run(runs / "b", "mnist/dense")
     _, a, b = listed(capsys, runs)
-    assert {word.partition("=")[0] for word in a[-1].split(", ")} >= {"model.kind", "model.tokens"}
-    assert ["model.width=" in b[-1], "model.tokens" in b[-1], "model.width" in a[-1]] == [True, False, False]
+    assert {word.partition("=")[0] for word in a[-1].split(", ")} >= {"model.kind", "model.project_tokens"}
+    assert ["model.width=" in b[-1], "model.project_tokens" in b[-1], "model.width" in a[-1]] == [True, False, False]
     for name, images in (("a", "0"), ("b", "7")):
         write_run(runs / name, keys={"log.images": images})
     assert compare_recipes(runs / "a", runs / "b") == [("log.images", 0, 7)]

@@ -70,8 +70,8 @@ def test_runs_have_the_values_of_the_study_file(tmp_path, changes, overrides, ke
 
 
 def test_lines_are_labelled_and_may_share_a_run(tmp_path):
-    axes = "{model.channels: {weights: [20000, 99.5]}, model.tokens: {omega: 60000}, model.depth: [1, 2]}"
-    axes += "\n  set: {model.project_tokens: true}\n  lines: [model.channels, model.tokens, model.depth]"
+    axes = "{model.channels: {weights: [20000, 99.5]}, model.project_tokens: {omega: 60000}, model.depth: [1, 2]}"
+    axes += "\n  lines: [model.channels, model.project_tokens, model.depth]"
     lines = [run.line for run in runs_of(tmp_path, TWO.replace("{model.channels: [8, 16]}", axes))]
     assert lines == [
         f"Normal, 20,000 weights, 60,000 connections, depth {depth}" for depth in (1, 2)
@@ -184,8 +184,8 @@ def test_what_runs_train_is_said_from_least_to_greatest(tmp_path, changes, said)
 @pytest.mark.parametrize(("overrides", "gamma"), [([], 1), ([("model.kind", "mixer"), ("model.expansion", "3")], 3)])
 def test_solutions_depend_on_all_other_keys(tmp_path, overrides, gamma):
     """Whatever the order of the axes, and of keys that the study or the command line has set."""
-    axes = "{model.channels: {weights: 20000}, model.tokens: {omega: 60000}, model.depth: [1, 2]}"
-    text = TWO.replace("{model.channels: [8, 16]}", axes + "\n  set: {model.project_tokens: true}")
+    axes = "{model.channels: {weights: 20000}, model.project_tokens: {omega: 60000}, model.depth: [1, 2]}"
+    text = TWO.replace("{model.channels: [8, 16]}", axes)
     for study_run in runs_of(tmp_path, text, overrides):
         model, before = study_run.recipe.model, load_recipe(study_run.path, study_run.overrides[:-1])
         sizes = [
@@ -193,7 +193,7 @@ def test_solutions_depend_on_all_other_keys(tmp_path, overrides, gamma):
             for more in (0, 1)
         ]  # with the recipe's tokens
         assert sizes[0] <= 20000 < sizes[1]
-        t, c = model.tokens, model.channels
+        t, c = model.project_tokens, model.channels
         missed = [abs(gamma * n * c * (n + c) / 2 - 60000) for n in (t - 1, t, t + 1)]
         assert missed[1] == min(missed)
 
@@ -211,7 +211,7 @@ def test_omega_gives_the_pairs_and_widths_of_appendix_c4(line, printed):
     path = ROOT / "recipes/studies/figure5.yaml"
     study = read_study(path).model_copy(update={"seeds": [0]})
     runs = [run for run in study_runs_of(path, study) if (run.panel, run.line) == ("CIFAR-10", line)]
-    names = ("model.width",) if line == "SW-MLP" else ("model.channels", "model.tokens")
+    names = ("model.width",) if line == "SW-MLP" else ("model.channels", "model.project_tokens")
     assert keys_of(runs, *names) == printed
 
 
@@ -227,14 +227,13 @@ def test_omega_gives_the_pairs_and_widths_of_appendix_c4(line, printed):
 )
 def test_omega_is_solved_from_dense_down_to_width_1(key, target, value):
     keys = {"kind": "sw_mlp", "width": "64", "density": "0.25", "depth": "2", "patch_size": "2", "expansion": "2"}
-    recipe = load_recipe(
-        "digits/mixer", [(f"model.{name}", text) for name, text in keys.items()] + [("model.project_tokens", "true")]
-    )
+    keys["project_features"] = "true"
+    recipe = load_recipe("digits/mixer", [(f"model.{name}", text) for name, text in keys.items()])
     assert solve([f"model.{key}"], "omega", target, recipe) == value
 
 
 def test_omega_is_solved_for_the_expansion():
-    found, sizes = solve(["model.expansion"], "omega", 123_456, MIXER), (MIXER.model.tokens, MIXER.model.channels)
+    found, sizes = solve(["model.expansion"], "omega", 123_456, MIXER), (MIXER.model.tokens(8), MIXER.model.channels)
     assert found * sizes[0] * sizes[1] * sum(sizes) / 2 == pytest.approx(123_456)
 
 
@@ -252,9 +251,14 @@ PRODUCT, MASKED = {"width": 24, "matrices": "kronecker"}, {"patch_size": 4, "wid
             r"model\.expansion: omega can't be solved .* sw_mlp",
         ),
         ("model.permutation_seed", "weights", {}, r"model\.permutation_seed: the weights of the blocks do not grow"),
-        ("model.patch_size", "weights", {}, r"model\.patch_size: weights can't be solved for this key: .* 64 tokens"),
+        (
+            "model.patch_size",
+            "weights",
+            {},
+            r"model\.patch_size: weights can't be solved for this key: .* divide",
+        ),
         ("model.permutation_seed", "forward_mflops", {}, r"model\.permutation_seed: the FLOPs do not grow"),
-        ("model.tokens, model.channels", "weights", {}, r"model\.channels: weights is solved for one key"),
+        ("model.project_tokens, model.channels", "weights", {}, r"model\.channels: weights is solved for one key"),
     ],
 )
 def test_keys_that_solve_no_constraint_are_refused(keys, constraint, model, message):
@@ -278,13 +282,13 @@ def test_a_budget_of_weights_may_be_met_exactly():
 )
 def test_widths_fill_their_budget_of_flops(weights):
     """By PyTorch's own counter: of all widths that the matrices can have, the greatest that costs no more."""
-    keys = {"model.kind": "s_mixer", "model.expansion": "null", "model.depth": "2", "model.project_tokens": "true"}
+    keys = {"model.kind": "s_mixer", "model.expansion": "null", "model.depth": "2"}
     keys |= {"model.token_weights": weights["kind"], "model.channel_weights": weights["kind"]}
     if "blocks" in weights:
         keys["model.blocks"] = str(weights["blocks"])
 
     def flops(width):
-        both = {"model.tokens": str(width), "model.channels": str(width)}
+        both = {"model.project_tokens": str(width), "model.channels": str(width)}
         try:
             recipe = load_recipe("digits/mixer", [*keys.items(), *both.items()])
         except InputError:
@@ -294,8 +298,8 @@ def test_widths_fill_their_budget_of_flops(weights):
         return counter.get_total_flops()
 
     costs = {width: cost for width in range(1, 18) if (cost := flops(width)) is not None}
-    recipe = load_recipe("digits/mixer", [*keys.items(), ("model.tokens", "12"), ("model.channels", "12")])
-    both = ["model.tokens", "model.channels"]
+    recipe = load_recipe("digits/mixer", [*keys.items(), ("model.project_tokens", "12"), ("model.channels", "12")])
+    both = ["model.project_tokens", "model.channels"]
     for budget in sorted(costs.values()):
         if budget < costs[16]:  # a square: none beyond it costs less
             expected = max(width for width, cost in costs.items() if cost <= budget)
@@ -348,7 +352,7 @@ def test_each_size_of_an_axis_is_that_of_the_network():
         "permuted_block": "none",
         "model.depth": 5,
         "data.path": "digits",
-        "model.project_tokens": "False",
+        "model.project_tokens": "None",
     }
     assert {name: value_of(name, recipe) for name in expected} == {
         name: pytest.approx(value) if isinstance(value, float) else value for name, value in expected.items()

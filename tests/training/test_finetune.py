@@ -24,7 +24,7 @@ from widemix.training.finetune import check_indices, freeze, load_init_weights, 
 
 def section(side: int = 8, token_hidden: int = 6, **others) -> MixerSection:
     widths = {"token_hidden": token_hidden, "channel_hidden": 24} if others.get("kind", "mixer") == "mixer" else {}
-    shape = {"kind": "mixer", "patch_size": 4, "tokens": (side // 4) ** 2, "channels": 12, "depth": 2}
+    shape = {"kind": "mixer", "patch_size": 4, "channels": 12, "depth": 2}
     return MixerSection(**(shape | widths | others))
 
 
@@ -94,13 +94,13 @@ def test_weights_are_read_from_each_kind_of_source(tmp_path, make):
         pytest.param({"token_hidden": 6}, "bilinear", id="bilinear"),
         pytest.param({"token_hidden": 24, "permutation": "random"}, "copies", id="random-permuted"),
         pytest.param({"kind": "s_mixer"}, "copies", id="S-Mixer"),
-        pytest.param({"token_hidden": 24, "tokens": 12, "project_tokens": True}, "copies", id="projected"),
+        pytest.param({"token_hidden": 24, "project_tokens": 12}, "copies", id="projected"),
     ],
 )
 def test_a_mixer_for_larger_images_is_grown(tmp_path, kind, method):
     small_kind = kind | ({"token_hidden": 6} if "token_hidden" in kind else {})
-    if "tokens" in kind:
-        small_kind["tokens"] = 3
+    if "project_tokens" in kind:
+        small_kind["project_tokens"] = 3
     source, target = mixer(seed=1, **small_kind), mixer(16, seed=2, **kind)
     assert load_init_weights(target, written(source, tmp_path / "weights")) == [f"grown 2 x 2 times by {method}"]
     assert same(target, source.grown(2, method), 16)
@@ -245,7 +245,7 @@ def test_a_run_starts_from_weights_and_trains_the_rest(train, tmp_path):
 
 def mixer_of_digits(tmp_path: Path) -> str:
     torch.manual_seed(5)
-    shape = {"kind": "mixer", "patch_size": 2, "tokens": 16, "channels": 64, "depth": 2, "expansion": 2}
+    shape = {"kind": "mixer", "patch_size": 2, "channels": 64, "depth": 2, "expansion": 2}
     model = build_model(MixerSection(**shape, permutation="random"), 8, 10)
     torch.nn.init.normal_(model.head.weight, std=0.1)
     return written(model, tmp_path / "weights")
@@ -289,7 +289,7 @@ BLOCKED, SHAPE = (
                 ((), {"channels": 16}, "has shape [24, 12] there, [24, 16] in the recipe's model"),
                 ((12,), {}, "reads images of 4 tokens, the recipe's are 9; they may be 2, 3, ... times as high"),
                 ((16,), {"permutation": "random"}, "has no blocks.0.mlp_channels.permute_in.index; use the model"),
-                ((16,), {"patch_size": 8, "tokens": 4}, SHAPE),
+                ((16,), {"patch_size": 8}, SHAPE),
             )
         ),
         (TRANSPOSED, mixer, f"{FC1} has shape [12, 24] there, [24, 12] in the recipe's model"),

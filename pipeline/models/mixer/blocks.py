@@ -43,14 +43,15 @@ class MixerBlock(nn.Module):
     def __init__(self, section: MixerSection, number: int, tokens_in: int):
         super().__init__()
         norm = partial(norm_layer(section), section.channels)
-        projects = section.project_tokens and number == 0
-        self.skip = TokenSkip(tokens_in, section.tokens, norm()) if projects else _skip(section, number, "token")
+        tokens = section.project_tokens or tokens_in
+        projects = section.project_tokens is not None and number == 0
+        self.skip = TokenSkip(tokens_in, tokens, norm()) if projects else _skip(section, number, "token", tokens)
         self.norm1 = norm()
         self.mlp_tokens = mixing(section, number, "token", tokens_in)
         self.drop_path1, self.drop_path2 = drop_path(section.drop_path), drop_path(section.drop_path)
         self.norm2 = norm()
-        self.channel_skip = _skip(section, number, "channel")
-        self.mlp_channels = mixing(section, number, "channel", section.tokens)
+        self.channel_skip = _skip(section, number, "channel", tokens)
+        self.mlp_channels = mixing(section, number, "channel", tokens)
         self.batch_last = False  # in training; set by widemix.engine.memory_layout
 
     def fits_batch_last(self) -> bool:
@@ -76,7 +77,7 @@ _PARTS |= {nn.Identity, nn.Linear, nn.LayerNorm, nn.GELU, *STRUCTURED}
 
 def mixer_blocks(section: MixerSection, tokens_in: int) -> nn.Sequential:
     """L blocks, [B, tokens_in, C] -> [B, S, C]."""
-    tokens = [tokens_in] + [section.tokens] * (section.depth - 1)
+    tokens = [tokens_in] + [section.project_tokens or tokens_in] * (section.depth - 1)
     return nn.Sequential(*[MixerBlock(section, number, tokens[number]) for number in range(section.depth)])
 
 
@@ -85,9 +86,9 @@ def norm_layer(section: MixerSection) -> Callable[..., nn.Module]:
     return partial(NORMS[section.norm], eps=section.norm_eps)
 
 
-def _skip(section: MixerSection, block: int, kind: MixingKind) -> nn.Module:
+def _skip(section: MixerSection, block: int, kind: MixingKind, tokens: int) -> nn.Module:
     """pi_r, the permutation of a mixing's skip: [B, S, C] -> [B, S, C]."""
     if not (section.permuted_skips and section.is_permuted(block, kind)):
         return nn.Identity()
     key = (section.permutation_seed, block, 2 + MIXINGS.index(kind))
-    return Permute(permutation.random(section.tokens * section.channels, key), columns=section.channels)
+    return Permute(permutation.random(tokens * section.channels, key), columns=section.channels)

@@ -35,7 +35,7 @@ def grow_blocks(
     """Give the blocks `grown` of a `section` the weights that the blocks `small` on a grid h x w lead to."""
     parts, raster = factor**2, raster_positions(*grid, factor)
     # The order of projected tokens is sub-image after sub-image.
-    consecutive = consecutive_positions(parts, section.tokens // parts) if section.project_tokens else raster
+    consecutive = consecutive_positions(parts, section.project_tokens // parts) if section.project_tokens else raster
     for number, (old, new) in enumerate(zip(small, grown, strict=True)):
         if method == "bilinear":
             _stretch(old.mlp_tokens, new.mlp_tokens, grid, factor)

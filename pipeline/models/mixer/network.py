@@ -36,9 +36,9 @@ class Mixer(MlpMixer):
             norm_layer=cast(type[nn.Module], norm_layer(section)),
             **timm,
         )
-        tokens = self.stem.num_patches
-        self.section = section if section.project_tokens else section.model_copy(update={"tokens": tokens})
-        self.blocks = mixer_blocks(self.section, tokens)
+        self.section = section
+        self.tokens = section.project_tokens or self.stem.num_patches  # S
+        self.blocks = mixer_blocks(section, self.stem.num_patches)
         step = {"num_chs": section.channels, "reduction": self.stem.feat_ratio()}
         self.feature_info = [{"module": f"blocks.{i}", **step} for i in range(section.depth)]
         self.init_weights()
@@ -95,7 +95,7 @@ class Mixer(MlpMixer):
         weight = next(self.parameters())
         small = copy.deepcopy(self).cpu()
         grown = Mixer(
-            _resized(section, lambda size: size * factor**2, method),
+            self._resized(lambda size: size * factor**2, method),
             img_size=self.stem.img_size[0] * factor,
             in_chans=self.in_chans,
             num_classes=self.num_classes,
@@ -129,14 +129,24 @@ class Mixer(MlpMixer):
         if factor == 1:
             return None
         method = self._method(weights, factor)
-        section = _resized(self.section, lambda size: size // factor**2, method)
+        section = self._resized(lambda size: size // factor**2, method)
         side = cast(tuple[int, int], self.stem.img_size)[0] // factor
         classes = len(weights["head.bias"]) if "head.bias" in weights else self.num_classes
         return Mixer(section, img_size=side, num_classes=classes), factor, method
 
+    def _resized(self, resize: Callable[[int], int], method: Method) -> MixerSection:
+        """The section of the network for images of another size."""
+        token_hidden, channel_hidden = self.section.hidden_widths(self.tokens)
+        if token_hidden is not None and method == "copies":
+            token_hidden = resize(token_hidden)
+        keys = {"expansion": None, "token_hidden": token_hidden, "channel_hidden": channel_hidden}
+        if self.section.project_tokens:
+            keys["project_tokens"] = resize(self.section.project_tokens)
+        return self.section.model_copy(update=keys)
+
     def _method(self, weights: Mapping[str, Tensor], factor: int) -> Method:
         """The method by which this network's hidden width of token mixing, D_S, can be reached."""
-        hidden, name = self.section.hidden_widths[0], "blocks.0.mlp_tokens.fc1.weight"
+        hidden, name = self.section.hidden_widths(self.tokens)[0], "blocks.0.mlp_tokens.fc1.weight"
         if hidden is None or name not in weights:
             return "copies"
         loaded = weights[name].shape[0]
@@ -161,7 +171,6 @@ def from_timm(network: Any) -> Any:
     section = MixerSection(
         kind="mixer",
         patch_size=network.stem.patch_size[0],
-        tokens=network.stem.num_patches,
         channels=network.embed_dim,
         depth=len(network.blocks),
         token_hidden=mixings[0].fc1.out_features,
@@ -178,15 +187,6 @@ def from_timm(network: Any) -> Any:
         )
     mixer.load_state_dict(network.state_dict(), assign=True)
     return mixer
-
-
-def _resized(section: MixerSection, resize: Callable[[int], int], method: Method) -> MixerSection:
-    """The section of the network for images of another size."""
-    token_hidden, channel_hidden = section.hidden_widths
-    if token_hidden is not None and method == "copies":
-        token_hidden = resize(token_hidden)
-    hidden = {"expansion": None, "token_hidden": token_hidden, "channel_hidden": channel_hidden}
-    return section.model_copy(update={"tokens": resize(section.tokens), **hidden})
 
 
 def _tokens_in(weights: Mapping[str, Tensor]) -> int:

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Container, Mapping
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import Field, model_validator
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
-from widemix.models.section import DropPathSection, Expansion, PatchedSection, Seed, check_patches, hidden_width
+from widemix.models.section import DropPathSection, Expansion, PatchedSection, Seed, hidden_width
 from widemix.models.structured_factors import Structure, Weights
 from widemix.section import Epsilon, Positive, key
 
@@ -70,12 +70,12 @@ class MixerSection(MixerKeys, PatchedSection):
     kind: Literal["mixer", "s_mixer"] = key(
         ..., "mixer: two layers a mixing; s_mixer: one layer a mixing (the paper's S-Mixer)"
     )
-    tokens: Positive = key(..., "S: tokens that the blocks mix; the image's own S0 unless project_tokens")
     expansion: Expansion | None = key(None, "mixer: gamma, hidden width over the layer's own (S or C)")
     token_hidden: Positive | None = key(None, "D_S: hidden width of token mixing, in place of gamma * S")
     channel_hidden: Positive | None = key(None, "D_C: hidden width of channel mixing, in place of gamma * C")
-    project_tokens: bool = key(
-        False, "the first token mixing maps S0 to S tokens, with the skip LN(W X) (equations S.14, S.15)"
+    project_tokens: Positive | None = key(
+        None,
+        "S: the first token mixing maps the image's S0 to S tokens, with the skip LN(W X) (equations S.14, S.15)",
     )
     permuted_blocks: Annotated[tuple[Annotated[int, Field(ge=0, lt=10_000)], ...], Field(strict=False)] | None = key(
         None, "blocks with random permutations, counted from 0; null is all of them"
@@ -152,34 +152,33 @@ class MixerSection(MixerKeys, PatchedSection):
                 raise ValueError(f"{name} {verb} token_weights or channel_weights of {' or '.join(sorted(takers))}")
         if self.token_groups > 1 and self.token_weights != "dense":
             raise ValueError("token_groups are dense matrices: leave out token_weights")
-        for kind in MIXINGS:
-            self._check_structure(kind)
         return self
 
-    def _check_structure(self, kind: MixingKind, tokens_in: int | None = None) -> None:
-        structure = self.structure(kind)
-        for inputs, outputs in pairwise(self.mixing_widths(kind, tokens_in)):
-            if fault := structure.fault(inputs, outputs):
-                raise ValueError(f"{kind}_weights {structure.kind}: {fault}; take another number")
+    def tokens(self, image_size: int) -> int:
+        """Return S: `project_tokens`, or the image's own number."""
+        return self.project_tokens or self._own_tokens(image_size)
+
+    def _own_tokens(self, image_size: int) -> int:
+        return (image_size // self.patch_size) ** 2
 
     def structure(self, kind: MixingKind) -> Structure:
         """Of the matrices of a block's token or channel mixing."""
         return Structure(getattr(self, f"{kind}_weights"), self.rank, self.blocks)
 
-    def mixing_widths(self, kind: MixingKind, tokens_in: int | None = None) -> list[int]:
-        """Widths of the layers of a block's mixing on a row, first to last. Default: of an inner block."""
-        token_hidden, channel_hidden = self.hidden_widths
+    def mixing_widths(self, kind: MixingKind, tokens_in: int) -> list[int]:
+        """Widths of the layers of a mixing on a row, first to last, in a block that reads `tokens_in` tokens."""
+        tokens = self.project_tokens or tokens_in
+        token_hidden, channel_hidden = self.hidden_widths(tokens)
         widths = (self.channels, channel_hidden, self.channels)
         if kind == "token":
-            widths = (tokens_in or self.tokens, token_hidden, self.tokens)
+            widths = (tokens_in, token_hidden, tokens)
         return [width for width in widths if width]
 
-    @property
-    def hidden_widths(self) -> tuple[int | None, int | None]:
-        """D_S and D_C (gamma * S and gamma * C, rounded); None for the S-Mixer's single layers."""
+    def hidden_widths(self, tokens: int) -> tuple[int | None, int | None]:
+        """D_S and D_C at S tokens (gamma * S and gamma * C, rounded); None for the S-Mixer's single layers."""
         if self.expansion is None:
             return self.token_hidden, self.channel_hidden
-        return hidden_width(self.expansion, self.tokens), hidden_width(self.expansion, self.channels)
+        return hidden_width(self.expansion, tokens), hidden_width(self.expansion, self.channels)
 
     def is_permuted(self, block: int, mixing: MixingKind) -> bool:
         """Whether a mixing of a block, from 0, has random permutations."""
@@ -188,21 +187,19 @@ class MixerSection(MixerKeys, PatchedSection):
 
     @override
     def check_image_size(self, side: int) -> None:
-        own = check_patches(side, self.patch_size) ** 2
-        if self.tokens != own and not self.project_tokens:
-            raise ValueError(
-                f"model.tokens {self.tokens}: images of {side} in patches of {self.patch_size} have {own} tokens; "
-                "set model.tokens to that, or model.project_tokens to true"
-            )
-        self._check_structure("token", own)
+        super().check_image_size(side)
+        blocks = {self._own_tokens(side), self.tokens(side)}
+        for kind, tokens_in in product(MIXINGS, sorted(blocks)):
+            structure = self.structure(kind)
+            for inputs, outputs in pairwise(self.mixing_widths(kind, tokens_in)):
+                if fault := structure.fault(inputs, outputs):
+                    raise ValueError(f"model.{kind}_weights {structure.kind}: {fault}; take another number")
 
     @override
     @classmethod
     def from_keys(cls, keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> Self:
         if keys.keys() & {"token_hidden", "channel_hidden"}:  # in place of the expansion
             defaults = {**defaults, "expansion": None}
-        if keys.get("tokens") is not None:  # the image's own are no argument
-            defaults = {**defaults, "project_tokens": True}
         return super().from_keys(keys, defaults)
 
     @override
@@ -213,9 +210,8 @@ class MixerSection(MixerKeys, PatchedSection):
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        tokens, channels = self.tokens, self.channels
-        own_tokens = (image_size // self.patch_size) ** 2
-        token_hidden, channel_hidden = self.hidden_widths
+        tokens, own_tokens, channels = self.tokens(image_size), self._own_tokens(image_size), self.channels
+        token_hidden, channel_hidden = self.hidden_widths(tokens)
         layers = [patch_layer(image_size, self.patch_size, self.channels)]
         norms = [NormCost(own_tokens, channels)] + [NormCost(tokens, channels)] * (2 * self.depth)
         if self.project_tokens:
@@ -236,16 +232,16 @@ class MixerSection(MixerKeys, PatchedSection):
         return NetworkCost(layers, norms, width=tokens * channels, gamma=gamma, tokens=tokens, channels=channels)
 
     @override
-    def structured_matrices(self) -> list[tuple[str, Structure, int, int]]:
+    def structured_matrices(self, image_size: int) -> list[tuple[str, Structure, int, int]]:
         return [
             (f"{kind}_weights", self.structure(kind), inputs, outputs)
             for kind in MIXINGS
-            for inputs, outputs in pairwise(self.mixing_widths(kind))
+            for inputs, outputs in pairwise(self.mixing_widths(kind, self.tokens(image_size)))
             if self.structure(kind).kind != "dense"
         ]
 
     @override
-    def summary(self) -> str:
+    def summary(self, image_size: int) -> str:
         random = "RP " if self.permutation == "random" else ""
         name = "S-Mixer" if self.kind == "s_mixer" else "Mixer"
         hidden = f", gamma {self.expansion:g}" if self.expansion else ""
@@ -255,7 +251,7 @@ class MixerSection(MixerKeys, PatchedSection):
         structures = [(kind, self.structure(kind).kind) for kind in MIXINGS]
         groups += "".join(f", {name} {kind} weights" for kind, name in structures if name != "dense")
         activation = ", sigma_2" if self.activation == "square" else ""
-        shape = f"P {self.patch_size}, S {self.tokens}, C {self.channels}, L {self.depth}"
+        shape = f"P {self.patch_size}, S {self.tokens(image_size)}, C {self.channels}, L {self.depth}"
         return f"{random}{name}, {shape}{hidden}{groups}{activation}"
 
     @override
@@ -279,10 +275,12 @@ class MixerSection(MixerKeys, PatchedSection):
 
     def _timm_ratios(self, image_size: int) -> tuple[float, float] | None:
         """Hidden widths of token and channel mixing over C, by which timm makes them; None if it has other blocks."""
-        tokens = (image_size // self.patch_size) ** 2
-        other = self.project_tokens or self.tokens != tokens or self.norm_eps != 1e-6
-        hidden = [width for width in self.hidden_widths if width is not None]
-        if other or not hidden or (self.activation, self.norm) != ("gelu", "layer"):
+        hidden = [width for width in self.hidden_widths(self.tokens(image_size)) if width is not None]
+        if (
+            self.project_tokens
+            or not hidden
+            or (self.activation, self.norm, self.norm_eps) != ("gelu", "layer", 1e-6)
+        ):
             return None
         # timm multiplies the ratios by the channels, and cuts off the fraction.
         return cast(tuple[float, float], tuple((width + 0.5) / self.channels for width in hidden))
@@ -300,9 +298,9 @@ class MixerSection(MixerKeys, PatchedSection):
         return f"mixer_{letter}{self.patch_size}_224", {"img_size": image_size, "mlp_ratio": ratios, **rate}
 
     @override
-    def published_note(self) -> str | None:
+    def published_note(self, image_size: int) -> str | None:
         plain, named = self.model_copy(update={"permutation": "commutation"}), _named_mixers()
-        return next((note for name, note in _NOTES.items() if named[name][0] == plain), None)
+        return next((note for name, note in _NOTES.items() if named[name] == (plain, image_size)), None)
 
     @override
     @classmethod
@@ -332,7 +330,6 @@ def _mixers() -> dict[str, tuple[MixerSection, int]]:
         section = MixerSection(
             kind="mixer",
             patch_size=patch,
-            tokens=(224 // patch) ** 2,
             channels=channels,
             depth=depth,
             token_hidden=token_hidden,
@@ -343,7 +340,6 @@ def _mixers() -> dict[str, tuple[MixerSection, int]]:
         section = MixerSection(
             kind="mixer",
             patch_size=patch,
-            tokens=(side // patch) ** 2,
             channels=channels,
             depth=depth,
             expansion=expansion,

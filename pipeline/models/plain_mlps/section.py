@@ -54,7 +54,7 @@ class LassoSection(ModelSection):
         return NetworkCost(layers, norms, width=first, gamma=1.0)
 
     @override
-    def summary(self) -> str:
+    def summary(self, image_size: int) -> str:
         return f"{self.kind.upper().replace('_', '-')}, alpha {self.base_channels}"
 
     @override
@@ -101,7 +101,7 @@ class BottleneckMlpSection(ModelSection):
         return NetworkCost(layers, [NormCost(1, width)] * self.depth, width=width, gamma=self.expansion)
 
     @override
-    def summary(self) -> str:
+    def summary(self, image_size: int) -> str:
         return f"MLP, m {self.width}, gamma {self.expansion:g}, L {self.depth}"
 
     @override
@@ -154,7 +154,7 @@ class ShallowSection(ModelSection):
         return NetworkCost(layers, [], width=width, gamma=1.0, extra_saved=unread)
 
     @override
-    def summary(self) -> str:
+    def summary(self, image_size: int) -> str:
         return f"{self.matrices} MLP, m {self.width}"
 
     @override

@@ -35,14 +35,14 @@ class SwMlpBlock(nn.Module):
     """skip(x) + phi((M * W) LN(x)), [B, n] -> [B, m] (S.16), or with `expansion` an MLP.
 
     That is skip(x) + phi((M2 * W2) phi((M1 * W1) LN(x))) (S.17), the outer phi only with `outer_activation`. The skip
-    is the identity but for a `MaskedSkip` of the first block with `project_tokens`.
+    is the identity but for a `MaskedSkip` of the first block with `project_features`.
     """
 
     def __init__(self, section: SwMlpSection, number: int, inputs: int, norm: Callable[..., nn.Module]):
         super().__init__()
         width, density, key = section.width, section.density, (section.mask_seed, number)
         hidden = section.hidden_width if section.expansion else None
-        projects = section.project_tokens and number == 0
+        projects = section.project_features and number == 0
         self.skip = MaskedSkip(section, inputs, norm) if projects else nn.Identity()
         self.norm = norm(inputs)
         self.fc1 = SparseLinear(inputs, hidden or width, density, (*key, 0))
@@ -71,8 +71,8 @@ class PooledNorm(nn.Module):
 class SwMlp(MlpClassifier):
     """Patch layer, vectorisation, L static-mask blocks, LN, linear head (appendices A.1 and A.2.5).
 
-    The patch layer gives S0 tokens of C channels, [B, S0*C] as a vector. m = S0*C, or with `project_tokens` the first
-    block maps S0*C features to m. `pool` averages over tokens before
+    The patch layer gives S0 tokens of C channels, [B, S0*C] as a vector. m = S0*C, or with `project_features` the
+    first block maps S0*C features to m. `pool` averages over tokens before
     the head, as table S.1 has it; otherwise the head reads all m features. density 1 is the dense MLP.
     """
 

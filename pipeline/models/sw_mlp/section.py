@@ -31,7 +31,7 @@ class SwMlpSection(ModelSection):
         "sw_mlp with expansion: an activation after the second layer too (equation S.17); false: as in the mixings "
         "of an MLP-Mixer (appendix C.1)",
     )
-    project_tokens: bool = key(
+    project_features: bool = key(
         False, "sw_mlp: the first block maps the S0 * C features of the patch layer to m, with the skip LN((M * W) x)"
     )
     pool: bool = key(
@@ -66,10 +66,10 @@ class SwMlpSection(ModelSection):
     def check_image_size(self, side: int) -> None:
         patches = check_patches(side, self.patch_size) ** 2
         embedded = patches * self.patch_channels(side)
-        if embedded != self.width and not self.project_tokens:
+        if embedded != self.width and not self.project_features:
             raise ValueError(
                 f"model.width {self.width}: {patches} patches of {embedded // patches} channels have {embedded} "
-                "features; set model.width to that, or model.project_tokens to true"
+                "features; set model.width to that, or model.project_features to true"
             )
 
     @override
@@ -98,7 +98,7 @@ class SwMlpSection(ModelSection):
 
         layers = [patch_layer(image_size, self.patch_size, channels)]
         norms = []
-        if self.project_tokens:
+        if self.project_features:
             # The norm saves its input.
             layers.append(masked(0, 2, embedded, width, bias=False, mixes=False, saves_input=False))
             norms.append(NormCost(1, width))
@@ -114,14 +114,14 @@ class SwMlpSection(ModelSection):
         return NetworkCost(layers, norms, width=width, gamma=self.expansion or 1.0)
 
     @override
-    def summary(self) -> str:
+    def summary(self, image_size: int) -> str:
         hidden = f", gamma {self.expansion:g}" if self.expansion else ""
         return f"SW-MLP, P {self.patch_size}, m {self.width}, p {self.density:g}, L {self.depth}{hidden}"
 
     @override
     @classmethod
     def named(cls) -> dict[str, tuple[Self, int]]:
-        figure5 = cls(kind="sw_mlp", patch_size=4, width=1619, density=0.1, depth=8, project_tokens=True)
+        figure5 = cls(kind="sw_mlp", patch_size=4, width=1619, density=0.1, depth=8, project_features=True)
         figure2 = cls(
             kind="sw_mlp",
             patch_size=4,

@@ -109,7 +109,7 @@ class TextMixerSection(TextSection, MixerKeys):
     def mixer(self) -> MixerSection:
         """A Mixer whose blocks are this one's."""
         own = {name: getattr(self, name) for name in MixerKeys.model_fields if name != "kind"}
-        own |= {"tokens": self.tokens, "channels": self.width, "depth": self.depth, "expansion": self.expansion}
+        own |= {"channels": self.width, "depth": self.depth, "expansion": self.expansion}
         return MixerSection.model_validate({"kind": "mixer", "patch_size": 1, **own})
 
     @override
@@ -145,7 +145,7 @@ class TextMixerSection(TextSection, MixerKeys):
         )
 
     @override
-    def summary(self) -> str:
+    def summary(self, image_size: int) -> str:
         random = "RP " if self.permutation == "random" else ""
         activation = ", sigma_2" if self.activation == "square" else ""
         return f"{random}Mixer, T {self.tokens}, d {self.width}, L {self.depth}{activation}"
@@ -205,7 +205,7 @@ class TextTransformerSection(TextSection):
         )
 
     @override
-    def summary(self) -> str:
+    def summary(self, image_size: int) -> str:
         return f"transformer, T {self.tokens}, d {self.width}, L {self.depth}"
 
 

@@ -98,7 +98,7 @@ class TimmSection(ModelSection):
         return create_timm_model(self.name, num_classes, **self.arguments | own)
 
     @override
-    def summary(self) -> str:
+    def summary(self, image_size: int) -> str:
         arguments = ", ".join(f"{name} {value}" for name, value in self.arguments.items())
         return f"timm's {self.name}" + (f" ({arguments})" if arguments else "")
 
