@@ -13,7 +13,7 @@ from widemix.distributed.topology import read_topology, usual_defaults
 from widemix.engine.memory_layout import choose_memory_layout as select_memory_layout
 from widemix.engine.memory_layout import use_memory_layout
 from widemix.errors import Exit
-from widemix.evaluation.assessment import evaluate_checkpoint
+from widemix.evaluation.assessment import assess
 from widemix.models import registry
 from widemix.recipe import Recipe, fill_classes, load_recipe, match_folder
 from widemix.recipe.sections import EngineSection, TrainSection
@@ -82,7 +82,7 @@ def evaluate(
 
     Prepared folder, split and batch size are by default those of its recipe.
     """
-    return evaluate_checkpoint(Path(path), None if data is None else Path(data), split, batch_size, ema)
+    return assess(str(Path(path)), None if data is None else Path(data), split, batch_size, ema).metrics
 
 
 def _load(recipe: AnyRecipe) -> Recipe:

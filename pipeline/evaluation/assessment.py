@@ -230,16 +230,6 @@ def assess_network(
     return Assessment(network.name, folder, section.eval_split, len(loader), network.step, metrics, names, found)
 
 
-def evaluate_checkpoint(
-    path: Path, data: Path | None, split: str | None, batch: int | None, ema: bool = False
-) -> dict[str, float]:
-    """Return the metrics of `evaluate` of a checkpoint over a whole split.
-
-    Prepared folder, split and batch size are by default those of its recipe. Every rank calls it.
-    """
-    return assess(str(path), data, split, batch, ema).metrics
-
-
 def details_of(confusion: Tensor, bins: Tensor) -> Details:
     """Return the details of counts [true class, predicted class] and of the sums of `Calibration`."""
     totals = confusion.sum(1).tolist()

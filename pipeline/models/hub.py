@@ -13,6 +13,7 @@ FORMS = (
     "a run, a checkpoint, a folder of `widemix export`, a recipe or its name (its weights at the start), timm:NAME, "
     "or hf:OWNER/NAME"
 )
+WEIGHTS = "a weights file, timm:NAME or hf:OWNER/NAME is possible too"  # where a run or a checkpoint may be named
 TIMM, HUB = "timm:", "hf:"
 
 

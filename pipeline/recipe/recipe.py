@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from widemix.errors import InputError
-from widemix.models.hub import HUB, TIMM, check_timm_name
+from widemix.models.hub import HUB, TIMM, WEIGHTS, check_timm_name
 from widemix.recipe.error_messages import error_message
 from widemix.recipe.plugins import import_plugins
 from widemix.recipe.schema import RecipeFields
@@ -103,10 +103,7 @@ def check_init_from(recipe: Recipe) -> None:
     source = recipe.train.init_from or ""
     check_timm_name(source, f"train.init_from {source}")
     if source and not source.startswith((TIMM, HUB)) and not Path(source).exists():
-        raise InputError(
-            f"train.init_from {source}: no such run or checkpoint folder; a weights file, timm:NAME or hf:OWNER/NAME "
-            "is possible too"
-        )
+        raise InputError(f"train.init_from {source}: no such run or checkpoint folder; {WEIGHTS}")
 
 
 def _with_classes(recipe: Recipe, classes: int) -> Recipe:

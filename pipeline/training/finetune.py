@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from widemix.engine.batch_norm import freeze_batch_norms
 from widemix.errors import InputError
-from widemix.models.hub import timm_name
+from widemix.models.hub import WEIGHTS, timm_name
 from widemix.models.registry import classifier
 from widemix.models.timm_registry import load_pretrained
 from widemix.run import checkpoint
@@ -171,9 +171,7 @@ def _read(source: str) -> Weights:
         try:
             state = checkpoint.find(path).load()
         except InputError as error:
-            raise InputError(
-                f"train.init_from {error}; a weights file, timm:NAME or hf:OWNER/NAME is possible too"
-            ) from None
+            raise InputError(f"train.init_from {error}; {WEIGHTS}") from None
         return state.ema or state.model
     try:
         with single.open("rb") as file:

@@ -13,7 +13,7 @@ from tests.layouts import LAYOUTS
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.estimate.recipe_tables import header, shipped
-from widemix.evaluation.assessment import evaluate_checkpoint
+from widemix.evaluation.assessment import assess
 from widemix.recipe import Recipe, load_recipe
 
 SHIPPED = shipped(ROOT / "recipes")
@@ -117,7 +117,7 @@ def test_a_recipe_trains_saves_goes_on_and_evaluates(path, prepared, pretrained,
     assert [line["step"] for line in lines if line["split"] == "train"] == [1, 2, 3]
     assert all(np.isfinite(line["loss"]) for line in lines)
     done = json.loads((run / "done.json").read_text())
-    again = evaluate_checkpoint(run, None, None, None)
+    again = assess(str(run)).metrics
     assert again["loss"] == pytest.approx(done["loss"], rel=1e-6)
     assert (done["step"], again["top1"]) == (3, done["top1"])
 

@@ -30,7 +30,6 @@ from widemix.evaluation.assessment import (
     assess,
     assess_network,
     details_of,
-    evaluate_checkpoint,
     match_classes,
 )
 from widemix.evaluation.export import export_checkpoint, load_trained
@@ -239,7 +238,7 @@ def test_two_ranks_have_the_details_of_one(run, tmp_path):
 def test_a_checkpoints_measurement_is_a_line_of_its_run(run, digits, tmp_path, capsys):
     """And none of what another network is; a disk that is full costs a warning."""
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations.jsonl"))
-    found = evaluate_checkpoint(tmp_path / "run", None, "train", 100)
+    found = assess(str(tmp_path / "run"), None, "train", 100).metrics
     assert found == pytest.approx(assess(str(run), split="train").metrics)  # in batches of another size
     found = assess(str(tmp_path / "run"), ema=True)
     lines = [json.loads(line) for line in (tmp_path / "run/evaluations.jsonl").read_text().splitlines()]
