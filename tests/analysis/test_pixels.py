@@ -25,7 +25,7 @@ from widemix.data.loader import EvalLoader
 from widemix.data.normalise_and_mix import pixel_permutation
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
-from widemix.evaluation.assessment import assess_network, evaluate_checkpoint
+from widemix.evaluation.assessment import assess, assess_network
 from widemix.evaluation.networks import load_network
 from widemix.recipe import load_recipe
 
@@ -48,7 +48,7 @@ def test_the_command_on_a_run_that_was_stopped_and_resumed(digits, tmp_path, cap
     done = json.loads((run / "done.json").read_text())
     assert (found["trained"], found["patch"], found["samples"]) == ("patches", 2, 360)
     assert (found["top1"]["patches"], found["loss"]["patches"]) == (done["top1"], pytest.approx(done["loss"]))
-    assert evaluate_checkpoint(run, None, None, None)["top1"] == done["top1"]
+    assert assess(str(run)).metrics["top1"] == done["top1"]
 
     network = load_network(str(run))
     plain = shuffled_inputs(network, "original").data

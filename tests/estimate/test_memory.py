@@ -45,3 +45,4 @@ def test_frozen_weights_have_no_masters_and_offloaded_state_is_elsewhere(stage):
     assert probe.optimizer == (12 + 4) * 100 / 8
     offloaded = state_bytes(1000, offload=True, ema=True, **given)
     assert (offloaded.weights, offloaded.gradients, offloaded.optimizer) == (whole.weights, whole.gradients, 0)
+    assert state_bytes(1000, engine="ddp", offload=True).optimizer == 8000  # which offloads nothing
