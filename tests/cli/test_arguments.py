@@ -105,7 +105,7 @@ def folder(digits, tmp_path, monkeypatch, system) -> Path:
     system({"torch.cuda.device_count": lambda: 0})
     for name in ("album", "docs", "home", "run", STEP_3, "runs/a/checkpoints/00000004", "recipes/studies/results"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("data", "datasets/digits"):
+    for name in ("d", "data", "datasets/digits"):
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).symlink_to(digits)
     for name in ("net", "a", "b", "c"):
