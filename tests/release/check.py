@@ -1,7 +1,8 @@
 """Check what is in dist/ before it is published: `make release`. Needs no network.
 
-The source distribution is built, to the files of the wheel without compiled code. The wheel for this machine is
-tested in an environment that has it and its requirements, no compiler, and a home that cannot be written to.
+The source distribution is built, to the files of the wheel without compiled code. The wheel for this machine, which is
+installed by its name from an index on the loopback, is tested in an environment that has it and its requirements, no compiler,
+and a home that cannot be written to.
 """
 
 import json
@@ -13,6 +14,8 @@ import sys
 import tempfile
 import tomllib
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from widemix.native.build import LEVELS, runnable
@@ -85,11 +88,34 @@ def check_source(source: Path, wheel: Path) -> None:
         print(f"{source.name}: builds; {len(ours.namelist())} files")
 
 
+@contextmanager
+def served(dist: Path) -> Iterator[str]:
+    """Serve dist/ as an index of packages, whose pages are lists of links; gives its address."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name, "widemix").symlink_to(dist)
+        server = subprocess.Popen(
+            [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1", "--directory", name],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            assert server.stdout
+            yield re.findall(r"http://\S+/", server.stdout.readline())[0]
+        finally:
+            server.kill()
+            server.communicate()
+
+
 def bare_environment(folder: Path, wheel: Path) -> Path:
-    """An environment with the wheel, and what it needs from the one that runs this; returns its Python."""
+    """An environment with the wheel, which pip chooses from all in its folder, and what it needs from the one that
+    runs this; returns its Python."""
     run(sys.executable, "-m", "venv", folder)
     python = folder / "bin/python"
-    run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel)
+    with served(wheel.parent) as address:
+        options = ("--index-url", address, "--no-deps", "--no-cache-dir", "--verbose")
+        installed = run(python, "-m", "pip", "install", *options, "widemix", PIP_CONFIG_FILE=os.devnull)
+    assert wheel.name in installed, installed
     own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     (own / "requirements.pth").write_text(f"{PACKAGES}\n")  # after its own, and without the .pth files there
     return python
