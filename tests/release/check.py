@@ -1,8 +1,8 @@
 """Check what is in dist/ before it is published: `make release`. Needs no network.
 
-The source distribution is built, to the files of the wheel without compiled code. The wheel for this machine, which is
-installed by its name from an index on the loopback, is tested in an environment that has it and its requirements, no compiler,
-and a home that cannot be written to.
+The source distribution is built, to the files of the wheel without compiled code. pip installs the wheel for this
+machine by its name from an index on the loopback; it is tested in an environment that has it and its requirements, no
+compiler, and a home that cannot be written to.
 """
 
 import json
