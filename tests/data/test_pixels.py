@@ -16,8 +16,6 @@ from widemix.data.normalise_and_mix import (
     per_channel,
     pixel_permutation,
 )
-from widemix.errors import InputError
-from widemix.recipe import load_recipe
 from widemix.recipe.augment import AugmentSection
 
 CPU = torch.device("cpu")
@@ -61,20 +59,6 @@ def test_loaders_shuffle_what_they_yield_otherwise(images, keys, precision):
             assert other.inputs.dtype == one.inputs.dtype
             assert other.inputs.is_contiguous(memory_format=torch.channels_last)
             assert torch.equal(one.targets, other.targets)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "error_message"),
-    [
-        ([("data.pixel_order", "patches")], "pixel_patch 16 does not divide image_size 8"),
-        ([("data.pixel_patch", "4")], "pixel_patch is not used with pixel_order original"),
-        ([("data.pixel_order", "all"), ("data.pixel_patch", "4")], "pixel_patch is not used with pixel_order all"),
-        ([("data.pixel_seed", "1")], "pixel_seed is not used with pixel_order original"),
-    ],
-)
-def test_contradictions_are_one_line(overrides, error_message):
-    with pytest.raises(InputError, match=error_message):
-        load_recipe("digits/mixer", overrides)
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 7, 3), (2, 224, 224, 3), (0, 8, 8, 3)])

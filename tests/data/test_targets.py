@@ -52,7 +52,7 @@ def several() -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory) -> Path:
+def pngs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("images")
     noise = np.random.default_rng(2).integers(0, 256, (COUNT + VAL, 8, 8, 3), np.uint8)
     for number, pixels in enumerate(noise):
@@ -65,15 +65,15 @@ def split_of(number: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def table(images, numbers, several) -> Path:
+def table(pngs, numbers, several) -> Path:
     """One file with both kinds of targets."""
-    with (images / "table.csv").open("w", newline="") as file:
+    with (pngs / "table.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["split", "age", "path", "height", "labels"])
         for number, ((age, height), row) in enumerate(zip(numbers.tolist(), several, strict=True)):
             words = "|".join(word for word, has in zip(WORDS, row, strict=True) if has)
             writer.writerow([split_of(number), repr(age), f"{number}.png", repr(height), words])
-    return images / "table.csv"
+    return pngs / "table.csv"
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_files_hold_the_targets_of_the_table(folders, truth, kind):
 
 
 @pytest.mark.parametrize("way", ["JSON lines", "Python", "parts"])
-def test_each_source_of_the_same_targets_gives_the_same_files(way, images, numbers, several, folders, tmp_path):
+def test_each_source_of_the_same_targets_gives_the_same_files(way, pngs, numbers, several, folders, tmp_path):
     out, kind = tmp_path / "out", "multilabel" if way == "JSON lines" else "regression"
     if way == "JSON lines":
         lines = [
@@ -141,15 +141,15 @@ def test_each_source_of_the_same_targets_gives_the_same_files(way, images, numbe
             }
             for i, row in enumerate(several)
         ]
-        (images / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        prepare("csv", images / "table.jsonl", out, PrepSettings(raw=True))
+        (pngs / "table.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        prepare("csv", pngs / "table.jsonl", out, PrepSettings(raw=True))
     elif way == "Python":
-        pairs = [(str(images / f"{i}.png"), row) for i, row in enumerate(numbers.tolist())]
+        pairs = [(str(pngs / f"{i}.png"), row) for i, row in enumerate(numbers.tolist())]
         data = {"train": ((Path(path).read_bytes(), row) for path, row in pairs[:COUNT]), "val": pairs[COUNT:]}
         assert widemix.prepare(data, out, targets="age,height", shuffle=False).classes == NAMES
     else:
         for part in ("1/2", "2/2"):
-            prepare("csv", images / "table.csv", tmp_path / part[0], PrepSettings(targets="age,height", part=part))
+            prepare("csv", pngs / "table.csv", tmp_path / part[0], PrepSettings(targets="age,height", part=part))
         join([tmp_path / "1", tmp_path / "2"], out)
         settings = json.loads((out / "manifest.json").read_text())["settings"]
         assert settings == PrepSettings(targets=",".join(NAMES)).as_json()
@@ -172,12 +172,12 @@ def test_targets_that_a_cut_file_does_not_hold_are_damage(folders, tmp_path):
     assert found == [{}, dict.fromkeys((0, 1), "the file ends before it; it was cut short")]
 
 
-def test_a_target_of_a_class_is_0_or_1(images, folders, tmp_path):
+def test_a_target_of_a_class_is_0_or_1(pngs, folders, tmp_path):
     rows = [[n % 2, n % 3 == 0, 1] for n in range(6)]
     rows[4][2], rows[5][0] = 0.5, 2.0  # the first is named
     lines = ["path,a,b,c", *(f"{n}.png,{a:g},{b:g},{c:g}" for n, (a, b, c) in enumerate(rows))]
-    (images / "rows.csv").write_text("\n".join(lines) + "\n")
-    prepare("csv", images / "rows.csv", tmp_path / "out", PrepSettings(targets="a,b,c", shuffle=False))
+    (pngs / "rows.csv").write_text("\n".join(lines) + "\n")
+    prepare("csv", pngs / "rows.csv", tmp_path / "out", PrepSettings(targets="a,b,c", shuffle=False))
     source = evaluating(tmp_path / "out", "multilabel", eval_split="train").source
     assert source.labels(np.arange(4)).tolist() == rows[:4]
     with pytest.raises(InputError, match=r"sample 4 \(4\.png\) has 0\.5 as target 2; data\.targets multilabel"):
@@ -297,19 +297,15 @@ def test_a_line_names_what_a_mean_is_without(kind, targets, line, folders, capsy
     ("rows", "targets", "words"),
     [
         ("path,age 0.png,nan", "age", "line 2: age is 'nan', not a finite number"),
-        ("path,age 0.png,1 1.png,1e39", "age", "line 3: age is '1e39', not a finite number"),
         ("path,age 0.png,", "age", "line 2: age is '', not a finite number"),
         ("path,age 0.png,1_0", "age", "line 2: age is '1_0', not a finite number"),
         ("path,age 0.png,old", "*", "line 2: age is 'old', not a finite number"),
-        ("path,age,size 0.png,1", "age", "line 2 has 2 columns, and the first line has 3"),
         ("path,age,size 0.png,1,2", "age,hight", "no column 'hight' of targets; it has age, size"),
         ("path,age 0.png,1", "age,age", "name each column of numbers once"),
         ("path,age 0.png,1", "path", "no column 'path' of targets; it has age"),
         ("path 0.png", "*", "name each column of numbers once"),
-        ("path,age 0.png,1", "", "no column 'label' or 'labels'; name columns of numbers with --targets: age"),
         ("path,labels 0.png,", "", "not one image has a class in the column labels"),
         ("path,labels 0.png,a||b", "", "line 2: '' is no class name"),
-        ('{"path":"0.png","labels":"a"', "", "line 1 is not JSON"),
         ("[1]", "", "line 1 is no object with a key 'path'"),
         ('{"path":3,"labels":[]}', "", "line 1: path 3 is not that of an image"),
         ('{"path":"a\\u0000","labels":[]}', "", "line 1: path 'a\\x00' is not that of an image"),
@@ -317,8 +313,6 @@ def test_a_line_names_what_a_mean_is_without(kind, targets, line, folders, capsy
         ('{"path":"0.png","labels":[true]}', "", "line 1: True is no class name"),
         ('{"path":"\\ud800","labels":[]}', "", "line 1: path '\\ud800' is not that of an image"),
         ('{"path":"0.png","labels":[null]}', "", "line 1: None is no class name"),
-        ('{"path":"0.png","labels":{"a":1}}', "", "line 1: labels {'a': 1} is no list of class names"),
-        ('{"path":"0.png","labels":["a"]} {"path":"1.png"}', "", "line 2 has other keys than line 1"),
         ("[" * 100_000, "", "line 1 is not JSON"),
     ],
     ids=lambda value: str(value)[:40],

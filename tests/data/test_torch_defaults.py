@@ -3,20 +3,18 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils._pytree import tree_leaves
 
 import widemix
 from tests.conftest import ROOT, train_lines
 from tests.data.loading import SMOOTH, place, section, text_section, train_loader
+from tests.data.test_targets import folders as of_targets  # noqa: F401 - a fixture
+from tests.data.test_targets import numbers, pngs, several, table  # noqa: F401 - fixtures
 from tests.sections import train_section
 from widemix.data.grid import training_grid
 from widemix.data.loader import EvalLoader
-from widemix.data_prep.prepare import prepare
-from widemix.data_prep.settings import PrepSettings
 from widemix.evaluation.evaluate import evaluate
 from widemix.recipe.augment import AugmentSection
 
@@ -52,21 +50,9 @@ def assert_independent(request):
 
 
 @pytest.fixture(scope="module")
-def folders(images, pairs, tmp_path_factory) -> dict[str, str]:
+def folders(images, pairs, of_targets) -> dict[str, str]:  # noqa: F811
     """A prepared folder of each kind of targets, and one of text."""
-    base, noise = tmp_path_factory.mktemp("defaults"), np.random.default_rng(0)
-    for number in range(24):
-        Image.fromarray(noise.integers(0, 256, (8, 8, 3), np.uint8)).save(base / f"{number}.png")
-    split = ["train"] * 16 + ["val"] * 8
-    numbers = [f"{split[n]},{n}.png,{n / 7},{n % 5}" for n in range(24)]
-    words = [f"{split[n]},{n}.png,{'|'.join('abc'[k] for k in range(3) if n % (k + 1) == 0)}" for n in range(24)]
-    for name, header, rows, settings in (
-        ("regression", "split,path,age,height", numbers, PrepSettings(targets="age,height")),
-        ("multilabel", "split,path,labels", words, PrepSettings()),
-    ):
-        (base / f"{name}.csv").write_text("\n".join([header, *rows]) + "\n")
-        prepare("csv", base / f"{name}.csv", base / name, settings)
-    return {"class": images, "text": pairs} | {name: base / name for name in ("regression", "multilabel")}
+    return {"class": images, "text": pairs} | of_targets
 
 
 def section_of(folders, kind: str):

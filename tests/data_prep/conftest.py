@@ -14,7 +14,7 @@ from widemix.data_prep.jpeg import library
 from widemix.data_prep.records import IMAGES, SEGMENTED_IMAGES
 from widemix.data_prep.samples import FileSlice, Sample
 from widemix.data_prep.settings import PrepSettings
-from widemix.native.library import open_library
+from widemix.native.library import load, open_library
 
 
 @pytest.fixture
@@ -127,10 +127,11 @@ def fast_clock(system):
 def uncompiled(monkeypatch):
     """No compiled code, as where there is no C compiler."""
     monkeypatch.setenv("WIDEMIX_NATIVE", "none")
-    for cached in (open_library, library):
+    loaders = (load, open_library, library)
+    for cached in loaders:
         cached.cache_clear()
     yield
-    for cached in (open_library, library):
+    for cached in loaders:
         cached.cache_clear()
 
 
@@ -144,4 +145,5 @@ def decoded(system):
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """All files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -13,7 +13,7 @@ from PIL import Image
 import widemix
 from tests.data.crafted_jpegs import CHROMA, OTHERS, crafted
 from tests.data.test_decode import KINDS, PACKED, SIZES, by_pillow, renumbered, scene, without_table
-from tests.data_prep.conftest import encode_bytes
+from tests.data_prep.conftest import contents, encode_bytes
 from tests.data_prep.writing import put
 from tests.shims import disk_of
 from widemix.cli.commands import run_command
@@ -342,19 +342,14 @@ def test_any_byte_that_differs_is_found(images, tmp_path):
         back, message = tmp_path / f"back{sample}", f"^1 of {len(KINDS)} files .* sample {sample} .*from its checksum"
         with pytest.raises(InputError, match=message):
             restore(path, back)
-        assert len(files(back)) == len(KINDS) - 1  # all others are there
-        assert files(back).items() <= files(images).items()
+        assert len(contents(back)) == len(KINDS) - 1  # all others are there
+        assert contents(back).items() <= contents(images).items()
         written[at] ^= bit
     train = open_beton(out / "train.beton")
     np.memmap(train.path, np.uint8, "r+")[int(train.offset[0]) + 40] ^= 1
     with pytest.raises(InputError, match=rf"^1 of {len(train) + len(KINDS)} files cannot be restored"):
         restore(out, tmp_path / "both")
-    assert len(files(tmp_path / "both")) == len(train) + len(KINDS) - 1  # also of the split after that
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    """The content of all files below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert len(contents(tmp_path / "both")) == len(train) + len(KINDS) - 1  # also of the split after that
 
 
 def test_restored_files_stay_within_the_folder(tmp_path, monkeypatch):
@@ -370,12 +365,12 @@ def test_restored_files_stay_within_the_folder(tmp_path, monkeypatch):
         Path(name).write_bytes(data)
     paths = [*names, str(tmp_path / "in/a.jpg"), "../" + tmp_path.name + "/in/a.jpg", "in/../in/a.jpg"]
     widemix.prepare({"train": [(path, 0) for path in paths]}, tmp_path / "out", encoding="coefficients")
-    before = files(tmp_path / "in")
+    before = contents(tmp_path / "in")
     assert restore(tmp_path / "out", tmp_path / "back") == {"train": (6, 0)}  # in/a.jpg is there twice
     expected = {name: Path(name).read_bytes() for name in names}
     copies = (f"{tmp_path}/in/a.jpg"[1:], f"{tmp_path.name}/in/a.jpg")
-    assert files(tmp_path / "back") == expected | dict.fromkeys(copies, jpegs[0])
-    assert files(tmp_path / "in") == before
+    assert contents(tmp_path / "back") == expected | dict.fromkeys(copies, jpegs[0])
+    assert contents(tmp_path / "in") == before
     sources = tmp_path / "out/train.sources"
     for name in ("/", "..", "a\0b"):
         lines = sources.read_bytes().split(b"\n")
@@ -419,14 +414,14 @@ def test_changed_images_have_names_of_their_own(tmp_path):
     prepare("image-folder", folder.parents[1], tmp_path / "out", SETTINGS, processes=1)
     assert restore(tmp_path / "out", tmp_path / "back") == {"train": (7, 6)}
     names = {"a.png.jpg", "a.png.jpg.jpg", "apng.jpg", "t.jpg", "t.JPEG", "t.jpe", "t.JFIF"}
-    assert set(files(tmp_path / "back")) == {f"train/a/{name}" for name in names}
+    assert set(contents(tmp_path / "back")) == {f"train/a/{name}" for name in names}
     assert (tmp_path / "back/train/a/a.png.jpg").read_bytes() == (folder / "a.png.jpg").read_bytes()
     scene(2, 30, 30).save(folder / f"{'n' * 250}.png")
     prepare("image-folder", folder.parents[1], tmp_path / "out", SETTINGS, processes=1, force=True)
     words = r"^1 of 8 files cannot be restored; the first: .*png\.jpg: File name too long$"
     with pytest.raises(InputError, match=words):
         restore(tmp_path / "out", tmp_path / "back2")
-    assert len(files(tmp_path / "back2")) == 7
+    assert len(contents(tmp_path / "back2")) == 7
 
 
 def test_an_image_listed_twice_is_restored_once(tmp_path):
@@ -444,7 +439,7 @@ def test_an_image_listed_twice_is_restored_once(tmp_path):
         with pytest.raises(InputError, match="lies within the source"):
             restore(prepared, to)
     assert restore(out, tmp_path / "back") == {"train": (2, 0)}
-    assert files(tmp_path / "back") == {"a.png": first, "b.jpg": second}
+    assert contents(tmp_path / "back") == {"a.png": first, "b.jpg": second}
     (tmp_path / "back/a.png").write_bytes(first[::-1])
     with pytest.raises(InputError, match=r"a\.png: is there already, with other bytes"):
         restore(out, tmp_path / "back")
@@ -452,7 +447,7 @@ def test_an_image_listed_twice_is_restored_once(tmp_path):
     np.memmap(out / "train.beton", np.uint8, "r+")[at] ^= 1
     with pytest.raises(InputError, match=r"^1 of 2 files cannot be restored; .* sample 1 "):
         restore(out, tmp_path / "others")
-    assert files(tmp_path / "others") == {"a.png": first}
+    assert contents(tmp_path / "others") == {"a.png": first}
 
 
 def test_the_tables_of_segments_are_no_part_of_restored_files(tmp_path):
@@ -461,7 +456,7 @@ def test_the_tables_of_segments_are_no_part_of_restored_files(tmp_path):
     prepare("image-folder", tmp_path / "in", tmp_path / "out", PrepSettings(), processes=1)
     assert open_beton(tmp_path / "out/train.beton").segments_size[0] > 0
     assert restore(tmp_path / "out", tmp_path / "back") == {"train": (1, 1)}
-    assert files(tmp_path / "back")["train/a/b.jpg"].endswith(b"\xff\xd9")
+    assert contents(tmp_path / "back")["train/a/b.jpg"].endswith(b"\xff\xd9")
 
 
 # Restores in child processes, of which each is killed in the middle of the fifth file that it writes.
@@ -492,9 +487,9 @@ def test_a_killed_restore_is_resumed(images, tmp_path):
     prepare("image-folder", images, out, SETTINGS, processes=1)
     words = [sys.executable, "-c", textwrap.dedent(KILLS), out, back]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert list(map(int, done.stdout.split())) == list(range(4, len(files(back)), 4))
+    assert list(map(int, done.stdout.split())) == list(range(4, len(contents(back)), 4))
     restore(out, tmp_path / "whole")
-    assert files(back) == files(tmp_path / "whole")
+    assert contents(back) == contents(tmp_path / "whole")
 
 
 def test_two_restores_at_once_are_refused(images, tmp_path, fast_clock):

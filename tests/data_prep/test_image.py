@@ -420,13 +420,6 @@ def test_a_missing_file_is_never_left_out(tmp_path):
         encode_file(tmp_path / "gone.jpg", PrepSettings(on_corrupt="skip"))
 
 
-@pytest.mark.parametrize("wrong", [{"side": "left"}, {"on_corrupt": "ignore"}, {"vocab_size": 10**15}], ids=str)
-def test_wrong_settings_are_refused(wrong):
-    """Others are in messages/data.yaml."""
-    with pytest.raises(InputError, match=next(iter(wrong))):
-        PrepSettings(**wrong)
-
-
 @pytest.mark.parametrize(
     "least_or_most",
     [

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.data_prep.conftest import contents
 from tests.data_prep.writing import glue, jsonl, plain, put
 from widemix.data_prep import encoding
 from widemix.data_prep.encoding import encoding_for
@@ -171,8 +172,7 @@ def test_a_learnt_vocabulary_is_kept(tmp_path, folder):
     (folder / "vocab.txt").unlink()
     for name in ("one", "two"):
         prepare("mnli", folder, tmp_path / name, PrepSettings(length=16, vocab_size=100))
-    contents = [{p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("one", "two")]
-    assert contents[0] == contents[1]
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
     from tokenizers import Tokenizer
 
     kept = Tokenizer.from_file(str(tmp_path / "one" / "tokenizer.json"))
@@ -238,7 +238,7 @@ def test_verify_and_stage_know_the_tokenizer(tmp_path, folder):
     assert hashes["tokenizer.json"] == hash_bytes((out / "tokenizer.json").read_bytes())
     assert {"train.beton", "tokenizer.json"} <= hashes.keys()
     copy = stage(out, tmp_path / "local")
-    assert {p.name: p.read_bytes() for p in copy.iterdir()} == {p.name: p.read_bytes() for p in out.iterdir()}
+    assert contents(copy) == contents(out)
     (out / "tokenizer.json").write_text("{}")
     assert verify(out) == [f"{out / 'tokenizer.json'}: is damaged"]
     (out / "tokenizer.json").unlink()

@@ -232,7 +232,6 @@ NO_IMAGE = "no column 'image' of the type {bytes, path}"
                 ([1, None], "1 has no label; remove such rows, or give all the label -1"),
                 ([-2], "0: label -2 is negative"),
                 ([4, -1], "1: label -1 is negative"),
-                ([0, 900_000_000], "1: label 900000000 is above 999999"),
                 ([0, 1_000_000], "1: label 1000000 is above 999999"),
                 ([np.uint64(2**64 - 1)], f"0: label {2**64 - 1} is above 999999"),
                 ([0.0, 1.5], "1: label 1.5 is not a whole number"),

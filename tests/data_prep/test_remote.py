@@ -14,6 +14,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from tests.data_prep.conftest import contents
 from tests.data_prep.test_adopt import main
 from tests.data_prep.writing import put
 from widemix.data_prep import remote
@@ -53,10 +54,6 @@ def memory():
     yield files
     files.store.clear()
     files.pseudo_dirs[:] = [""]
-
-
-def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 class Server(SimpleHTTPRequestHandler):

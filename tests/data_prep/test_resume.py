@@ -335,27 +335,6 @@ def test_a_journal_of_another_plan_is_not_believed(cut, out, decoded):
     assert len(decoded) == 27
 
 
-def test_a_journal_has_the_entries_of_its_seed(tmp_path):
-    """The last one goes if no more is asked, and what is appended then follows those before it."""
-
-    def found(seed):
-        return [entry["x"] for entry in Journal(tmp_path / "journal", seed).entries()]
-
-    for seed in "ab":
-        assert found(seed) == []
-        journal = Journal(tmp_path / "journal", seed)
-        assert list(journal.entries()) == []
-        for number in range(4):
-            journal.append({"x": number})
-        assert found(seed) == [0, 1, 2, 3]
-    again = Journal(tmp_path / "journal", "b")
-    entries = again.entries()
-    assert [next(entries) for _ in range(3)] == [{"x": number} for number in range(3)]
-    entries.close()
-    again.append({"x": 7})
-    assert found("b") == [0, 1, 7]
-
-
 def test_an_entry_is_in_the_file_when_that_is_flushed(tmp_path, system):
     flushed = []
     system({"os.fsync": lambda _: flushed.append((tmp_path / "journal").read_bytes())})

@@ -254,7 +254,6 @@ LATIN = "caf\u00e9", "cafe\u0301"
         (of([1, 2], 3), "train: pair 1 has 0 targets"),
         (of(3, [1.0]), "train: pair 1 has 1 targets"),
         (of([1], [2], [3, 4]), "train: pair 2 has 2 targets"),
-        (of(10**5000), "train: pair 0: label of the type int is above 999999"),
         (of(-(10**5000)), "train: pair 0: label of the type int is negative"),
         ({"train": [("a\0.jpg", 0)]}, r"train: pair 0 is ('a\x00.jpg', 0), not (path or bytes"),
         ({"train": [("\ud800.jpg", 0)]}, r"train: pair 0 is ('\ud800.jpg', 0), not"),

@@ -46,7 +46,6 @@ def test_a_file_that_may_not_be_read_is_not_damaged(prepared, system):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda whole: whole[: len(whole) // 2], r"not JSON: .*prepare it again"),
         (lambda whole: "{}", "source: Field required.*prepare it again"),
         (lambda whole: whole.replace('"samples"', '"sampels"'), "splits: train: Field required"),
         (lambda whole: whole.replace('"train.beton"', '"../train.beton"'), ".*String should match pattern"),

@@ -1,6 +1,6 @@
 """The training batches that somebody else's loop takes from our loaders."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -32,8 +32,7 @@ def seen_batches(stop_after: int = 0) -> Iterator[list[tuple[torch.Tensor, torch
         yield seen
 
 
-def same(seen: list[tuple[torch.Tensor, torch.Tensor]], expected: list[tuple[torch.Tensor, torch.Tensor]]) -> bool:
-    """Whether the images of these batches are equal."""
-    return len(seen) == len(expected) and all(
-        torch.equal(a, b) for (a, _), (b, _) in zip(seen, expected, strict=True)
-    )
+def same(one: Sequence[Sequence[torch.Tensor]], other: Sequence[Sequence[torch.Tensor]]) -> bool:
+    """Whether batches are equal, tensor by tensor."""
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a, b) for batch, twin in pairs for a, b in zip(batch, twin, strict=True))

@@ -3,7 +3,6 @@
 import inspect
 import runpy
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +14,12 @@ from PIL import Image
 
 import widemix
 from tests.data.plain_batches import permuted, stream_of
+from tests.data_prep.conftest import uncompiled  # noqa: F401 - a fixture
+from tests.library.spied import same
 from widemix.data.order import shuffled
 from widemix.data.random import ORDER, key
 from widemix.data_prep.adopt import adopt
 from widemix.formats.beton import JPEG, open_beton
-from widemix.native.library import load, open_library
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # numba's and FFCV's own, about FFCV's code
 EXAMPLE = Path(__file__).parents[2] / "examples/ffcv_loader.py"
@@ -88,17 +88,8 @@ def copies(batches: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(images.clone(), labels.clone()) for images, labels in batches]
 
 
-def same(one: list, other: list) -> bool:
-    pairs = zip(one, other, strict=True)
-    return all(torch.equal(a, b) for batch, twin in pairs for a, b in zip(batch, twin, strict=True))
-
-
 def ours(folder: Path, batch_size: int = 8, **keys: Any) -> widemix.Loader:
     return widemix.Loader(folder, "train", batch_size, SIDE, seed=SEED, device="cpu", num_workers=1, **POLICY, **keys)
-
-
-def test_without_a_seed_it_is_the_order_of_our_loader():
-    assert ffcv.Order().seed == inspect.signature(widemix.Loader).parameters["seed"].default
 
 
 def test_each_loader_has_an_order_of_its_indices():
@@ -115,14 +106,6 @@ def test_each_loader_has_an_order_of_its_indices():
     assert other.sample_order(3).tolist() == [*epoch[2:4], *epoch[6:8], *epoch[9:]]
     other.sample_order(7)
     assert (one.epoch.tolist(), other.epoch.tolist(), order.epoch.tolist()) == ([3], [7], [0])
-
-
-def test_ranks_are_those_given_or_the_launchers(monkeypatch: pytest.MonkeyPatch):
-    assert (ffcv.Order().rank, ffcv.Order().world) == (0, 1)
-    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    assert (ffcv.Order().rank, ffcv.Order().world) == (3, 4)
-    assert (ffcv.Order(0, 0, 2).rank, ffcv.Order(0, 0, 2).world) == (0, 2)
 
 
 def test_normalised_images_are_on_the_device_asked_for():
@@ -163,7 +146,8 @@ def test_an_operation_is_given_threads_seed_and_epoch():
 def test_what_is_not_given_is_as_in_our_loader():
     """But for a policy's interpolation: that of the loader's crops is not known to an operation."""
     theirs = inspect.signature(widemix.Loader).parameters
-    for operation in (ffcv.RandomResizedCrop, ffcv.CenterCrop, ffcv.RandAugment, ffcv.Normalize, ffcv.RandomErasing):
+    operations = (ffcv.RandomResizedCrop, ffcv.CenterCrop, ffcv.RandAugment, ffcv.Normalize, ffcv.RandomErasing)
+    for operation in (*operations, ffcv.Order):
         for name, parameter in inspect.signature(operation).parameters.items():
             if parameter.default is not inspect.Parameter.empty and name != "device":
                 assert parameter.default == theirs[name].default, (operation, name)
@@ -243,17 +227,7 @@ def test_random_operations_want_our_order(folder: Path) -> None:
         ffcv_loader(folder, ffcv.RandomErasing(0.1))
 
 
-@pytest.fixture
-def without_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("WIDEMIX_NATIVE", "none")
-    for cached in (load, open_library):
-        cached.cache_clear()
-    yield
-    for cached in (load, open_library):
-        cached.cache_clear()
-
-
-def test_decoders_want_the_compiled_code(without_library) -> None:
+def test_decoders_want_the_compiled_code(uncompiled) -> None:  # noqa: F811
     for decoder in (ffcv.CenterCrop, ffcv.RandomResizedCrop):
         with pytest.raises(
             widemix.InputError, match=r"widemix\.ffcv needs the C library; `python -m widemix\.native`"

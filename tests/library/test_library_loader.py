@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import widemix
 from tests.data.loading import damage, place, read, section, train_loader
+from tests.library.spied import same
 from tests.sections import train_section
 from widemix.api.loader_arguments import jitter_strengths, process_topology, view_sections
 from widemix.data.batches import StepPart
@@ -43,11 +44,6 @@ def joined(loaders: list[widemix.Loader], steps: int | None = None) -> list[Step
     """The batches of all ranks put together."""
     ranks = zip(*(islice(each, steps) for each in loaders), strict=True)
     return [(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])) for batches in ranks]
-
-
-def same(one: list[Step], other: list[Step]) -> bool:
-    pairs = zip(one, other, strict=True)
-    return all(torch.equal(a, b) for step, twin in pairs for a, b in zip(step, twin, strict=True))
 
 
 def labels_of(folder: Path) -> torch.Tensor:
