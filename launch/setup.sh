@@ -130,7 +130,7 @@ with_progress() {
 # Optional: without compiled code Pillow decodes images, to the same pixels but slower; the rest is compiled at its first use.
 compile_ahead() {
     log=$log.compiled
-    echo "compiling pipeline/native" >"$log"
+    : >"$log"
     # Their bytecode, for which the ranks of the first run would wait.
     run .venv/bin/python -c 'import deepspeed, timm, torch._dynamo, torchmetrics.classification' &
     bytecode=$!
