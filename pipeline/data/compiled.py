@@ -15,9 +15,9 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Timer
+from queue import SimpleQueue
+from threading import Thread, Timer
 from typing import Any
 
 import numba
@@ -142,18 +142,47 @@ def _undone(*arguments):
 
 
 def run_on_threads(work: Callable[[int, int], None], threads: int) -> None:
-    """Call `work(k, threads)` for each k in range(threads) in parallel. The first exception is raised here."""
+    """Call `work(k, threads)` for each k in range(threads) in parallel, then raise the first exception."""
     if threads == 1:
         work(0, 1)
-    else:
-        for _ in _pool(threads).map(work, range(threads), [threads] * threads):
-            pass
+        return
+    tasks, ended = _tasks(threads), SimpleQueue[None]()
+    errors: list[BaseException | None] = [None] * threads
+    for k in range(threads):
+        tasks.put((work, k, errors, ended))
+    for _ in range(threads):
+        ended.get()
+    error = next(filter(None, errors), None)
+    if error:
+        try:
+            raise error
+        finally:
+            del error, errors  # whose frame the error has
 
 
-@functools.cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="images")
+_TASKS: dict[int, SimpleQueue] = {}  # of so many threads
+
+
+def _tasks(threads: int) -> SimpleQueue:
+    """The tasks of so many threads. A future of concurrent.futures would take ten times a task's time in Python."""
+    new: SimpleQueue = SimpleQueue()
+    tasks = _TASKS.setdefault(threads, new)
+    if tasks is new:
+        for k in range(threads):
+            Thread(target=_serve, args=[tasks], name=f"images_{k}", daemon=True).start()
+    return tasks
+
+
+def _serve(tasks: SimpleQueue) -> None:
+    while True:
+        work, k, errors, ended = tasks.get()
+        try:
+            work(k, len(errors))
+        except BaseException as error:
+            errors[k] = error
+        del work, errors  # which nothing is to keep until the next task
+        ended.put(None)
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no forks
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has none of the threads, and would wait
+    os.register_at_fork(after_in_child=_TASKS.clear)  # a forked process has none of the threads, and would wait
