@@ -9,7 +9,8 @@
 #                network; needs cmake, nasm and ninja (apt-get), and downloads libjpeg-turbo; ARGS='--jpeg FOLDER' for its
 #                sources on disk
 # make stress WHAT=...   set up, then what is run by hand, for hours or on special machines; ARGS go to it:
-#   gpu       what needs a GPU: training by every engine against the CPU, the kernels, the benchmarks
+#   gpu       what needs a GPU: tests and benchmarks in parts of ten minutes, the worthiest first; results in runs/gpu, and the
+#             same command goes on; ARGS='--small' tries it without one, RUN=python3 takes a Python that has all packages
 #   cluster   the launchers on a real Slurm, network namespaces and sshd; as root, and what of these is missing comes by
 #             apt-get; see launch/README.md
 #   nights    an hour of Slurm jobs that are killed, cut off, drained, preempted and cancelled; as root;
@@ -85,9 +86,9 @@ CLUSTER = PATH="$$PATH:/usr/sbin" which slurmctld slurmd sbatch munged sshd mpir
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
 	slurmctld slurmd slurm-client munge openssh-server openmpi-bin pdsh iproute2; }
 
-stress-gpu: setup
-	$(PYTEST) -n $(PROCESSES) --all tests/gpu tests/models/test_batch_last_triton.py \
-		tests/data/test_normalise_and_mix.py tests/data/test_batches.py $(ARGS)
+RUN = .venv/bin/python
+stress-gpu: $(if $(filter .venv/bin/python,$(RUN)),setup)
+	$(RUN) -m widemix bench gpu $(ARGS)
 
 stress-cluster: setup
 	@$(CLUSTER)

@@ -32,7 +32,6 @@ from widemix.terminal import print
 
 VERSIONS = ("torch", "timm", "numpy")
 ROOT = Path(__file__).resolve().parents[2]
-STUDY, CIFAR = "figure7-small", Path("datasets/cifar10-5000")  # the data that it trains on
 ROWS, JUNIT = "rows.json", "junit.xml"  # of `widemix bench` and of pytest
 _DONE = "done"  # the state of a part that succeeded
 _GRACE_S = 15  # between SIGINT, which lets a command end by itself, and SIGKILL
@@ -99,16 +98,22 @@ def _step(recipe: str, batch: int) -> Words:
     return words
 
 
-def _scale(*options: str) -> Words:
+def _end_to_end(where: Where, folder: Path) -> Sequence[object]:
+    """Training beside its bare step, on packed JPEGs with the whole recipe; and a trace of some of its steps."""
+    size: Sequence[object] = ("digits/mixer", "--rounds", 1, "--lines", 1, "--train.profile", "4:6")
+    if not where.small:
+        size = ("imagenet/mixer_b16", "--train.global_batch", 256, "--rounds", 3, "--train.profile", "20:24")
+    data = ("--data.path", prepared(where), "--data.eval_split", "train")
+    return "widemix", "bench", "loop", *size, *data, "--to", folder / "runs", "--json", folder / ROWS
+
+
+def _fp8(where: Where, folder: Path) -> Sequence[object]:
     """A training step by its parts, on a loader with the whole recipe's augmentation."""
-
-    def words(where: Where, folder: Path) -> Sequence[object]:
-        common = ("--data.path", prepared(where), "--to", folder, "--json", folder / ROWS)
-        if where.small:
-            return "widemix", "bench", "scale", "digits/mixer", "--batch", 32, "--steps", 4, *common
-        return "widemix", "bench", "scale", "imagenet/mixer_b16", "--batch", 256, "--steps", 40, *common, *options
-
-    return words
+    size: Sequence[object] = ("digits/mixer", "--batch", 32, "--steps", 4)
+    if not where.small:
+        size = ("imagenet/mixer_b16", "--batch", 256, "--steps", 40, "--train.fp8", "true", "--train.compile", "true")
+    data = ("--data.path", prepared(where), "--to", folder)
+    return "widemix", "bench", "scale", *size, *data, "--json", folder / ROWS
 
 
 def prepared(where: Where) -> Path:
@@ -125,11 +130,15 @@ def prepared(where: Where) -> Path:
     return folder
 
 
-def _loader(where: Where, folder: Path) -> Sequence[object]:
-    """On one thread and on all: with every power of two between it would take over ten minutes."""
-    samples, rounds, threads = (100, 1, {1}) if where.small else (1000, 2, {1, usable_cpus()})
-    size = ("--from", where.origin, "--samples", samples, "--rounds", rounds, "--threads", *sorted(threads))
-    return "widemix", "bench", "loader", *size, "--json", folder / ROWS
+def _loader(threads: int) -> Words:
+    """On so many threads: with all numbers of them it would take over ten minutes."""
+
+    def words(where: Where, folder: Path) -> Sequence[object]:
+        samples, rounds, used = (100, 1, 1) if where.small else (max(1000, 500 * threads), 3, threads)
+        size = ("--from", where.origin, "--samples", samples, "--rounds", rounds, "--threads", used)
+        return "widemix", "bench", "loader", *size, "--json", folder / ROWS
+
+    return words
 
 
 def _rounds(name: str, rounds: int) -> Words:
@@ -140,15 +149,16 @@ def _rounds(name: str, rounds: int) -> Words:
 
 
 def _study(where: Where, folder: Path) -> Sequence[object]:
-    """The search and one seed of five, as a part has ten minutes."""
-    chosen: Sequence[object] = ("--only", "*seed-0*", "--at-once", 4)
-    if where.small:
-        chosen = ("--only", "*depth-2*seed-0*", "--train.epochs=1")
-    return "widemix", "study", "run", STUDY, "--to", folder / "runs", "--report", folder, *chosen
+    """One seed of the study that the folder is named after, or what of it fits; the next time it goes on."""
+    size = ("--train.epochs=1",) if where.small else ("--at-once", 4)
+    return (
+        *("widemix", "study", "run", folder.name, "--to", folder / "runs", "--report", folder),
+        *("--only", "*seed-0*", *size),
+    )
 
 
 def _study_rows(folder: Path) -> list[dict[str, Any]]:
-    rows = read_lines(folder / f"{STUDY}.jsonl")
+    rows = read_lines(folder / f"{folder.name}.jsonl")
     return [{"name": row["run"], "top1": row["metrics"].get("top1"), "seconds": row["seconds"]} for row in rows]
 
 
@@ -164,6 +174,11 @@ def _no_jpegs_in_large(where: Where) -> str | None:
     return None if where.small else _no_jpegs(where)
 
 
+def _no_cpus(where: Where, threads: int) -> str | None:
+    few = not where.small and threads > usable_cpus()
+    return f"this process may use {usable_cpus()} CPUs" if few else _no_jpegs(where)
+
+
 def _no_package(name: str) -> str | None:
     return None if find_spec(name) else f"{name} is not installed"
 
@@ -172,26 +187,39 @@ def _no_tests(where: Where) -> str | None:
     return None if (ROOT / "tests/gpu").is_dir() else "only a clone has the tests"
 
 
-def _no_cifar(where: Where) -> str | None:
-    cure = f"widemix prep cifar10 --from DIR --to {CIFAR} --per-class 500 --holdout 10%"
-    return None if (CIFAR / "holdout.beton").exists() else f"{CIFAR}: not there; {cure}"
+def _study_part(title: str, source: str) -> Part:
+    data = Path("datasets") / source
+    cure = f"{data}: not there; widemix prep {source} --from DIR --to {data}"
+    return Part(title, _study, _study_rows, lambda where: None if (data / "train.beton").exists() else cure)
 
 
+def _step_part(title: str, recipe: str, batch: int) -> Part:
+    return Part(title, _step(recipe, batch))
+
+
+def _loader_part(threads: int) -> Part:
+    return Part(f"The loader on {threads} threads", _loader(threads), absent=lambda where: _no_cpus(where, threads))
+
+
+# In the order of their worth.
 PARTS = {
     "tests": Part("Tests that need a GPU", _tests, _test_rows, _no_tests),
-    "b16": Part("A step of Mixer-B/16", _step("imagenet/mixer_b16", 256)),
-    "b_w": Part("A step of Mixer-B-W", _step("imagenet/mixer_b_w", 256)),
-    "figure7": Part("A step of the S-Mixers of figure 7", _step("cifar10/figure7", 128)),
+    "b16": _step_part("A step of Mixer-B/16", "imagenet/mixer_b16", 256),
+    "wait": Part("Mixer-B/16 on its loader, beside the bare step", _end_to_end, absent=_no_jpegs_in_large),
+    "loader_16": _loader_part(16),
+    "loader_1": _loader_part(1),
+    "b_w": _step_part("A step of Mixer-B-W", "imagenet/mixer_b_w", 256),
+    "figure7": _step_part("A step of the S-Mixers of figure 7", "cifar10/figure7", 128),
+    "s_mixer": _step_part("A step of the S-Mixers of figure 5", "cifar10/s_mixer", 128),
+    "loader_4": _loader_part(4),
+    "loader_8": _loader_part(8),
+    "loader_2": _loader_part(2),
     "mixup": Part("mixup and CutMix, beside a step of Mixer-B/16", _rounds("mixup", 5)),
-    "wait": Part("Mixer-B/16 on the loader with the whole recipe", _scale(), absent=_no_jpegs_in_large),
-    "fp8": Part(
-        "The same in float8, compiled",
-        _scale("--train.fp8", "true", "--train.compile", "true"),
-        absent=_no_jpegs_in_large,
-    ),
-    "loader": Part("The loader", _loader, absent=lambda where: _no_package("ffcv") or _no_jpegs(where)),
+    "fp8": Part("Mixer-B/16 in float8, compiled", _fp8, absent=_no_jpegs_in_large),
     "checkpoint": Part("Saving Mixer-B/16", _rounds("checkpoint", 2), absent=lambda _: _no_package("deepspeed")),
-    "study": Part("Figure 7 in the small", _study, _study_rows, _no_cifar),
+    "figure2d": _study_part("Figure 2d, the first seed", "mnist"),
+    "figureS8": _study_part("Figure S.8, the first seed", "cifar10"),
+    "figureS1_left": _study_part("Figure S.1 (left), the first seed", "cifar10"),
 }
 
 

@@ -14,12 +14,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from widemix.bench.loading import METHODS, PEER, PREPARED, decoder
+from widemix.bench.loading import FFCV, METHODS, PREPARED, TIMM, decoder
 from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.bench.timing import percent_longer
 from widemix.cgroups import usable_cpus
@@ -27,7 +28,7 @@ from widemix.errors import InputError, RunError, install_extra
 from widemix.progress_line import ProgressLine
 from widemix.terminal import print
 
-VERSIONS = ("torch", "torchvision", "timm", "pillow", "ffcv", "numba", "numpy")
+VERSIONS = ("torch", "torchvision", "timm", "pillow", *(["ffcv"] if find_spec("ffcv") else []), "numba", "numpy")
 Timing = dict[str, float]  # of one process, as widemix.bench.loading prints it
 
 
@@ -41,15 +42,17 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         link_repeatedly(files, folder / "images", arguments.samples)
         for kind, option in PREPARED.items():
             prepare("image-folder", folder / "images", folder / kind, "--max-size=0", option)
-        timings = _time_all([name for name in METHODS if is_installed(name)], folder, threads, arguments.rounds)
+        names = [name for name in METHODS if is_installed(name)]
+        timings = _time_all(names, folder, threads, arguments.rounds)
         torch.set_num_threads(1)
         prices = {
             name: checksums_percent(folder / method.decodes, arguments.rounds)
             for name, method in METHODS.items()
             if method.decodes
         }
+    peer = FFCV if FFCV in names else TIMM
     return [
-        _row(name, number, timings[name, number], timings[PEER, number])
+        _row(name, number, timings[name, number], timings[peer, number])
         | {"checksums_percent": prices.get(name) if number == 1 else None}
         for name, number in timings
     ]

@@ -28,6 +28,7 @@ from widemix.terminal import print
 
 SIDE, BATCH = 224, 50
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+WHOLE = {"auto_augment": "rand-m9-mstd0.5-inc1", "re_prob": 0.25}  # of ImageNet's recipe
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ def decoder(folder: Path, threads: int, checked: bool = True) -> Contestant:
     return process
 
 
-def _loader(folder: Path, threads: int) -> Epochs:
-    return Epochs([training_loader(data_of(folder, SIDE, threads), AugmentSection(), BATCH)])
+def _loader(folder: Path, threads: int, **augment: Any) -> Epochs:
+    return Epochs([training_loader(data_of(folder, SIDE, threads), AugmentSection(**augment), BATCH)])
 
 
 def _ffcv(folder: Path, threads: int) -> Contestant:
@@ -205,17 +206,26 @@ PREPARED = {
     "coefficients": "--encoding=coefficients",
     "raw": "--raw",
 }
-PEER = "FFCV, original bytes, uint8"
+FFCV, TIMM = "FFCV, original bytes, uint8", "timm's create_loader, original files"
 METHODS: dict[str, Method] = {
-    PEER: Method(lambda folder, threads: _ffcv(folder / "original", threads)),
+    FFCV: Method(lambda folder, threads: _ffcv(folder / "original", threads), "ffcv"),
     "ours, original bytes, uint8": _our_decoder("original"),
     "ours, restart markers, uint8": _our_decoder("segments"),
     "ours, coefficients, uint8": _our_decoder("coefficients"),
     "ours, pixels, uint8": _our_decoder("raw"),
-    "timm's create_loader, original files": Method(_timm),
+    TIMM: Method(_timm),
     "ours, original bytes": Method(lambda folder, threads: _loader(folder / "original", threads)),
     "ours, restart markers": Method(lambda folder, threads: _loader(folder / "segments", threads)),
     "ours, coefficients": Method(lambda folder, threads: _loader(folder / "coefficients", threads)),
+    "ours, original bytes, RandAugment and erasing": Method(
+        lambda folder, threads: _loader(folder / "original", threads, **WHOLE)
+    ),
+    "ours, restart markers, RandAugment and erasing": Method(
+        lambda folder, threads: _loader(folder / "segments", threads, **WHOLE)
+    ),
+    "ours, coefficients, RandAugment and erasing": Method(
+        lambda folder, threads: _loader(folder / "coefficients", threads, **WHOLE)
+    ),
     "torchcodec and torchvision v2, original files": Method(_torchcodec, "torchcodec"),
     "simplejpeg and torchvision v2, original files": Method(_simplejpeg, "simplejpeg"),
     "SPDL, original files, uint8": Method(_spdl, "spdl.io"),

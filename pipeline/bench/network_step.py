@@ -1,9 +1,10 @@
 """A training step of a recipe's network by its parts, beside those without random permutations and by PyTorch alone.
 
 All contestants take the same plain loop: forward pass in the recipe's precision, backward pass, AdamW, with one batch
-in memory, no engine and no data. They take turns of one step in one process. The fraction of the peak (model FLOPs
-utilisation, MFU) compares the FLOPs of the products, as PyTorch counts those that this device computes, with what a
-product of two square matrices of this precision reaches on it in the same process.
+in memory, no engine and no data. They take turns of one step in one process. The FLOPs of the products, as PyTorch
+counts those that this device computes, are compared with what a product of two square matrices of this precision
+reaches on it in the same process (the fraction of the peak), and with the GPU's data sheet (model FLOPs utilisation,
+MFU).
 """
 
 import itertools
@@ -23,9 +24,11 @@ from widemix.distributed.topology import keep_freed_memory, set_matmul_precision
 from widemix.engine.memory_layout import choose_memory_layout, layout_blocks, use_memory_layout
 from widemix.errors import InputError
 from widemix.estimate.fake import MemoryTracker
+from widemix.estimate.hardware import find_gpu
 from widemix.estimate.measure import product_side
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe
+from widemix.recipe.sections import TrainSection
 from widemix.training.profile import torch_profiler
 
 _LISTED = 12  # operations; the others are added up
@@ -127,9 +130,9 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
         state = [value for values in contestant.optimizer.state.values() for value in values.values()]
         contestant.memory_gib = peak_memory(step, contestant.network, [*state, inputs, targets], device)
         contestant.operations_ms = time_by_operation(step, device)
-    peak = measure_peak(recipe.train.precision, device)
+    peaks = measure_peak(recipe.train.precision, device), stated_peak(recipe.train, device)
     return [
-        row_of(contestant, contestants[0], batch, counter.get_total_flops(), peak, device)
+        row_of(contestant, contestants[0], batch, counter.get_total_flops(), peaks, device)
         for contestant in contestants
     ]
 
@@ -207,10 +210,26 @@ def measure_peak(precision: str, device: torch.device) -> float:
     return 2 * side**3 / best
 
 
+def stated_peak(train: TrainSection, device: torch.device) -> float | None:
+    """FLOPs a second on the data sheet of this GPU; None of others, and where TF32 computes fp32."""
+    gpu = find_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    tf32 = train.precision == "fp32" and train.matmul_precision != "highest"
+    return gpu.peak(train.precision) if gpu and not tf32 else None
+
+
 def row_of(
-    contestant: Contestant, first: Contestant, batch: int, flops: int, peak: float, device: torch.device
+    contestant: Contestant,
+    first: Contestant,
+    batch: int,
+    flops: int,
+    peaks: tuple[float, float | None],
+    device: torch.device,
 ) -> dict[str, Any]:
-    """The row of a contestant: medians over the rounds; `time_ratio` to the first one's step of the same round."""
+    """The row of a contestant: medians over the rounds; `time_ratio` to the first one's step of the same round.
+
+    peaks: FLOPs a second, measured and on the data sheet.
+    """
+    measured, stated = peaks
     own, others = (list(map(sum, each.seconds)) for each in (contestant, first))
     parts = zip(PARTS, zip(*contestant.seconds, strict=True), strict=True)
     seconds = statistics.median(own)
@@ -221,7 +240,8 @@ def row_of(
         "time_ratio": round(statistics.median(a / b for a, b in zip(own, others, strict=True)), 4),
         **{f"{part}_ms": round(1e3 * statistics.median(times), 3) for part, times in parts},
         "tflop_per_s": round(flops / seconds / 1e12, 4),
-        "peak_fraction": round(flops / seconds / peak, 4),
+        "peak_fraction": round(flops / seconds / measured, 4),
+        "mfu": round(flops / seconds / stated, 4) if stated else None,
         "memory_gib": contestant.memory_gib,
         "operations_ms": contestant.operations_ms,
     }

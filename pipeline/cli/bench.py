@@ -17,7 +17,9 @@ from widemix.terminal import print
 BENCHES = {
     "augment": "decoding and augmenting by the ImageNet recipe, against timm and torchvision",
     "checkpoint": "saving Mixer-B/16 on two ranks: how long training stops, by engine",
+    "curve": "the stages of a recipe's loader on one thread, and its speed on 1 to 64 by a model of them",
     "loader": "decoding, cropping and flipping, against FFCV, timm, torchvision, simplejpeg, SPDL and DALI",
+    "loop": "training on a recipe's data, with loader and loop, against its bare step",
     "mixup": "mixup and CutMix as a fraction of a step of Mixer-B/16, against timm",
     "start": "a start until the first batch, against FFCV",
     "prep": "preparing ImageNet images, against FFCV's DatasetWriter, litdata and MosaicML's MDS",
@@ -26,7 +28,10 @@ BENCHES = {
     "views": "several views of each image from one decoding, against a loader for each view",
 }
 # Of widemix.bench.gpu, in order.
-GPU_PARTS = ("tests", "b16", "b_w", "figure7", "mixup", "wait", "fp8", "loader", "checkpoint", "study")
+GPU_PARTS = (
+    *("tests", "b16", "wait", "loader_16", "loader_1", "b_w", "figure7", "s_mixer", "loader_4", "loader_8"),
+    *("loader_2", "mixup", "fp8", "checkpoint", "figure2d", "figureS8", "figureS1_left"),
+)
 SIZED = ("loader", "prep")  # those that repeat the data up to a size
 SAMPLE = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "imagenet-sample"
 
@@ -42,7 +47,7 @@ def add_bench(commands) -> None:
     for name, text in BENCHES.items():
         bench = benches.add_parser(name, help=text, description=f"Time {text}.")
         add = bench.add_argument
-        if name not in ("checkpoint", "mixup", "step"):
+        if name not in ("checkpoint", "curve", "loop", "mixup", "step"):
             add(
                 "--from",
                 dest="origin",
@@ -72,6 +77,15 @@ def add_bench(commands) -> None:
             add("--threads", type=int, nargs="+", metavar="N", help=threads)
         if name == "trainers":
             add("--timm-train", type=Path, metavar="FILE", help="train.py of a timm checkout (default: without it)")
+        if name in ("curve", "loop"):
+            add("recipe", metavar="RECIPE.yaml", help="its data is prepared; its keys are options too")
+        if name == "loop":
+            timed = "a step without a network, in which so many milliseconds pass (default: the recipe's network)"
+            add("--step-ms", type=float, metavar="MS", help=timed)
+            launched = "CPU time of these in which the host starts operators (default: 0)"
+            add("--launch-ms", type=float, default=0.0, metavar="MS", help=launched)
+            add("--lines", type=int, default=2, metavar="N", help="lines of the log in a round (default: 2)")
+            add("--to", type=Path, metavar="DIR", help="keep the runs in this folder, of train.profile the traces")
         if name == "step":
             network = (
                 "time the network of a recipe instead, without loop and data: normal and RP, against timm's where it "
@@ -206,7 +220,8 @@ def _gpu(arguments: argparse.Namespace) -> Exit:
 
 
 def _bench(arguments: argparse.Namespace) -> Exit:
-    check_least(arguments, 1, "rounds", "samples", "batch", "threads")
+    check_least(arguments, 1, "rounds", "samples", "batch", "threads", "lines", "step_ms")
+    check_least(arguments, 0, "launch_ms")
     if arguments.overrides and not arguments.recipe:
         raise InputError(f"--{arguments.overrides[0][0]}: is a key of a recipe, and none is named")
     origin = getattr(arguments, "origin", None)

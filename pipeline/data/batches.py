@@ -1,10 +1,10 @@
 """Batches, from a source of samples to the device.
 
-One thread reads and decodes some batches ahead, another moves the next one to the device on a CUDA stream of its own,
-while the step computes. Decoded images are transferred as uint8 [B, H, W, 3] from pinned memory. Normalised on the
-host they would be four times the bytes (588 KiB an image of 224 pixels; in bf16 two), and take 41 us of a CPU each,
-of about 1.2 ms for decoding. Erasing and mixup work on normalised float32 values, so they run on the device too. On
-the CPU the steps are the same, without a transfer.
+One thread reads some batches ahead, two at once where several threads decode; another moves the next one to the
+device on a CUDA stream of its own, while the step computes. Decoded images are transferred as uint8 [B, H, W, 3] from
+pinned memory. Normalised on the host they would be four times the bytes (588 KiB an image of 224 pixels; in bf16
+two), and take 41 us of a CPU each, of about 1.2 ms for decoding. Erasing and mixup work on normalised float32 values,
+so they run on the device too. On the CPU the steps are the same, without a transfer.
 """
 
 import contextlib

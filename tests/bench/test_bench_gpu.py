@@ -12,12 +12,14 @@ from PIL import Image
 
 from tests.conftest import ON_GPUS, ROOT, System
 from widemix.bench import gpu
-from widemix.bench.gpu import CIFAR, PARTS, Part, Where, prepared, run_parts
+from widemix.bench.gpu import PARTS, Part, Where, prepared, run_parts
 from widemix.cgroups import usable_cpus
 from widemix.cli.bench import GPU_PARTS
 from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
 from widemix.errors import Exit, InputError
+
+STUDIES = ("figure2d", "figureS8", "figureS1_left")
 
 
 @pytest.fixture
@@ -60,28 +62,35 @@ def test_every_part_is_a_command(tmp_path, parse, small):
         ("figure7", "recipe batch compiled", ["cifar10/figure7", 128, True], ["digits/mixer", 8, False]),
         ("mixup", "rounds", [5], [1]),
         ("checkpoint", "rounds", [2], [1]),
-        ("wait", "recipe batch steps", ["imagenet/mixer_b16", 256, 40], ["digits/mixer", 32, 4]),
+        ("s_mixer", "recipe batch compiled", ["cifar10/s_mixer", 128, True], ["digits/mixer", 8, False]),
+        ("wait", "recipe rounds lines step_ms", ["imagenet/mixer_b16", 3, 2, None], ["digits/mixer", 1, 1, None]),
         ("fp8", "recipe batch steps", ["imagenet/mixer_b16", 256, 40], ["digits/mixer", 32, 4]),
-        ("loader", "samples rounds", [1000, 2], [100, 1]),
-        ("study", "only at_once", ["*seed-0*", 4], ["*depth-2*seed-0*", 1]),
+        ("loader_1", "samples rounds threads", [1000, 3, [1]], [100, 1, [1]]),
+        ("loader_2", "samples rounds threads", [1000, 3, [2]], [100, 1, [1]]),
+        ("loader_4", "samples rounds threads", [2000, 3, [4]], [100, 1, [1]]),
+        ("loader_8", "samples rounds threads", [4000, 3, [8]], [100, 1, [1]]),
+        ("loader_16", "samples rounds threads", [8000, 3, [16]], [100, 1, [1]]),
+        *((name, "only at_once", ["*seed-0*", 4], ["*seed-0*", 1]) for name in STUDIES),
     ],
 )
 def test_parts_are_of_the_size_that_fits_their_minutes(tmp_path, parse, name, keys, large, small):
     """In small they are only tried."""
     data = {"data.path": str(tmp_path / "to/data")}
-    fp8 = data | {"train.fp8": "true", "train.compile": "true"}
-    overrides = {"wait": (data, data), "fp8": (fp8, data), "study": ({}, {"train.epochs": "1"})}
+    fp8, whole = data | {"train.fp8": "true", "train.compile": "true"}, data | {"data.eval_split": "train"}
+    large_whole = whole | {"train.global_batch": "256", "train.profile": "20:24"}
+    overrides = {"wait": (large_whole, whole | {"train.profile": "4:6"}), "fp8": (fp8, data)}
+    overrides |= dict.fromkeys(STUDIES, ({}, {"train.epochs": "1"}))
     for expected, is_small in ((large, False), (small, True)):
         folder, found = parse(name, is_small)
         assert [getattr(found, key) for key in keys.split()] == expected
         if name in overrides:
             assert dict(found.overrides) == overrides[name][is_small]
-        if name == "loader":  # on every power of two between them it would be stopped before it has written a row
-            assert (found.origin, found.threads) == (tmp_path / "from", [1] if is_small else [1, usable_cpus()])
-        if name == "study":
-            assert (found.to, found.report) == (folder / "runs", folder)
-        if name == "wait":
-            assert found.to == folder
+        if name.startswith("loader"):
+            assert found.origin == tmp_path / "from"
+        if name in STUDIES:
+            assert (found.recipe.stem, found.to, found.report) == (name, folder / "runs", folder)
+        if name in ("wait", "fp8"):
+            assert found.to == (folder / "runs" if name == "wait" else folder)
     assert name != "b16" or found.rounds == 2
 
 
@@ -186,38 +195,37 @@ def test_tests_run_in_the_clone_and_others_where_asked(tmp_path, monkeypatch):
     assert [*clone.iterdir()] == [clone / "tests"]
 
 
-@pytest.mark.parametrize(("part", "package"), [("loader", "ffcv"), ("checkpoint", "deepspeed")])
-def test_what_a_part_needs_is_named(tmp_path, monkeypatch, part, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    assert PARTS[part].absent(Where(tmp_path, tmp_path, False)) == f"{package} is not installed"
-
-
-def test_so_is_the_data_that_a_part_needs(tmp_path, monkeypatch):
-    """ImageNet's JPEGs, which in small only the loader reads, and CIFAR-10."""
-    for package in ("ffcv", "deepspeed"):
-        monkeypatch.setitem(sys.modules, package, SimpleNamespace(__spec__="is installed"))
+def test_what_a_part_needs_is_named(tmp_path, monkeypatch, system: System):
+    """ImageNet's JPEGs, which in small only the loader reads, CPUs, data sets and DeepSpeed."""
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
     monkeypatch.chdir(tmp_path)
-    for small, expected in ((False, {"wait", "fp8", "loader", "study"}), (True, {"loader", "study"})):
+    system({"os.sched_getaffinity": lambda process: set(range(8))})
+    loaders, read = {name for name in PARTS if name.startswith("loader")}, {"wait", "fp8"}
+    for small, expected in ((False, loaders | read), (True, loaders)):
         where = Where(tmp_path, tmp_path / "none", small)
         absent = {name: part.absent(where) for name, part in PARTS.items()}
-        assert {name for name, reason in absent.items() if reason} == expected
-    assert f"{tmp_path / 'none'}: " in absent["loader"]
-    assert absent["study"].startswith(f"{CIFAR}: not there; widemix prep cifar10 --from DIR --to ")
-    assert absent["study"].endswith(" --per-class 500 --holdout 10%")
-    CIFAR.mkdir(parents=True)
-    (CIFAR / "holdout.beton").touch()
+        assert {name for name, reason in absent.items() if reason} == expected | {"checkpoint", *STUDIES}
+    assert f"{tmp_path / 'none'}: " in absent["loader_16"]
+    assert absent["checkpoint"] == "deepspeed is not installed"
+    assert absent["figure2d"] == "datasets/mnist: not there; widemix prep mnist --from DIR --to datasets/mnist"
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(__spec__="is installed"))
+    for name in ("mnist", "cifar10"):
+        Path("datasets", name).mkdir(parents=True)
+        Path("datasets", name, "train.beton").touch()
     (tmp_path / "none").mkdir()
     Image.new("RGB", (8, 8)).save(tmp_path / "none/a.jpg")
-    for name in ("wait", "fp8", "loader", "study"):
-        assert PARTS[name].absent(Where(tmp_path, tmp_path / "none", False)) is None
+    absent = {name: part.absent(Where(tmp_path, tmp_path / "none", False)) for name, part in PARTS.items()}
+    assert {name: reason for name, reason in absent.items() if reason} == {"loader_16": "this process may use 8 CPUs"}
 
 
 def test_the_studys_rows_are_those_of_its_table(tmp_path):
+    tmp_path /= "figure2d"
+    tmp_path.mkdir()
     lines = [{"run": "a", "metrics": {"top1": 50.0, "loss": 1.0}, "seconds": 3.5}, {"run": "b", "metrics": {}}]
     lines[1]["seconds"] = None
-    (tmp_path / "figure7-small.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "figure2d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = [{"name": "a", "top1": 50.0, "seconds": 3.5}, {"name": "b", "top1": None, "seconds": None}]
-    assert PARTS["study"].rows(tmp_path) == rows
+    assert PARTS["figure2d"].rows(tmp_path) == rows
 
 
 def test_tests_that_failed_are_named(tmp_path):

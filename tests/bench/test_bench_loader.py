@@ -26,6 +26,7 @@ from widemix.cgroups import usable_cpus
 from widemix.data.decode import random_boxes
 from widemix.errors import InputError, RunError
 from widemix.formats.beton import open_beton
+from widemix.recipe import load_recipe
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import IMAGENET_MEAN, IMAGENET_STD
 
@@ -146,14 +147,16 @@ def test_spdl_crops_every_image_anew_in_each_epoch(images, tmp_path, monkeypatch
     assert not {*read[:60]} & {*read[60:]}
 
 
-def test_rows_are_the_medians_of_samples_in_random_order(images, processes: Processes, system: System, monkeypatch):
-    """What checksums cost is known of decoders on one thread alone."""
+@pytest.mark.parametrize("peer", [loading.FFCV, loading.TIMM])
+def test_rows_are_the_medians_of_samples_in_random_order(peer, images, processes: Processes, system, monkeypatch):
+    """Compared with FFCV's, or without it timm's; what checksums cost is known of decoders on one thread alone."""
     timed = []
+    monkeypatch.setitem(sys.modules, "ffcv", ModuleType("ffcv") if peer == loading.FFCV else None)
 
     def run(command, **_):
         name, threads = command[3], int(command[5])
         timed.append((name, threads))
-        speed = {loading.PEER: 100, "ours, pixels, uint8": 400}.get(name, 200) * threads
+        speed = {peer: 100, "ours, pixels, uint8": 400}.get(name, 200) * threads
         row = {"images": 10, "seconds": 10 / speed * len(timed), "cpu_seconds": 10 / speed}
         return SimpleNamespace(returncode=0, stdout=json.dumps(row))
 
@@ -171,7 +174,7 @@ def test_rows_are_the_medians_of_samples_in_random_order(images, processes: Proc
     for row in rows:
         speeds = [sample["images"] / sample["seconds"] for sample in row["samples"]]
         assert row["images_per_s"] == pytest.approx(statistics.median(speeds), abs=0.1)
-        expected = {loading.PEER: 1, "ours, pixels, uint8": 4}.get(row["name"], 2)
+        expected = {peer: 1, "ours, pixels, uint8": 4}.get(row["name"], 2)
         assert row["cpu_ratio"] == expected
         assert row["images_per_cpu_s"] == 100 * expected * row["threads"]
         decoder = loading.METHODS[row["name"]].decodes and row["threads"] == 1
@@ -198,10 +201,13 @@ def test_our_rows_read_what_was_prepared_as_their_names_say(name, images, proces
     prepare("image-folder", tmp_path / "images", tmp_path / folder, "--max-size=0", option)
     epoch = loading.METHODS[name].build(tmp_path, 3)
     assert loading.METHODS[name].decodes == (folder if "uint8" in name else None)
+    recipe = load_recipe(ROOT / "recipes/imagenet/mixer_b16.yaml").augment
+    whole = AugmentSection(auto_augment=recipe.auto_augment, re_prob=recipe.re_prob)
+    augment = whole if name.endswith("RandAugment and erasing") else SECTION
     if "uint8" not in name:
         [own] = epoch.loaders
         assert (own.data.workers, own.data.image_size, own.data.num_classes) == (3, 224, 1000)
-        assert (own.augment, own.train.global_batch, own.topology.world) == (SECTION, 50, 1)
+        assert (own.augment, own.train.global_batch, own.topology.world) == (augment, 50, 1)
         assert epoch(0) == 50
         return
     beton, orders = open_beton(tmp_path / folder / "train.beton"), []
@@ -336,7 +342,7 @@ def test_dali_and_ffcv_are_called_as_golden_has_it(images, others, tmp_path, req
     files = link_repeatedly(jpegs(images), tmp_path / "images", 160)
     dali = loading.METHODS["DALI's CPU pipeline, original files, uint8"].build(tmp_path, 3)
     assert dali(0) == 150  # of whole batches
-    assert loading.METHODS[loading.PEER].build(tmp_path, 3)(0) == 60
+    assert loading.METHODS[loading.FFCV].build(tmp_path, 3)(0) == 60
     said = "".join(f"{each}\n".removeprefix("call.") for each in others.mock_calls)
     said = said.replace(str([str(file) for file in files]), "FILES").replace(str(tmp_path), "FOLDER")
     said = re.sub(r" id='\d+'", "", said)

@@ -13,7 +13,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.bench.conftest import Clock
 from tests.conftest import ROOT, System
-from widemix.bench.network_step import Contestant, measure_networks, peak_memory, row_of, time_by_operation
+from widemix.bench.network_step import (
+    Contestant,
+    measure_networks,
+    peak_memory,
+    row_of,
+    stated_peak,
+    time_by_operation,
+)
 from widemix.bench.step import ENGINE, LOOP, PLAIN, SMALL, compare_loops, contests, make_recipe, rows_of
 from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
@@ -184,6 +191,7 @@ def test_networks_take_turns_and_have_rows_of_medians(name, keys, batch, dtype, 
         assert row["time_ratio"] == round(np.median(totals[:, k] / totals[:, 0]), 4)
         fraction = flops[k] / own_total / (2 * 256**3 / min(steps[-1:-20:-2]))
         assert row["peak_fraction"] == pytest.approx(fraction, rel=1e-3)
+        assert row["mfu"] is None
         assert row["memory_gib"] >= round(16 * sum(p.numel() for p in expected[k].parameters()) / 2**30, 3)
         assert any(operation.startswith("aten::") for operation in row["operations_ms"])
     for (_, inputs, found_features, half), network in zip(list(first.values()), expected, strict=True):
@@ -237,11 +245,27 @@ def test_rows_name_the_clock_of_their_device(device, rate, system: System) -> No
         Contestant(name, layer, torch.optim.SGD(layer.parameters()), "rows", seconds, 1.5, {"a": 2.0})
         for name, seconds in (("normal", [[1, 2, 1], [1, 1, 2]]), ("rp", [[2, 4, 2], [1, 3, 4]]))
     )
-    assert row_of(other, first, 8, 4 * 10**12, 10**12, torch.device(device)) == {
+    assert row_of(other, first, 8, 4 * 10**12, (10**12, 4e12), torch.device(device)) == {
         "name": "rp", "memory_layout": "rows", rate: 1, "time_ratio": 2, "forward_ms": 1500, "backward_ms": 3500,
-        "optimizer_ms": 3000, "tflop_per_s": 0.5, "peak_fraction": 0.5, "memory_gib": 1.5,
+        "optimizer_ms": 3000, "tflop_per_s": 0.5, "peak_fraction": 0.5, "mfu": 0.125, "memory_gib": 1.5,
         "operations_ms": {"a": 2.0},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", {"train.precision": "bf16"}, 989e12),
+        ("NVIDIA H100 80GB HBM3", {}, 67e12),
+        ("NVIDIA H100 80GB HBM3", {"train.matmul_precision": "high"}, None),  # TF32
+        ("another", {}, None),
+    ],
+)
+def test_the_peak_is_that_of_the_data_sheet(name, keys, peak, system: System) -> None:
+    system({"torch.cuda.get_device_name": lambda device: name})
+    train = load_recipe(ROOT / "recipes/digits/mixer.yaml", list(keys.items())).train
+    assert stated_peak(train, torch.device("cuda")) == peak
+    assert stated_peak(train, CPU) is None
 
 
 # What a step goes into.

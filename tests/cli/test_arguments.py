@@ -69,6 +69,7 @@ TRAINED = ["--model.depth=3", "--data.path=data"]
 COMMANDS = Path(__file__).with_name("calls.txt")
 OWN = (PrepSettings, Cluster, Samples, Search, Range, Where)  # whose values are shown
 BENCHMARK = {"rounds", "origin", "samples", "threads", "timm_train", "recipe", "overrides", "batch", "compiled"}
+BENCHMARK |= {"step_ms", "launch_ms", "lines", "to"}
 
 
 def shown(value: Any) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import ON_GPUS, ROOT, Command, hide_gpus, train_lines
+from tests.conftest import Command, hide_gpus, train_lines
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CPU_ALONE = {"CUDA_VISIBLE_DEVICES": ""}
@@ -145,8 +145,3 @@ def test_only_tests_of_gpus_see_them(arguments, hidden):
     environ: dict[str, str] = {}
     hide_gpus(arguments, environ)
     assert environ == ({"CUDA_VISIBLE_DEVICES": ""} if hidden else {})
-
-
-def test_what_sees_gpus_is_what_make_test_gpu_runs():
-    rule = (ROOT / "Makefile").read_text().partition("stress-gpu: setup")[2].partition("$(ARGS)")[0]
-    assert [str(path.relative_to(ROOT)) for path in ON_GPUS] == [word for word in rule.split() if "tests/" in word]
