@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.sections import train_section
 from widemix.analysis import augment
-from widemix.analysis.augment import AMPLIFIED, Comparison, all_comparisons, comparison_tiles, first_batch
+from widemix.analysis.augment import AMPLIFIED, Comparison, all_comparisons, comparison_tiles, first_batch, write_png
 from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
 from widemix.data.augment.program import compile_policy
@@ -213,3 +213,19 @@ def test_the_command_writes_both_sheets(digits, tmp_path, capsys):
     assert str(tmp_path / "training.png") in capsys.readouterr().out
     with Image.open(tmp_path / "training.png") as sheet:
         assert np.asarray(sheet).shape[1] == 8 * (112 + GUTTER) + GUTTER
+
+
+def test_an_interrupted_image_leaves_what_was_there(tmp_path, system):
+    path = tmp_path / "sheet.png"
+    write_png(Image.new("RGB", (2, 2), (1, 2, 3)), path)
+    before = path.read_bytes()
+
+    def interrupted(image, file, **options):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    system({"PIL.Image.Image.save": interrupted})
+    with pytest.raises(KeyboardInterrupt):
+        write_png(Image.new("RGB", (2, 2)), path)
+    assert [item.name for item in tmp_path.iterdir()] == ["sheet.png"]
+    assert path.read_bytes() == before

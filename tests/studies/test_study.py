@@ -18,7 +18,7 @@ from widemix.models.cost import model_cost
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe, dump_recipe, experiment_hash, load_recipe
-from widemix.studies.quantity import as_quantity, block_weights, solve, value_of
+from widemix.studies.quantity import as_quantity, block_weights, is_number, solve, value_of
 from widemix.studies.study import is_study, read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, scale, unique
 
@@ -368,6 +368,7 @@ def test_each_size_of_an_axis_is_that_of_the_network():
 def test_values_are_numbers_or_the_texts_of_their_parts():
     values = [3, 0.5, True, None, "a", [0, 3], (0.5, "b"), ()]
     assert [as_quantity(value) for value in values] == [3, 0.5, "True", "None", "a", "0, 3", "0.5, b", ""]
+    assert [is_number(value) for value in (0, 0.5, math.nan, math.inf, "1")] == [True, True, False, False, False]
     keys = [("model.permutation", "random"), ("model.permuted_blocks", "[]")]
     assert value_of("permuted_block", load_recipe("digits/mixer", keys)) == "none"
 
