@@ -14,8 +14,10 @@ from tests.clone import CLONE
 from widemix.cli import main, parser
 from widemix.cli.arguments import Parser, describe_section
 from widemix.cli.commands import split_overrides
+from widemix.cli.completion import make_completed
 from widemix.cli.parser import make_parser
 from widemix.cli.reference import commands_of
+from widemix.errors import InputError
 from widemix.recipe import SECTIONS, keys
 
 COMMANDS = make_parser()
@@ -150,3 +152,12 @@ def test_a_key_of_every_kind_of_data_is_listed_once():
     assert listed.count("data.path") == listed.count("data.workers") == 1
     assert listed.count("data.kind") == 2
     assert set(listed) == {name for name in keys() if name.startswith("data.")}
+
+
+def test_completion_knows_recipes_studies_and_keys():
+    completed = make_completed()
+    given = completed.parse_args(["train", "digits/rp_mixer", "--optim.lr", "1"])
+    assert (given.recipe, vars(given)["optim.lr"]) == ("digits/rp_mixer", "1")
+    assert completed.parse_args(["study", "plan", "figure7"]).recipe == "figure7"
+    with pytest.raises(InputError):
+        completed.parse_args(["train", "digits/none"])
