@@ -22,19 +22,14 @@ from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
 
-NONE = Path("none")  # small images, also where real ones are at hand
 RAW = PrepSettings(raw=True)
 DONE, FAILED = 0, 1
 LINES = ("number", "empty", "third", "twice")  # what may be wrong with a line of a journal
 # Source, layout, settings: of each kind of samples, since what is the same for all of a kind is in one place.
 PREPARED = {
-    "markers": ("imagenet", partial(layouts.imagenet, real=NONE), PrepSettings()),
-    "own bytes": ("imagenet", partial(layouts.imagenet21k, real=NONE), PrepSettings(restart_markers=False)),
-    "coefficients": (
-        "imagenet",
-        partial(layouts.imagenet, real=NONE),
-        PrepSettings(encoding="coefficients", max_size=0),
-    ),
+    "markers": ("imagenet", layouts.imagenet, PrepSettings()),
+    "own bytes": ("imagenet", layouts.imagenet21k, PrepSettings(restart_markers=False)),
+    "coefficients": ("imagenet", layouts.imagenet, PrepSettings(encoding="coefficients", max_size=0)),
     "pixels": ("image-folder", lambda folder: bmps(folder, 30), RAW),
     "arrays": ("mnist", layouts.mnist, PrepSettings()),
     "text": ("mnli", layouts.mnli, PrepSettings(length=128)),

@@ -196,7 +196,7 @@ def test_variables_of_more_processes_are_an_error(said, message):
         (SRUN, "train digits/mixer --ranks 2", 4),
         (HYDRA, "train digits/mixer --ranks 4", 2),
         (STANDALONE, "train digits/mixer --ranks 4", 1),
-        (HYDRA, "eval timm:mixer_b16_224 --data d --ranks 1", 2),
+        (HYDRA, "eval timm:mixer_b16_224 --ranks 1", 2),
         (HYDRA, "bench scale digits/mixer --ranks 3", 2),
     ],
 )
