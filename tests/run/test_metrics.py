@@ -341,6 +341,31 @@ def test_figures_of_an_analysis_replace_those_of_the_same_step(tmp_path):
         checkpoint.save(tmp_path, state(), position(6), RetentionPolicy(1))
 
 
+@pytest.mark.parametrize(
+    ("tag", "at", "evaluates", "kept"),
+    [
+        ("loss/train", 5, True, True),
+        ("loss/train", 6, False, False),
+        ("eval/top1", 5, True, False),
+        ("eval/top1", 5, False, True),
+        ("eval/top1", 4, True, True),
+        ("loss/eval_ema", 5, True, False),
+        ("mistakes", 5, True, False),
+        ("confusion", 5, True, False),
+        ("first_batch", 1, True, True),
+    ],
+)
+def test_a_start_takes_over_what_it_does_not_repeat(tmp_path, tag, at, evaluates, kept):
+    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
+    split, name = {"loss/train": ("train", "loss"), "loss/eval_ema": ("eval", "ema_loss")}.get(tag) or (
+        tag.split("/") if "/" in tag else (None, tag)
+    )
+    writer.write({"step": at, "split": split, name: 1.0}) if split else writer.show(name, IMAGE, at)
+    writer.close()
+    MetricsWriter(tmp_path, 5, tensorboard=True, evaluates=evaluates).close()
+    assert steps_of(tmp_path, tag) == [at] * kept
+
+
 @pytest.mark.parametrize("damage", ["a bit of the last", "a bit of the last, and a torn one behind it", "the third"])
 def test_records_are_taken_over_up_to_a_damaged_one(tmp_path, damage):
     writer = MetricsWriter(tmp_path, 0, tensorboard=True)
