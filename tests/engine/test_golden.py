@@ -16,12 +16,18 @@ from tests.engine.ranks import (
     STATEFUL,
     Setting,
     changed_by_forward_passes,
+    golden,
     sampled_and_normed,
 )
 
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 TOLERANCE = {"fp32": 1e-6, "bf16": 1e-3, "fp16": 1e-3}
 pytestmark = pytest.mark.filterwarnings("ignore")  # DeepSpeed's own imports warn
+
+
+@pytest.fixture(scope="module")
+def one_rank(alone, digits):
+    return golden(digits)
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +39,12 @@ def expected(alone, digits):
         return plain_loop(setting.model(), batches, setting.rates[:GOLDEN_STEPS], optim=setting.recipe.optim)
 
     return curve
+
+
+@pytest.mark.parametrize("case", GOLDEN, ids="-".join)
+def test_one_rank_has_the_losses_of_the_plain_loop(one_rank, expected, case):
+    recipe, _, precision = case
+    assert one_rank[case] == pytest.approx(expected(recipe), rel=TOLERANCE[precision])
 
 
 @pytest.mark.long

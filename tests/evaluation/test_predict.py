@@ -290,3 +290,8 @@ def test_a_predictor_computes_in_the_recipes_precision(folders, tmp_path, precis
     assert predictor.logits([np.zeros((9, 9, 3), np.uint8)]).dtype == np.float32
     assert computed == [dtype]
     assert [predictor.class_name(label) for label in range(3)] == [*loaded.classes, "2"]
+
+
+def test_a_network_of_sentences_is_refused():
+    with pytest.raises(InputError, match="reads text"):
+        Predictor(load_network("recipes/mnli/mixer.yaml"))
