@@ -55,6 +55,7 @@ class _Timed(nn.Module):
         self.head = nn.Linear(3, num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Images [B, 3, H, W] -> logits [B, classes] of a corner's pixel, once the time of a step is over."""
         until, launched = time.perf_counter() + self._step, time.thread_time() + self._launch
         few = images.new_zeros(16, dtype=torch.float32)
         while time.thread_time() < launched:

@@ -28,9 +28,8 @@ def timm_name(name: str) -> str | None:
 
 def check_timm_name(name: str, given: str) -> None:
     """Raise `InputError`, which begins with `given`, where `name` is that of no network of timm: timm:NAME."""
-    if name.startswith(TIMM) and ":" not in (
-        network := name.removeprefix(TIMM)
-    ):  # timm knows hf-hub: and local-dir: too
+    network = name.removeprefix(TIMM)
+    if name.startswith(TIMM) and ":" not in network:  # timm knows hf-hub: and local-dir: too
         try:
             check_name(network, TIMM)
         except InputError as error:

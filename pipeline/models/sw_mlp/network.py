@@ -72,8 +72,8 @@ class SwMlp(MlpClassifier):
     """Patch layer, vectorisation, L static-mask blocks, LN, linear head (appendices A.1 and A.2.5).
 
     The patch layer gives S0 tokens of C channels, [B, S0*C] as a vector. m = S0*C, or with `project_features` the
-    first block maps S0*C features to m. `pool` averages over tokens before
-    the head, as table S.1 has it; otherwise the head reads all m features. density 1 is the dense MLP.
+    first block maps S0*C features to m. `pool` averages over tokens before the head, as table S.1 has it; otherwise
+    the head reads all m features. density 1 is the dense MLP.
     """
 
     def __init__(self, section: SwMlpSection, *, img_size: int, num_classes: int, in_chans: int = 3):
