@@ -1,9 +1,10 @@
 """How many images a second a loader gives on any number of threads, from what its stages take on one.
 
-The stages of the recipe's loader are measured, by CPU time. The model simulates `widemix.data.batches`: two batches
+The stages of the recipe's loader are measured, by CPU time. The model simulates `widemix.data.batches`: some batches
 are read at once; each is Python, then a task for each thread that decodes, and when the last has ended one that
 augments. Python, and the start of a task, is one thing at a time. Finishing, which a GPU does itself, has a thread of
-its own. Not in it: the bandwidth of memory, and processors that are slower when all of their cores work.
+its own. Not in it: the bandwidth of memory, and processors that are slower when all of their cores work. For as many
+threads as there are processors, reading is timed beside it.
 """
 
 import argparse
@@ -12,12 +13,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from widemix.cgroups import usable_cpus
 from widemix.cli.commands import load_from_arguments
-from widemix.data.batches import StepPart
+from widemix.data.batches import StepPart, prefetch
 from widemix.data.compiled import run_on_threads
 from widemix.data.images import AugmentedImages
 from widemix.data.loader import TrainLoader
@@ -44,11 +47,12 @@ class Stages:
     task: float  # of the start of a task, in Python
     finish: float  # of all images, divided among the threads
     alone: float  # of all images, by one thread
+    ahead: int  # batches that are read ahead
 
     def images_per_s(self, threads: int, finishing: bool = True) -> float:
         """Return the model's speed on so many threads; without `finishing` that of reading, as for a GPU."""
         workers, python, finisher = [0.0] * threads, 0.0, 0.0
-        at_once = 2 if threads > 1 else 1
+        at_once = min(threads, self.ahead)
         waiting = [(0.0, number, "read") for number in range(at_once)]
         decode = [sum(self.decode[k::threads]) for k in range(threads)]
 
@@ -85,6 +89,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     recipe = load_from_arguments(arguments)
     if recipe.model.takes == "text":
         raise InputError(f"bench curve: {arguments.recipe} loads no images")
+    measured = {k: round(read_per_s(recipe, k), 1) for k in THREADS if k <= usable_cpus()}
     stages = measure_stages(recipe, arguments.rounds)
     own = {name: sum(value) if isinstance(value, Sequence) else value for name, value in vars(stages).items()}
     times = {f"{name}_us": round(1e6 * value / len(stages.decode), 2) for name, value in own.items()}
@@ -92,6 +97,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         {
             "name": f"{threads} thread{'s' * (threads > 1)}",
             "read_per_s": round(stages.images_per_s(threads, finishing=False), 1),
+            "measured_per_s": measured.get(threads),
             "finished_per_s": round(stages.images_per_s(threads), 1),
             **times,
         }
@@ -99,13 +105,23 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
+def read_per_s(recipe: Recipe, threads: int) -> float:
+    """Return how many images the recipe's loader reads in a second with so many threads: the median of batches."""
+    loader = _loader(recipe, threads)
+    reads = [partial(loader.source.read, StepPart(loader.order.step(0, 0)[: loader.micro_batch_size]))] * _BATCHES
+    with prefetch(reads, loader.data, loader.source, loader.micro_batch_size) as hosts:
+        ends = [time.perf_counter() for _ in hosts]
+    ends = ends[_BATCHES // 4 :]  # what is ready before the first is asked for
+    return loader.micro_batch_size * (len(ends) - 1) / (ends[-1] - ends[0])
+
+
 def measure_stages(recipe: Recipe, rounds: int) -> Stages:
     """Return what the stages of the recipe's loader take: medians over rounds, in CPU time."""
     torch.set_num_threads(1)
-    data = recipe.data.model_copy(update={"workers": 1})
-    loader = TrainLoader(data, recipe.augment, recipe.train, Topology(0, 1, 0, 1, torch.device("cpu")))
+    loader = _loader(recipe, 1)
     source = loader.source
     assert isinstance(source, AugmentedImages)
+    data = loader.data
     assert isinstance(data, DataSection)
     ids = loader.order.step(0, 0)[: loader.micro_batch_size]
     samples, boxes, cubic = ids % len(loader), source.boxes(ids, 0), source.cubic(ids, 0)
@@ -134,7 +150,13 @@ def measure_stages(recipe: Recipe, rounds: int) -> Stages:
         task=_seconds(lambda: run_on_threads(lambda k, n: None, 8), rounds, time.process_time) / 8,
         finish=parallel,
         alone=max(0.0, finished - parallel),
+        ahead=data.prefetch_batches,
     )
+
+
+def _loader(recipe: Recipe, threads: int) -> TrainLoader:
+    data = recipe.data.model_copy(update={"workers": threads})
+    return TrainLoader(data, recipe.augment, recipe.train, Topology(0, 1, 0, 1, torch.device("cpu")))
 
 
 def _seconds(action: Callable[[], object], rounds: int, clock: Callable[[], float] = time.thread_time) -> float:

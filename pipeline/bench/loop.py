@@ -2,8 +2,9 @@
 
 The whole is `widemix train` itself, timed by the lines of its metrics.jsonl. The bare step is forward and backward
 pass and optimizer on a batch in memory. They take turns, each round a run of its own. With a step's time given no
-network is computed: its forward pass waits so long, without Python's lock, as for a GPU. So a machine without one
-shows whether it would keep one busy.
+network is computed: a device is imitated, which is busy so long with each step, while its host goes on to the next.
+The host waits where that of a GPU would: before it is two steps ahead, and where a line of the log reads the losses.
+So a machine without a GPU shows whether it would keep one busy.
 """
 
 import argparse
@@ -37,11 +38,11 @@ _NEVER = 1 << 30  # epochs, steps
 
 
 class TimedSection(ModelSection):
-    """A network in whose place a time passes."""
+    """A network in whose place a time passes, in milliseconds."""
 
     kind: Literal["timed"] = "timed"
     step_ms: float
-    launch_ms: float  # of these, CPU time of the host, which starts operators
+    launch_ms: float  # CPU time of the host, which starts operators
 
     def build(self, image_size: int, num_classes: int) -> nn.Module:
         """Return the network, of a few weights."""
@@ -49,20 +50,28 @@ class TimedSection(ModelSection):
 
 
 class _Timed(nn.Module):
+    free_at = 0.0  # when the device has ended the last step
+
     def __init__(self, step: float, launch: float, num_classes: int):
         super().__init__()
         self._step, self._launch = step, launch
         self.head = nn.Linear(3, num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Images [B, 3, H, W] -> logits [B, classes] of a corner's pixel, once the time of a step is over."""
-        until, launched = time.perf_counter() + self._step, time.thread_time() + self._launch
+        """Images [B, 3, H, W] -> logits [B, classes] of a pixel, once the device has ended the step before."""
+        self.synchronize()
+        _Timed.free_at = time.perf_counter() + self._step
+        launched = time.thread_time() + self._launch
         few = images.new_zeros(16, dtype=torch.float32)
         while time.thread_time() < launched:
             few.add_(1)
-        time.sleep(max(0.0, until - time.perf_counter()))
         with torch.autocast(images.device.type, enabled=False):  # a CPU may be slow in bf16
             return self.head(images[:, :, 0, 0].float())
+
+    @classmethod
+    def synchronize(cls) -> None:
+        """Wait, without Python's lock, until the device has nothing to do."""
+        time.sleep(max(0.0, cls.free_at - time.perf_counter()))
 
 
 class _Enough(Exception):
@@ -142,6 +151,8 @@ def _whole_step(recipe: Recipe, lines: int, folder: Path) -> dict[str, float]:
         if left[0] == 0:
             raise _Enough
         left[0] -= 1
+        if left[0] % recipe.log.every == 0:
+            _Timed.synchronize()
 
     with register_optimizer_step_post_hook(stepped), suppress(_Enough):
         train(recipe, folder, "never", Path("loop.yaml"), verbosity=-1)

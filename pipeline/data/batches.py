@@ -210,14 +210,15 @@ def prefetch(
 ) -> Prefetch[HostBatch]:
     """Read batches of at most `count` samples ahead, within `data.prefetch_batches` and `data.prefetch_mib`."""
     ahead = max(1, min(data.prefetch_batches, (data.prefetch_mib << 20) // source.host_bytes(count)))
-    return Prefetch(_read(reads, at_once=2 if source.threads > 1 and ahead > 1 else 1), ahead)
+    at_once = min(source.threads, ahead)
+    return Prefetch(_read(reads, at_once), ahead - at_once + 1)
 
 
 def _read(reads: Iterable[Callable[[], Item]], at_once: int) -> Iterator[Item]:
     """Yield what the calls return, in their order, with `at_once` of them running.
 
-    With two of them the decoding threads go on with the next batch while the last images of one are decoded, and
-    while Python prepares it.
+    The decoding threads go on with the next batch while the last images of one are decoded, and while Python
+    prepares it. Three let 16 threads do 97 % of 16 times the work of one, two 87 % (`widemix bench curve`).
     """
     if at_once == 1:
         yield from (read() for read in reads)
