@@ -10,6 +10,7 @@ from widemix.cli.commands import check_least
 from widemix.cli.options import add_checkpoint, add_evaluation, add_outputs, choose_networks, write_outputs
 from widemix.distributed.launchers import export_torchrun_env
 from widemix.errors import Exit, InputError
+from widemix.models.hub import HUB, TIMM
 from widemix.processes import unwinding
 from widemix.progress_line import announce_import
 from widemix.run.choice import choose
@@ -114,6 +115,8 @@ def add_export(commands) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> Exit:
+    if str(arguments.path).startswith((TIMM, HUB)):
+        raise InputError(f"{arguments.path}: is timm's to load; export takes the folder of a run or of a checkpoint")
     origin = choose(arguments.path, arguments.checkpoint)  # its error at once, before torch is imported
     with announce_import():
         from widemix.evaluation.export import export_checkpoint

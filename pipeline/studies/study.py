@@ -151,10 +151,12 @@ def read_study(path: Path) -> Study:
             raise InputError(f"{path}: a study is a mapping with the keys {', '.join(Study.model_fields)}")
         return Study.model_validate(values)
     except FileNotFoundError:
-        names = {file.stem: file.stem for file in (SHIPPED / "studies").glob("*.yaml")}
-        names |= {file.stem: str(file) for file in path.parent.glob("[!.]*.yaml")}
+        shipped = sorted(file.stem for file in (SHIPPED / "studies").glob("*.yaml"))
+        names = {name: name for name in shipped} | {file.stem: str(file) for file in path.parent.glob("[!.]*.yaml")}
         close = get_close_matches(path.stem, names, n=1)
-        raise InputError(f"{path}: no such study{f'; did you mean {names[close[0]]}?' if close else ''}") from None
+        close = close or [name for name in names if name.startswith(f"{path.stem}_")]
+        hint = f"did you mean {names[close[0]]}?" if close else f"give a file, or one of {len(shipped)} shipped, such as figure7"
+        raise InputError(f"{path}: no such study; {hint}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -241,11 +241,13 @@ VIT = {"patch_size": 4, "embed_dim": 12, "depth": 2, "num_heads": 3, "act_layer"
 STAGES = {"layers": [1, 2, 1, 1], "channels": [8, 8, 16, 16]}
 
 
+@pytest.mark.filterwarnings("ignore:Mapping deprecated model")
 @pytest.mark.parametrize(
     ("name", "keys", "made"),
     [
         ("vit_tiny_patch16_224", {"drop_path": 0.5, "arguments": VIT}, VIT | {"img_size": 8, "drop_path_rate": 0.5}),
         ("resnet18", {"arguments": STAGES}, STAGES),
+        ("xception", {}, {}),  # timm's earlier name of legacy_xception, of which alone it has a configuration
         ("ghostnet_050", {}, {}),  # which, as 21 of timm's 98 files of networks, knows no stochastic depth
     ],
 )

@@ -425,7 +425,7 @@ def test_a_recipe_is_no_study(tmp_path, text):
     with pytest.raises(InputError, match=r"study\.yaml: is a recipe, not a study"):
         read_study(tmp_path / "study.yaml")
     (tmp_path / "study.yaml").rename(tmp_path / ".studi.yaml")
-    with pytest.raises(InputError, match=r"study\.yaml: no such study$"):
+    with pytest.raises(InputError, match=r"study\.yaml: no such study; give a file"):
         read_study(tmp_path / "study.yaml")
     (tmp_path / "studio.yaml").touch()
     with pytest.raises(InputError, match=r"study\.yaml: no such study; did you mean \S+/studio\.yaml\?"):

@@ -116,15 +116,15 @@ class TimmSection(ModelSection):
 
     @override
     def first_layer(self) -> str | None:
-        from timm.models import get_pretrained_cfg_value
+        from widemix.models.timm_networks.network import published
 
-        return get_pretrained_cfg_value(self.name, "first_conv")
+        return published(self.name, "first_conv")
 
     @override
     def classifier(self) -> str | None:
-        from timm.models import get_pretrained_cfg_value
+        from widemix.models.timm_networks.network import published
 
-        return get_pretrained_cfg_value(self.name, "classifier")
+        return published(self.name, "classifier")
 
 
 SECTIONS = (ResMlpSection, GmlpSection, TimmSection)
