@@ -155,7 +155,8 @@ def read_study(path: Path) -> Study:
         names = {name: name for name in shipped} | {file.stem: str(file) for file in path.parent.glob("[!.]*.yaml")}
         close = get_close_matches(path.stem, names, n=1)
         close = close or [name for name in names if name.startswith(f"{path.stem}_")]
-        hint = f"did you mean {names[close[0]]}?" if close else f"give a file, or one of {len(shipped)} shipped, such as figure7"
+        others = f"give a file, or one of {len(shipped)} shipped, such as figure7"
+        hint = f"did you mean {names[close[0]]}?" if close else others
         raise InputError(f"{path}: no such study; {hint}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None

@@ -42,7 +42,7 @@ def _network(section: ResMlpSection | GmlpSection, **outer) -> MlpMixer:
 def create_timm_model(name: str, num_classes: int, **arguments) -> torch.nn.Module:
     """Return timm's network of that name; `InputError` if there is none, or if it does not take the arguments.
 
-    img_size: of the images, in pixels; a network that has no such argument, as convolutional ones, is tried with them.
+    img_size: of the images, in pixels; a network without such an argument, as convolutional ones, is tried with them.
     """
     if not timm.is_model(name):
         raise InputError(f"model.name {name}: {unknown_name(name, timm.list_models())}")
@@ -74,12 +74,13 @@ def _try_images(make: Callable[[], torch.nn.Module], name: str, side: int) -> No
 
 
 def published(name: str, what: str) -> Any:
-    """What timm says of a network's published weights, such as `input_size`; of a name of its earlier versions too."""
+    """What timm says of a network's published weights, such as `input_size`; of its earlier names too."""
     try:
         return timm.get_pretrained_cfg_value(name, what)
     except RuntimeError:
         with torch.device("meta"):
-            return timm.create_model(name).pretrained_cfg.get(what)
+            network: Any = timm.create_model(name)
+        return network.pretrained_cfg.get(what)
 
 
 def without_untaken(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
