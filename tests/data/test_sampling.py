@@ -5,7 +5,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import WeightedRandomSampler
@@ -18,7 +17,6 @@ from widemix.data.loader import TrainLoader
 from widemix.data.order import CYCLE, SampledOrder, Weighted, steps_per_epoch
 from widemix.data.paged import PagedOrder
 from widemix.distributed.topology import Topology
-from widemix.errors import InputError
 from widemix.recipe import load_recipe
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection
@@ -191,19 +189,3 @@ def test_the_paged_order_is_the_one_it_always_was():
     label, weight = np.array([0, 0, 0, 0, 0, 1, 1, 2]), np.array([1 / 5, 1 / 2, 1.0])
     order = order_of("paged", label, weight, 4, 0, 1)
     assert [order.step(epoch, 1).tolist() for epoch in (0, 70)] == [[5, 2, 15, 6], [2, 15, 3, 13]]
-
-
-@pytest.mark.parametrize(
-    ("sampling", "words"),
-    [
-        ("{bea: 2}", "sampling: the prepared folder has no class 'bea'; did you mean 'bee'?"),
-        ("{xyz: 2}", "sampling: the prepared folder has no class 'xyz'; the first are ant, bee, cow"),
-        ("{ant: 0, bee: 0, cow: 0, dog: 0, emu: 0}", "sampling: gives no class that has samples a weight above 0"),
-    ],
-)
-def test_wrong_weights_are_one_line(folder, sampling, words):
-    given = yaml.safe_load(sampling)
-    for key, make in {"data.": lambda: loader(folder, sampling), "": lambda: library(folder, sampling=given)}.items():
-        with pytest.raises(InputError) as caught:
-            make()
-        assert str(caught.value) == key + words

@@ -444,9 +444,6 @@ def test_a_part_has_its_share_of_the_samples(tmp_path):
     assert part.check_files() == ()  # which reads all of the source, where each machine prepares a part
     assert select(dataset, SETTINGS).check_files() != ()
 
-    with pytest.raises(InputError, match="part: sentence pairs are prepared by one machine"):
-        select(Dataset(("x",), {"train": files}, text=True), PrepSettings(part="2/3"))
-
 
 def test_how_many_processes_encode_what(tmp_path):
     """As many as are asked for, or usable; what is in memory is not sent to others."""

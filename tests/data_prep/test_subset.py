@@ -117,25 +117,6 @@ def test_per_class_is_nested_and_exact():
     assert names(OWN, "holdout", fraction=0.5) == ["v"]
 
 
-@pytest.mark.parametrize(
-    ("whole", "settings", "words"),
-    [
-        (NUMBERS, {"per_class": 1}, "per_class 1: the samples have targets and no classes; take a fraction"),
-        (dataset(20, 30, 9), {"per_class": 10}, "per_class 10: class 2 has 9 samples"),
-        # the only one is held out
-        (dataset(20, 1), {"per_class": 3, "holdout": 0.6}, "per_class 3: class 1 has 0 samples"),
-        (OWN, {"holdout": 0.5}, r"holdout 0\.5: the source has a split holdout already; leave it out"),
-        (Dataset(("a",), {"val": ImageFiles("", ["v"], [0])}), {"fraction": 0.5}, "the source has none"),
-        (dataset(10), {"fraction": 0.01}, "fraction 0.01 and holdout 0.0 leave none of 10"),
-        (dataset(10), {"holdout": 0.99}, "fraction 1.0 and holdout 0.99 leave none of 10"),
-        (dataset(10), {"holdout": 0.01}, "holdout 0.01 of 10 training samples is less than one"),
-    ],
-)
-def test_a_part_that_is_none_is_refused(whole, settings, words):
-    with pytest.raises(InputError, match=words):
-        select(whole, PrepSettings(**settings))
-
-
 def test_fractions():
     assert [parse_fraction(text) for text in ("1%", "0.01", "100%")] == [0.01, 0.01, 1]
     for wrong in ("", "%", "one"):

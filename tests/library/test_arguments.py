@@ -161,24 +161,6 @@ def test_a_wrong_epoch_or_state_is_named(digits: Path, kind: str) -> None:
             one.load_state_dict(one.state_dict() | {name: BAD[kind]})
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: widemix.Loader(batchsize=8), "no argument 'batchsize'; did you mean batch_size"),  # type: ignore[call-arg]
-        (lambda: widemix.prepare("digits", "out", qualty=90), "no argument 'qualty'; did you mean quality"),
-        (lambda: widemix.Loader("digits", zzz=1), "no argument 'zzz'; path, split, batch_size"),  # type: ignore[call-arg]
-        (lambda: widemix.Loader("a\0b", "train", 8), r"path 'a\\x00b': has a NUL character"),
-        (lambda: widemix.Loader("a" * 300, "train", 8), "path 'aaa.*: is too long for a file's name"),
-        (lambda: widemix.prepare({5: []}, "out"), "split 5 is no name"),  # type: ignore[dict-item]
-        (lambda: widemix.prepare({"train": None}, "out"), "train: None are no pairs"),  # type: ignore[dict-item]
-        (lambda: widemix.load_recipe("digits/mixer", [("train.epochs", 3)]), "overrides .*: must be pairs of a key"),  # type: ignore[list-item]
-    ],
-)
-def test_what_else_is_wrong_is_named(call: Callable[[], Any], words: str) -> None:
-    with pytest.raises(widemix.InputError, match=words):
-        call()
-
-
 class Number:
     """An integer type that is nobody's."""
 

@@ -166,23 +166,6 @@ def test_pairs_of_images_and_labels_are_prepared(tmp_path: Path) -> None:
     assert numbers.splits["train"].per_class == (1, 0, 1)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "words"),
-    [
-        ([], "train: has no pairs"),
-        ({}, "there are no splits"),
-        ([b"abc"], "train: pair 0 is b'abc', not"),
-        ({"../x": [(b"", 1)]}, "split '../x' is no name"),
-    ],
-)
-def test_what_is_no_pair_is_refused(tmp_path: Path, pairs: Any, words: str) -> None:
-    with pytest.raises(widemix.InputError, match=words):
-        widemix.prepare(pairs, tmp_path / "out")
-    with pytest.raises(widemix.InputError, match="origin x: pairs are not read from a folder"):
-        widemix.prepare([(b"", 0)], tmp_path / "out", "x")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ["a script", "a piped script", "a notebook"])
 def test_a_preparation_does_not_run_the_users_script_again(tmp_path: Path, way: str) -> None:

@@ -36,13 +36,6 @@ def test_a_name_of_timms_is_answered(name: str, tmp_path: Path) -> None:
     assert RENAMED.get(name, WITHOUT.get(name, "")) in str(caught.value)
 
 
-def test_a_view_answers_too(digits: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"views\[0\]: no argument 'input_size': it is timm's; here it is image_size"
-    ):
-        widemix.Loader(digits, "train", 4, views=[{"input_size": 9}])  # type: ignore[typeddict-unknown-key]
-
-
 def test_the_page_is_the_signatures() -> None:
     page = (ROOT / "docs/reference/timm_names.md").read_text()
     assert page == reference.timm_page(), "stale: `python -m widemix.api.reference docs/reference`"
