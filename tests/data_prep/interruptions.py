@@ -18,6 +18,7 @@ from tests import layouts
 from tests.data_prep.conftest import contents
 from tests.shims import disk_of
 from widemix.data_prep.join import join
+from widemix.data_prep.original_jpeg import restore
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
@@ -29,7 +30,7 @@ LINES = ("number", "empty", "third", "twice")  # what may be wrong with a line o
 PREPARED = {
     "markers": ("imagenet", layouts.imagenet, PrepSettings()),
     "own bytes": ("imagenet", layouts.imagenet21k, PrepSettings(restart_markers=False)),
-    "coefficients": ("imagenet", layouts.imagenet, PrepSettings(encoding="coefficients", max_size=0)),
+    "coefficients": ("imagenet", layouts.imagenet, PrepSettings(encoding="coefficients")),
     "pixels": ("image-folder", lambda folder: bmps(folder, 30), RAW),
     "arrays": ("mnist", layouts.mnist, PrepSettings()),
     "text": ("mnli", layouts.mnli, PrepSettings(length=128)),
@@ -47,14 +48,14 @@ class Job(NamedTuple):
 
 
 def make_job(name: str, root: Path) -> Job:
-    """One of `PREPARED` by name, or `join` or `extend`."""
+    """One of `PREPARED` by name, or `join`, `extend` or `restore`."""
     if name in PREPARED:
         source, make, settings = PREPARED[name]
         (root / "in").mkdir()
         make(root / "in")
         act, before = partial(prepare, source, root / "in", settings=settings, processes=1), None
     else:
-        act, before = {"join": join_parts, "extend": extend_images}[name](root)
+        act, before = {"join": join_parts, "extend": extend_images, "restore": restore_images}[name](root)
     whole = root / "whole"
     if before:
         shutil.copytree(before, whole)
@@ -83,6 +84,15 @@ def extend_images(root: Path) -> tuple[Callable[..., Any], Path]:
     bmps(root / "in", 30)
     bmps(root / "in", 4, classes=("_", "b"))
     return partial(prepare, "image-folder", root / "in", settings=RAW, processes=1, extend=True), root / "before"
+
+
+def restore_images(root: Path) -> tuple[Callable[..., Any], None]:
+    """Of coefficients and, since it is progressive, of a JPEG."""
+    (root / "in").mkdir()
+    layouts.imagenet(root / "in")
+    Image.effect_noise((30, 20), 50).convert("RGB").save(root / "in/val/n00000001/p.JPEG", progressive=True)
+    prepare("imagenet", root / "in", root / "out", PrepSettings(encoding="coefficients"), processes=1)
+    return partial(restore, root / "out"), None
 
 
 def bmps(folder: Path, count: int, classes: tuple[str, ...] = ("a", "b")) -> None:

@@ -1,9 +1,6 @@
 """Coefficients: the JPEG's own bytes come back, by the compiled code and by Python, and what cannot stays a JPEG."""
 
 import io
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -457,39 +454,6 @@ def test_the_tables_of_segments_are_no_part_of_restored_files(tmp_path):
     assert open_beton(tmp_path / "out/train.beton").segments_size[0] > 0
     assert restore(tmp_path / "out", tmp_path / "back") == {"train": (1, 1)}
     assert contents(tmp_path / "back")["train/a/b.jpg"].endswith(b"\xff\xd9")
-
-
-# Restores in child processes, of which each is killed in the middle of the fifth file that it writes.
-KILLS = """
-    import os, signal, sys
-    from pathlib import Path
-    from widemix.data_prep.original_jpeg import restore
-
-    def write(path, data):
-        written.append(path)
-        half = whole(path, data[: len(data) // 2])
-        if len(written) == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return whole(path, data)
-
-    whole, Path.write_bytes = Path.write_bytes, write
-    written = []
-    while (child := os.fork()) and os.waitpid(child, 0)[1]:
-        print(sum(path.suffix == ".jpg" for path in Path(sys.argv[2]).rglob("*")))
-    if not child:
-        restore(*map(Path, sys.argv[1:]))
-"""
-
-
-def test_a_killed_restore_is_resumed(images, tmp_path):
-    """By the same call, which writes the other files, and leaves nothing else."""
-    out, back = tmp_path / "out", tmp_path / "back"
-    prepare("image-folder", images, out, SETTINGS, processes=1)
-    words = [sys.executable, "-c", textwrap.dedent(KILLS), out, back]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert list(map(int, done.stdout.split())) == list(range(4, len(contents(back)), 4))
-    restore(out, tmp_path / "whole")
-    assert contents(back) == contents(tmp_path / "whole")
 
 
 def test_two_restores_at_once_are_refused(images, tmp_path, fast_clock):
