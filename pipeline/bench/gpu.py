@@ -46,37 +46,25 @@ class Where:
     small: bool  # without a GPU
 
 
-Words = Callable[[Where, Path], Sequence[object]]
-
-
 @dataclass(frozen=True)
 class Part:
-    """A measurement: the words of its command after `python -m`, and the rows that it leaves in the part's folder."""
+    """A measurement: its command after `python -m`, as it is and in small, and the rows that it leaves in its folder.
+
+    A command names `{folder}`, the part's; `{data}`, the images prepared; `{origin}`, their folder; and `{cpus}`.
+    """
 
     title: str
-    words: Words
+    large: str
+    small: str
     rows: Callable[[Path], list[dict[str, Any]]] = lambda folder: json.loads((folder / ROWS).read_text())["rows"]
     absent: Callable[[Where], str | None] = lambda where: None  # what is missing for it, and how it is had
 
-
-def _tests(where: Where, folder: Path) -> Sequence[object]:
-    files = ["tests/gpu"]
-    if not where.small:  # most of their time is that of starts on the CPU
-        files = ["-n", str(min(8, usable_cpus())), *files]
-        files += ["tests/models/test_batch_last_triton.py", "tests/data/test_normalise_and_mix.py"]
-        files += ["tests/data/test_batches.py"]
-    return (
-        "pytest",
-        "--all",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "default",
-        *files,
-        "--junitxml",
-        folder.resolve() / JUNIT,
-    )
+    def words(self, where: Where, folder: Path) -> list[str]:
+        """The words of its command; what it reads is prepared."""
+        text = self.small if where.small else self.large
+        places: dict[str, object] = {"folder": folder.resolve(), "origin": where.origin, "cpus": min(8, usable_cpus())}
+        places["data"] = prepared(where) if "{data}" in text else ""
+        return [word.format(**places) for word in text.split()]
 
 
 def _test_rows(folder: Path) -> list[dict[str, Any]]:
@@ -86,34 +74,6 @@ def _test_rows(folder: Path) -> list[dict[str, Any]]:
     failed = [case for case in suite.iter("testcase") if {"failure", "error"} & {each.tag for each in case}]
     names = [f"failed: {case.get('classname')}::{case.get('name')}" for case in failed]
     return [{"name": "all", **counts}, *({"name": name} | dict.fromkeys(counts) for name in names)]
-
-
-def _step(recipe: str, batch: int) -> Words:
-    def words(where: Where, folder: Path) -> Sequence[object]:
-        size = (
-            ("digits/mixer", "--batch", 8, "--rounds", 2) if where.small else (recipe, "--batch", batch, "--compiled")
-        )
-        return "widemix", "bench", "step", *size, "--json", folder / ROWS
-
-    return words
-
-
-def _end_to_end(where: Where, folder: Path) -> Sequence[object]:
-    """Training beside its bare step, on packed JPEGs with the whole recipe; and a trace of some of its steps."""
-    size: Sequence[object] = ("digits/mixer", "--rounds", 1, "--lines", 1, "--train.profile", "4:6")
-    if not where.small:
-        size = ("imagenet/mixer_b16", "--train.global_batch", 256, "--rounds", 3, "--train.profile", "20:24")
-    data = ("--data.path", prepared(where), "--data.eval_split", "train")
-    return "widemix", "bench", "loop", *size, *data, "--to", folder / "runs", "--json", folder / ROWS
-
-
-def _fp8(where: Where, folder: Path) -> Sequence[object]:
-    """A training step by its parts, on a loader with the whole recipe's augmentation."""
-    size: Sequence[object] = ("digits/mixer", "--batch", 32, "--steps", 4)
-    if not where.small:
-        size = ("imagenet/mixer_b16", "--batch", 256, "--steps", 40, "--train.fp8", "true", "--train.compile", "true")
-    data = ("--data.path", prepared(where), "--to", folder)
-    return "widemix", "bench", "scale", *size, *data, "--json", folder / ROWS
 
 
 def prepared(where: Where) -> Path:
@@ -130,33 +90,6 @@ def prepared(where: Where) -> Path:
     return folder
 
 
-def _loader(threads: int) -> Words:
-    """On so many threads: with all numbers of them it would take over ten minutes."""
-
-    def words(where: Where, folder: Path) -> Sequence[object]:
-        samples, rounds, used = (100, 1, 1) if where.small else (max(1000, 500 * threads), 3, threads)
-        size = ("--from", where.origin, "--samples", samples, "--rounds", rounds, "--threads", used)
-        return "widemix", "bench", "loader", *size, "--json", folder / ROWS
-
-    return words
-
-
-def _rounds(name: str, rounds: int) -> Words:
-    return lambda where, folder: (
-        *("widemix", "bench", name, "--rounds", 1 if where.small else rounds),
-        *("--json", folder / ROWS),
-    )
-
-
-def _study(where: Where, folder: Path) -> Sequence[object]:
-    """One seed of the study that the folder is named after, or what of it fits; the next time it goes on."""
-    size = ("--train.epochs=1",) if where.small else ("--at-once", 4)
-    return (
-        *("widemix", "study", "run", folder.name, "--to", folder / "runs", "--report", folder),
-        *("--only", "*seed-0*", *size),
-    )
-
-
 def _study_rows(folder: Path) -> list[dict[str, Any]]:
     rows = read_lines(folder / f"{folder.name}.jsonl")
     return [{"name": row["run"], "top1": row["metrics"].get("top1"), "seconds": row["seconds"]} for row in rows]
@@ -170,42 +103,54 @@ def _no_jpegs(where: Where) -> str | None:
     return None
 
 
-def _no_jpegs_in_large(where: Where) -> str | None:
-    return None if where.small else _no_jpegs(where)
-
-
-def _no_cpus(where: Where, threads: int) -> str | None:
-    few = not where.small and threads > usable_cpus()
-    return f"this process may use {usable_cpus()} CPUs" if few else _no_jpegs(where)
-
-
-def _no_package(name: str) -> str | None:
-    return None if find_spec(name) else f"{name} is not installed"
-
-
-def _no_tests(where: Where) -> str | None:
-    return None if (ROOT / "tests/gpu").is_dir() else "only a clone has the tests"
-
-
-def _study_part(title: str, source: str) -> Part:
-    data = Path("datasets") / source
-    cure = f"{data}: not there; widemix prep {source} --from DIR --to {data}"
-    return Part(title, _study, _study_rows, lambda where: None if (data / "train.beton").exists() else cure)
+def _bench(title: str, large: str, small: str, absent: Callable[[Where], str | None] = lambda where: None) -> Part:
+    return Part(title, *(f"widemix bench {text} --json {{folder}}/{ROWS}" for text in (large, small)), absent=absent)
 
 
 def _step_part(title: str, recipe: str, batch: int) -> Part:
-    return Part(title, _step(recipe, batch))
+    return _bench(title, f"step {recipe} --batch {batch} --compiled", "step digits/mixer --batch 8 --rounds 2")
 
 
 def _loader_part(threads: int) -> Part:
-    return Part(f"The loader on {threads} threads", _loader(threads), absent=lambda where: _no_cpus(where, threads))
+    """On so many threads: with all numbers of them it would take over ten minutes."""
+
+    def absent(where: Where) -> str | None:
+        few = not where.small and threads > usable_cpus()
+        return f"this process may use {usable_cpus()} CPUs" if few else _no_jpegs(where)
+
+    text = "loader --from {{origin}} --samples {} --rounds {} --threads {}".format
+    large, small = text(max(1000, 500 * threads), 3, threads), text(100, 1, 1)
+    return _bench(f"The loader on {threads} threads", large, small, absent)
 
 
+def _study_part(name: str, title: str, source: str) -> Part:
+    """One seed of a study, or what of it fits; the next time it goes on."""
+    command = f"widemix study run {name} --to {{folder}}/runs --report {{folder}} --only *seed-0*"
+    data = Path("datasets") / source
+    cure = f"{data}: not there; widemix prep {source} --from DIR --to {data}"
+    own = f"{command} --at-once 4", f"{command} --train.epochs=1"
+    return Part(title, *own, _study_rows, lambda where: None if (data / "train.beton").exists() else cure)
+
+
+_TESTS = f"pytest --all -q -p no:cacheprovider -W default --junitxml {{folder}}/{JUNIT} tests/gpu"
+_MORE_TESTS = "tests/models/test_batch_last_triton.py tests/data/test_normalise_and_mix.py tests/data/test_batches.py"
+_DATA = "--data.path {data} --data.eval_split train --to {folder}/runs"
 # In the order of their worth.
 PARTS = {
-    "tests": Part("Tests that need a GPU", _tests, _test_rows, _no_tests),
+    "tests": Part(
+        "Tests that need a GPU",
+        f"{_TESTS} {_MORE_TESTS} -n {{cpus}}",  # most of their time is that of starts on the CPU
+        _TESTS,
+        _test_rows,
+        lambda where: None if (ROOT / "tests/gpu").is_dir() else "only a clone has the tests",
+    ),
     "b16": _step_part("A step of Mixer-B/16", "imagenet/mixer_b16", 256),
-    "wait": Part("Mixer-B/16 on its loader, beside the bare step", _end_to_end, absent=_no_jpegs_in_large),
+    "wait": _bench(  # on packed JPEGs with the whole recipe; and a trace of some of its steps
+        "Mixer-B/16 on its loader, beside the bare step",
+        f"loop imagenet/mixer_b16 --train.global_batch 256 --rounds 3 --train.profile 20:24 {_DATA}",
+        f"loop digits/mixer --rounds 1 --lines 1 --train.profile 4:6 {_DATA}",
+        lambda where: None if where.small else _no_jpegs(where),
+    ),
     "loader_16": _loader_part(16),
     "loader_1": _loader_part(1),
     "b_w": _step_part("A step of Mixer-B-W", "imagenet/mixer_b_w", 256),
@@ -214,12 +159,23 @@ PARTS = {
     "loader_4": _loader_part(4),
     "loader_8": _loader_part(8),
     "loader_2": _loader_part(2),
-    "mixup": Part("mixup and CutMix, beside a step of Mixer-B/16", _rounds("mixup", 5)),
-    "fp8": Part("Mixer-B/16 in float8, compiled", _fp8, absent=_no_jpegs_in_large),
-    "checkpoint": Part("Saving Mixer-B/16", _rounds("checkpoint", 2), absent=lambda _: _no_package("deepspeed")),
-    "figure2d": _study_part("Figure 2d, the first seed", "mnist"),
-    "figureS8": _study_part("Figure S.8, the first seed", "cifar10"),
-    "figureS1_left": _study_part("Figure S.1 (left), the first seed", "cifar10"),
+    "mixup": _bench("mixup and CutMix, beside a step of Mixer-B/16", "mixup --rounds 5", "mixup --rounds 1"),
+    "fp8": _bench(  # by its parts, on a loader with the whole recipe's augmentation
+        "Mixer-B/16 in float8, compiled",
+        "scale imagenet/mixer_b16 --batch 256 --steps 40 --train.fp8 true --train.compile true --data.path {data} "
+        "--to {folder}",
+        "scale digits/mixer --batch 32 --steps 4 --data.path {data} --to {folder}",
+        lambda where: None if where.small else _no_jpegs(where),
+    ),
+    "checkpoint": _bench(
+        "Saving Mixer-B/16",
+        "checkpoint --rounds 2",
+        "checkpoint --rounds 1",
+        lambda where: None if find_spec("deepspeed") else "deepspeed is not installed",
+    ),
+    "figure2d": _study_part("figure2d", "Figure 2d, the first seed", "mnist"),
+    "figureS8": _study_part("figureS8", "Figure S.8, the first seed", "cifar10"),
+    "figureS1_left": _study_part("figureS1_left", "Figure S.1 (left), the first seed", "cifar10"),
 }
 
 
@@ -262,7 +218,7 @@ def _run_part(name: str, part: Part, where: Where, limit: float) -> bool:
     for earlier in (ROWS, JUNIT):
         (folder / earlier).unlink(missing_ok=True)  # of an earlier try, which this one may not come to
     output = folder / "output.txt"
-    command = [str(word) for word in part.words(where, folder)]
+    command = part.words(where, folder)
     print(f"{name}: {shlex.join(command)}", flush=True)
     began = time.monotonic()
     with open_to_write(output, "w") as log:

@@ -32,7 +32,7 @@ def parse(tmp_path, system: System):
     def parsed(name: str, small: bool) -> tuple[Path, argparse.Namespace]:
         folder, found = tmp_path / name, []
         folder.mkdir(exist_ok=True)
-        module, *words = map(str, PARTS[name].words(Where(tmp_path / "to", tmp_path / "from", small), folder))
+        module, *words = PARTS[name].words(Where(tmp_path / "to", tmp_path / "from", small), folder)
         assert module == "widemix", name
         code = run_command(make_parser(), lambda arguments: found.append(arguments) or Exit.DONE, words)
         assert (code, str(folder) in str(vars(found[0]))) == (0, True), name
@@ -43,55 +43,25 @@ def parse(tmp_path, system: System):
 
 @pytest.mark.parametrize("small", [False, True])
 def test_every_part_is_a_command(tmp_path, parse, small):
+    """Those that train read what was prepared, in small as on a GPU."""
     assert tuple(PARTS) == GPU_PARTS
     for name in PARTS:
-        if name != "tests":
-            parse(name, small)
-    words = list(map(str, PARTS["tests"].words(Where(tmp_path, tmp_path, small), tmp_path)))
+        if name == "tests":
+            continue
+        folder, found = parse(name, small)
+        if name in ("wait", "fp8"):
+            assert found.to == (folder / "runs" if name == "wait" else folder)
+            assert dict(found.overrides)["data.path"] == str(tmp_path / "to/data")
+        if name.startswith("loader"):
+            assert (found.origin, found.threads) == (tmp_path / "from", [1 if small else int(name[7:])])
+            assert found.samples == (100 if small else max(1000, 500 * found.threads[0]))
+        if name in STUDIES:
+            assert (found.recipe.stem, found.to, found.report) == (name, folder / "runs", folder)
+    words = PARTS["tests"].words(Where(tmp_path, tmp_path, small), tmp_path)
     assert (words[0], "--all" in words, "-n" in words) == ("pytest", True, not small)
     assert small or words[words.index("-n") + 1] == str(min(8, usable_cpus()))
     files = [str(path.relative_to(ROOT)) for path in ON_GPUS[: 1 if small else None]]
     assert [word for word in words if word.startswith("tests/")] == files
-
-
-@pytest.mark.parametrize(
-    ("name", "keys", "large", "small"),
-    [
-        ("b16", "recipe batch compiled", ["imagenet/mixer_b16", 256, True], ["digits/mixer", 8, False]),
-        ("b_w", "recipe batch compiled", ["imagenet/mixer_b_w", 256, True], ["digits/mixer", 8, False]),
-        ("figure7", "recipe batch compiled", ["cifar10/figure7", 128, True], ["digits/mixer", 8, False]),
-        ("mixup", "rounds", [5], [1]),
-        ("checkpoint", "rounds", [2], [1]),
-        ("s_mixer", "recipe batch compiled", ["cifar10/s_mixer", 128, True], ["digits/mixer", 8, False]),
-        ("wait", "recipe rounds lines step_ms", ["imagenet/mixer_b16", 3, 2, None], ["digits/mixer", 1, 1, None]),
-        ("fp8", "recipe batch steps", ["imagenet/mixer_b16", 256, 40], ["digits/mixer", 32, 4]),
-        ("loader_1", "samples rounds threads", [1000, 3, [1]], [100, 1, [1]]),
-        ("loader_2", "samples rounds threads", [1000, 3, [2]], [100, 1, [1]]),
-        ("loader_4", "samples rounds threads", [2000, 3, [4]], [100, 1, [1]]),
-        ("loader_8", "samples rounds threads", [4000, 3, [8]], [100, 1, [1]]),
-        ("loader_16", "samples rounds threads", [8000, 3, [16]], [100, 1, [1]]),
-        *((name, "only at_once", ["*seed-0*", 4], ["*seed-0*", 1]) for name in STUDIES),
-    ],
-)
-def test_parts_are_of_the_size_that_fits_their_minutes(tmp_path, parse, name, keys, large, small):
-    """In small they are only tried."""
-    data = {"data.path": str(tmp_path / "to/data")}
-    fp8, whole = data | {"train.fp8": "true", "train.compile": "true"}, data | {"data.eval_split": "train"}
-    large_whole = whole | {"train.global_batch": "256", "train.profile": "20:24"}
-    overrides = {"wait": (large_whole, whole | {"train.profile": "4:6"}), "fp8": (fp8, data)}
-    overrides |= dict.fromkeys(STUDIES, ({}, {"train.epochs": "1"}))
-    for expected, is_small in ((large, False), (small, True)):
-        folder, found = parse(name, is_small)
-        assert [getattr(found, key) for key in keys.split()] == expected
-        if name in overrides:
-            assert dict(found.overrides) == overrides[name][is_small]
-        if name.startswith("loader"):
-            assert found.origin == tmp_path / "from"
-        if name in STUDIES:
-            assert (found.recipe.stem, found.to, found.report) == (name, folder / "runs", folder)
-        if name in ("wait", "fp8"):
-            assert found.to == (folder / "runs" if name == "wait" else folder)
-    assert name != "b16" or found.rounds == 2
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -126,17 +96,21 @@ def test_a_gpu_is_asked_for(tmp_path, system: System):
     assert not (tmp_path / "to").exists()
 
 
-def rows_of(file, row):
+def part(command: str, **options) -> Part:
+    return Part("Its title", command, command, **options)
+
+
+def rows_of(file, row) -> Part:
     file.write_text(json.dumps({"rows": [row]}))
-    return lambda where, folder: ("json.tool", file, folder / "rows.json")
+    return part(f"json.tool {file} {{folder}}/rows.json")
 
 
 def test_what_has_ended_is_kept_and_not_repeated(tmp_path, capfd):
     where = Where(tmp_path / "to", tmp_path, True)
     parts = {
-        "good": Part("Good", rows_of(tmp_path / "in", {"name": "a|b", "images_per_s": 12.5, "parts": {"x": 1}})),
-        "bad": Part("Bad", lambda where, folder: ("json.tool", tmp_path / "none")),
-        "absent": Part("Absent", lambda where, folder: ("json.tool",), absent=lambda where: "it needs a cat"),
+        "good": rows_of(tmp_path / "in", {"name": "a|b", "images_per_s": 12.5, "parts": {"x": 1}}),
+        "bad": part(f"json.tool {tmp_path / 'none'}"),
+        "absent": part("json.tool", absent=lambda where: "it needs a cat"),
     }
     assert run_parts(list(parts), where, 1, parts) is Exit.FAILED
     lines = capfd.readouterr().out.splitlines()
@@ -147,30 +121,31 @@ def test_what_has_ended_is_kept_and_not_repeated(tmp_path, capfd):
     assert "none" in (where.to / "bad" / "output.txt").read_text()
     assert lines[4] == "absent: left out, as it needs a cat"
     table = (where.to / "table.md").read_text()
-    assert "## Good" in table
+    assert table.startswith("## Its title\n\n`json.tool ")
     assert "| name | images_per_s |\n| --- | ---: |\n| a\\|b | 12.5 |\n" in table
-    assert f"## Bad\n\n`json.tool {tmp_path / 'none'}`: exit code 2, " in table  # of which there are no rows
-    assert "Absent" not in table
+    assert f"## Its title\n\n`json.tool {tmp_path / 'none'}`: exit code 2, " in table  # of which there are no rows
+    assert table.count("##") == 2
     (where.to / "bad.json").write_text(
         json.dumps({"command": "x", "state": "exit code 1", "seconds": 1.0, "machine": "m", "rows": [{"name": "b"}]})
     )
     (where.to / "bad/rows.json").write_text('{"rows": [{"name": "of an earlier try"}]}')
-    parts["bad"] = Part("Bad", lambda where, folder: ("json.tool", tmp_path / "none"))
     assert run_parts(["bad"], where, 1, parts) is Exit.FAILED
     assert "earlier" not in (where.to / "table.md").read_text()
     capfd.readouterr()
-    parts["bad"] = Part("Bad", rows_of(tmp_path / "in2", {"name": "c", "x": None}))
+    parts["bad"] = rows_of(tmp_path / "in2", {"name": "c", "x": None})
     assert run_parts(["good", "bad"], where, 1, parts) is Exit.DONE
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == f"good: in {where.to} already"
     assert lines[2].startswith("bad: done")
-    assert (where.to / "table.md").read_text().startswith(table.partition("## Bad")[0])
+    assert (where.to / "table.md").read_text().startswith(table.rpartition("## ")[0])
     assert "| c | - |" in (where.to / "table.md").read_text()
 
 
-def test_a_part_that_takes_too_long_is_ended(tmp_path, capfd):
+def test_a_part_that_takes_too_long_is_ended(tmp_path, monkeypatch, capfd):
     code = f"import subprocess; subprocess.run([{sys.executable!r}, '-c', 'import time; time.sleep(99)'])"
-    parts = {"slow": Part("Slow", lambda *_: ("timeit", "-n1", "-r1", code))}
+    (tmp_path / "sleeps.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    parts = {"slow": part("sleeps")}
     began = time.monotonic()
     assert run_parts(["slow"], Where(tmp_path, tmp_path, True), 1 / 60, parts) is Exit.FAILED
     assert time.monotonic() - began < 60
@@ -189,7 +164,7 @@ def test_tests_run_in_the_clone_and_others_where_asked(tmp_path, monkeypatch):
     monkeypatch.chdir(user)
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setattr(gpu, "ROOT", clone)
-    parts = {"tests": PARTS["tests"], "good": Part("Good", rows_of(Path("in"), {"name": "c"}))}
+    parts = {"tests": PARTS["tests"], "good": rows_of(Path("in"), {"name": "c"})}
     assert run_parts(["tests", "good"], Where(Path("to"), tmp_path, True), 1, parts) is Exit.DONE
     assert "| all | 1 | 0 | 0 | 0 |" in (user / "to/table.md").read_text()
     assert [*clone.iterdir()] == [clone / "tests"]
