@@ -13,8 +13,6 @@ from widemix.errors import InputError
 from widemix.files import csv_text
 from widemix.plots.style import COLORS, new_figure, save, styled
 
-DOMINANCE = math.log2(3)  # 1.585: how many times deeper Mixers may be and still be dominated (proposition 5.10)
-
 
 @dataclass(frozen=True)
 class Bounds:
@@ -54,11 +52,6 @@ def strictly_smaller(depth: int, width: int, tokens: int, heads: int = 1) -> boo
     It also assumes p >> log3 log3 m, which is no number to compare with; at a width of 3^30 that is 3.1.
     """
     return 13 <= depth < math.log(width, 3) and tokens < width**2 and heads < width / 2
-
-
-def dominates_deeper(ratio: float) -> bool:
-    """Whether transformers dominate Mixers that are `ratio` times deeper: proposition 5.10, ratio < log2 3."""
-    return ratio < DOMINANCE
 
 
 def bounds(depths: Sequence[int], width: int, tokens: int, heads: int) -> list[Bounds]:

@@ -66,8 +66,6 @@ def test_the_command_on_a_run_that_was_stopped_and_resumed(digits, tmp_path, cap
     capsys.readouterr()
     assert run_command(make_parser(), argv=["export", str(run), "--to", str(tmp_path / "export")]) == 2
     assert "data.pixel_order patches" in capsys.readouterr().err
-    with pytest.raises(InputError, match="patches of 3 pixels do not divide its 8 pixels"):
-        shuffled_inputs(network, "patches", 3)
 
 
 def test_patches_have_the_side_of_training_or_the_networks():
@@ -105,9 +103,6 @@ def test_the_side_asked_for_is_that_of_all_orders(digits):
     assert len(set(losses.values())) == 3
     stem = argparse.Namespace(patch_size=(4, 8))  # rows and columns
     assert patch_side(replace(network, module=argparse.Namespace(stem=stem))) == 4
-    for side in (0, -2):
-        with pytest.raises(InputError, match=f"patches of {side} pixels do not divide its 8 pixels"):
-            shuffled_inputs(network, "patches", side)
 
 
 def test_the_sheet_has_the_first_images_in_each_order(digits):

@@ -19,7 +19,6 @@ from widemix.analysis.separation_rank import (
 )
 from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
-from widemix.errors import InputError
 from widemix.recipe import load_recipe
 
 KEYS = {
@@ -159,9 +158,3 @@ def test_the_command_writes_ranks_bounds_and_a_figure(tmp_path, capsys):
     assert [row["greatest"] for row in numbers["measured"]["Mixer"]] == [3, 9]
     assert 3 ** numbers["bounds_log3"]["Mixers, upper bound (5.5)"][0] == pytest.approx(32**2)
     assert (tmp_path / "separation_rank.png").stat().st_size > 10_000
-
-
-@pytest.mark.parametrize("name", ["token_weights", "channel_weights"])
-def test_structured_matrices_are_refused(name):
-    with pytest.raises(InputError, match=f"model.{name} kronecker: .*set it to dense"):
-        mixer(project_tokens=4, channels=4, **{name: "kronecker"})

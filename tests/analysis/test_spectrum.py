@@ -310,11 +310,8 @@ def test_what_training_changes_is_the_end_less_the_start():
 
 
 def test_networks_that_cannot_be_compared_are_refused():
-    runs = RUNS
-    with pytest.raises(InputError, match="two: has one state alone"):
-        changes(runs | {"two": runs["two"][:1]})
     with pytest.raises(InputError, match="three: has other layers than one"):
-        changes(runs | {"three": [(step, layers[:1]) for step, layers in runs["one"]]})
+        changes(RUNS | {"three": [(step, layers[:1]) for step, layers in RUNS["one"]]})
 
 
 @pytest.mark.parametrize("side", [6, 40])

@@ -25,7 +25,6 @@ from widemix.bench.step import ENGINE, LOOP, PLAIN, SMALL, compare_loops, contes
 from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
 from widemix.distributed.topology import Topology, process_group
-from widemix.errors import InputError
 from widemix.models.cost import model_cost
 from widemix.models.registry import build_model
 from widemix.recipe import load_recipe
@@ -206,16 +205,6 @@ def test_networks_take_turns_and_have_rows_of_medians(name, keys, batch, dtype, 
     for optimizer in optimizers.values():
         [group] = optimizer.param_groups
         assert (type(optimizer), group["lr"], group["fused"]) == (torch.optim.AdamW, 1e-4, True)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "keys", "said"),
-    [("mnli/mixer_gelu", [], "takes no images"),
-     ("digits/mixer", [("train.precision", "bf16"), ("train.fp8", "true")], "not in float8")],
-)  # fmt: skip
-def test_networks_of_text_and_in_float8_are_refused(recipe: str, keys: list, said: str) -> None:
-    with pytest.raises(InputError, match=said):
-        measure_networks(load_recipe(ROOT / f"recipes/{recipe}.yaml", keys), 2, 1, False, CPU)
 
 
 @pytest.mark.parametrize("batch", [None, 5])

@@ -205,21 +205,6 @@ def test_prepared_data_has_its_own_samples_and_bytes(digits):
 
 
 @pytest.mark.parametrize(
-    ("keys", "cluster", "samples", "message"),
-    [
-        ([("model.channels", "8000000"), ("model.channel_hidden", "8000000")], Cluster(1), None,
-         r"weights, where costs end at 1e\+14; take smaller sizes"),
-        ([("model.depth", "1")], Cluster(128), 0, "--samples 0: must be at least 1"),
-        ([("model.depth", "1")], Cluster(3), None, "does not divide by 3 ranks"),
-        ([("model.depth", "1")], Cluster(0), None, "--gpus 0: must be at least 1"),
-    ],
-)  # fmt: skip
-def test_plans_that_cannot_be_are_refused(keys, cluster, samples, message):
-    with pytest.raises(InputError, match=message):
-        estimate(load_recipe(B16, keys), cluster, samples)
-
-
-@pytest.mark.parametrize(
     ("name", "peak"),
     [
         ("NVIDIA A100-SXM4-80GB", 312e12),

@@ -43,10 +43,6 @@ def test_a_folders_table_has_each_recipe_or_its_error(tmp_path):
     assert cells[1] == f"{row['parameters'] / 1e6:.1f} M"
     assert cells[2] == f"{4 * row['parameters'] / 1e6:,.0f} MB"  # DDP sends every gradient once
     assert cells[5] == f"{row['step'] * (1_281_167 // 4096) * 150 / 3600:.1f}"
-    with pytest.raises(InputError, match="has no recipes"):
-        next(rehearsal_rows(tmp_path / "none", Cluster(128)))
-    with pytest.raises(InputError, match="--gpus 0"):  # once, and not by every recipe
-        next(rehearsal_rows(tmp_path, Cluster(0)))
 
 
 @pytest.mark.parametrize(("nodes", "given"), [(None, []), (1, ["--nodes", "1"]), (2, ["--nodes", "2"])])
@@ -124,12 +120,7 @@ def test_images_and_their_speed_are_the_benchs():
     assert f"(mean {IMAGENET_BYTES / 1000:.0f} kB)" in table
 
 
-def test_pairs_end_where_tables_do():
-    with pytest.raises(InputError, match=r"the widest such Mixer has 1\.26e\+06 channels, and tables end at 1e\+06"):
-        pairs_rows(2e18, 1)
-    for wrong in ((0, 1), (1, 0), (-1, 1)):
-        with pytest.raises(InputError, match="both must be above 0"):
-            pairs_rows(*wrong)
+def test_pairs_end_below_one_token():
     rows = pairs_rows(2**18, 2)
     assert list(rows[0]) == ["C", "S", "width m = S C", "Omega"]
     for row in rows:

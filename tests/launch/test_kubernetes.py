@@ -127,11 +127,23 @@ def test_a_pod_ends_as_its_ranks_did(digits, pod, codes, code, override):
     assert not folder.exists()
 
 
+FIRST = "give the recipe first"
+
+
 @pytest.mark.parametrize(
-    "words", [["--", "recipes/nowhere.yaml"], ["--", "--data.path", "d"], ["--", "--run-dir", "r"], ["--"], []]
+    ("words", "said"),
+    [
+        (["--", "recipes/nowhere.yaml"], "no such recipe"),
+        *(
+            (["--", *words], FIRST)
+            for words in (["--data.path", "d"], ["--run-dir", "r", "digits/mixer"], ["-q", "a"])
+        ),
+        *((words, "give the recipe, and") for words in (["--"], [])),
+    ],
 )
-def test_wrong_words_of_a_pod_end_its_job(pod, words):
-    assert pod(*words) == 2
+def test_wrong_words_of_a_pod_end_its_job(pod, words, said, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")  # which tells it
+    assert (pod(*words), said in capsys.readouterr().err) == (2, True)
     assert not pod.seen
 
 

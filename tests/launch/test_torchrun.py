@@ -121,11 +121,3 @@ def test_data_are_read_where_they_are_or_copied(digits, tmp_path, monkeypatch):
     monkeypatch.setenv("OF_NODE", "disk")
     with pytest.raises(InputError, match=r"^--stage-to \$OF_NODE/a: is disk/a on this node"):
         torchrun.data_for(train, "$OF_NODE/a")
-
-
-@pytest.mark.parametrize(
-    "words", [[], ["--data.path", "d"], ["--run-dir", "r", "digits/mixer"], ["-q", "digits/mixer"]]
-)
-def test_the_recipe_comes_first(words):
-    with pytest.raises(InputError, match="give the recipe first"):
-        torchrun.data_for(words, "")

@@ -6,11 +6,9 @@ import math
 
 import pytest
 
-from widemix.errors import InputError
 from widemix.studies.bounds import (
     as_csv,
     bounds,
-    dominates_deeper,
     mixer_upper,
     plot,
     strictly_smaller,
@@ -58,18 +56,6 @@ def test_the_conclusion_ends_where_its_conditions_do(sizes, applies):
 
 def test_theorems_end_where_their_conditions_do():
     assert [math.isnan(transformer_lower(1, 9, heads)) for heads in (8, 9, 10)] == [False, True, True]
-    ratios = [dominates_deeper(ratio) for ratio in (1, 1.58, math.log2(3), 1.59)]
-    assert ratios == [True, True, False, False]
-
-
-@pytest.mark.parametrize("name", ["width", "tokens", "heads"])
-@pytest.mark.parametrize("value", [0, -1])
-def test_sizes_that_no_network_has_are_refused(name, value):
-    sizes = {"width": 9, "tokens": 1, "heads": 1}
-    [row] = bounds([1], **sizes)
-    assert 3**row.mixer_upper == pytest.approx((2 * 9**2) ** 2)
-    with pytest.raises(InputError, match=f"^--{name} {value}: must be at least 1"):
-        bounds([1], **sizes | {name: value})
 
 
 def test_table_and_figure_show_the_bounds_of_each_depth(tmp_path, figures):

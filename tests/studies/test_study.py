@@ -12,18 +12,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import ROOT
 from tests.studies import conftest
-from tests.studies.conftest import RATES, TWO, UNSEARCHED, WIDTHS, plan_of, runs_of, train
+from tests.studies.conftest import TWO, plan_of, runs_of, train
 from widemix.errors import InputError
 from widemix.models.cost import model_cost
-from widemix.models.families import KINDS
 from widemix.models.registry import build_model
-from widemix.recipe import Recipe, dump_recipe, experiment_hash, load_recipe
+from widemix.recipe import dump_recipe, experiment_hash, load_recipe
 from widemix.studies.quantity import as_quantity, block_weights, is_number, solve, value_of
 from widemix.studies.study import is_study, read_study, study_runs_of
 from widemix.studies.study_run import StudyRun, scale, unique
 
 STUDIES = sorted((ROOT / "recipes/studies").glob("*.yaml"))
-OWN = RATES.replace("  seeded:", "  search: {optim.weight_decay: {low: 0.01, high: 1}}\n  seeded:")
+
+
 MIXER = load_recipe("digits/mixer")
 
 
@@ -237,36 +237,6 @@ def test_omega_is_solved_for_the_expansion():
     assert found * sizes[0] * sizes[1] * sum(sizes) / 2 == pytest.approx(123_456)
 
 
-PRODUCT, MASKED = {"width": 24, "matrices": "kronecker"}, {"patch_size": 4, "width": 24, "density": 0.5, "depth": 1}
-
-
-@pytest.mark.parametrize(
-    ("keys", "constraint", "model", "message"),
-    [
-        ("model.width", "omega", {"kind": "shallow", **PRODUCT}, r"model\.width: omega can't be solved .* shallow"),
-        (
-            "model.expansion",
-            "omega",
-            {"kind": "sw_mlp", **MASKED},
-            r"model\.expansion: omega can't be solved .* sw_mlp",
-        ),
-        ("model.permutation_seed", "weights", {}, r"model\.permutation_seed: the weights of the blocks do not grow"),
-        (
-            "model.patch_size",
-            "weights",
-            {},
-            r"model\.patch_size: weights can't be solved for this key: .* divide",
-        ),
-        ("model.permutation_seed", "forward_mflops", {}, r"model\.permutation_seed: the FLOPs do not grow"),
-        ("model.project_tokens, model.channels", "weights", {}, r"model\.channels: weights is solved for one key"),
-    ],
-)
-def test_keys_that_solve_no_constraint_are_refused(keys, constraint, model, message):
-    recipe = MIXER.model_copy(update={"model": KINDS[model["kind"]](**model)}) if model else MIXER
-    with pytest.raises(InputError, match=message):
-        solve(keys.split(", "), constraint, 1e9, recipe)
-
-
 def test_a_budget_of_weights_may_be_met_exactly():
     recipe, channels = MIXER, MIXER.model.channels
     weights = block_weights(recipe.model, recipe)
@@ -373,12 +343,6 @@ def test_values_are_numbers_or_the_texts_of_their_parts():
     assert value_of("permuted_block", load_recipe("digits/mixer", keys)) == "none"
 
 
-def test_a_network_without_that_ratio_has_no_depth_to_width():
-    recipe = Recipe.model_validate(MIXER.model_dump() | {"model": {"kind": "s_fc", "base_channels": 3}})
-    with pytest.raises(InputError, match="depth_to_width: a model of kind s_fc has no such ratio"):
-        value_of("depth_to_width", recipe)
-
-
 # Files.
 
 
@@ -396,40 +360,6 @@ def test_mistakes_are_one_line_before_anything_is_trained(tmp_path, name, row):
         plan_of(tmp_path, text).searched()
     assert message in str(found.value)
     assert "\n" not in str(found.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "overrides", "only", "message"),
-    [
-        (WIDTHS, [("model.channels", "8")], "*", "^--model.channels: .* varies it"),
-        (WIDTHS, [("train.seed", "3")], "*", "^--train.seed: .* varies it"),
-        (WIDTHS, [("model.permutation_seed", "3")], "*", "^--model.permutation_seed: .* varies it"),
-        (WIDTHS.replace("model.channels", "eval.every_epochs"), [("eval.every_epochs", "3")], "*", "varies it"),
-        (RATES, [("optim.lr", "0.5")], "*", "^--optim.lr: .* varies it"),  # the search would replace it
-        (OWN, [("optim.weight_decay", "0.5")], "*", "^--optim.weight_decay: .* varies it"),
-        (WIDTHS, [("model.chanels", "8")], "*", "^--model.chanels: no such key"),
-        (WIDTHS, [], "x*", "no run is called x.; the first is digits-s_mixer_channels-8"),
-        (WIDTHS, [], "*S_MIXER*", "no run is called .S_MIXER.; the first is digits-s_mixer_channels-8"),
-    ],
-)
-def test_options_that_fit_no_run_are_refused(tmp_path, text, overrides, only, message):
-    with pytest.raises(InputError, match=message):
-        runs_of(tmp_path, text, overrides, only)
-    assert {run.recipe.optim.lr for run in runs_of(tmp_path, UNSEARCHED, [("optim.lr", "0.5")])} == {0.5}
-
-
-@pytest.mark.parametrize("text", ["extends: a\n", "model: {kind: mixer}\n", "train: {epochs: 3}\n"])
-def test_a_recipe_is_no_study(tmp_path, text):
-    """And a name like a hidden file's is not suggested."""
-    (tmp_path / "study.yaml").write_text(text)
-    with pytest.raises(InputError, match=r"study\.yaml: is a recipe, not a study"):
-        read_study(tmp_path / "study.yaml")
-    (tmp_path / "study.yaml").rename(tmp_path / ".studi.yaml")
-    with pytest.raises(InputError, match=r"study\.yaml: no such study; give a file"):
-        read_study(tmp_path / "study.yaml")
-    (tmp_path / "studio.yaml").touch()
-    with pytest.raises(InputError, match=r"study\.yaml: no such study; did you mean \S+/studio\.yaml\?"):
-        read_study(tmp_path / "study.yaml")
 
 
 def test_files_with_runs_are_studies(tmp_path):
