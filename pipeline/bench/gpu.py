@@ -62,7 +62,7 @@ class Part:
     def words(self, where: Where, folder: Path) -> list[str]:
         """The words of its command; what it reads is prepared."""
         text = self.small if where.small else self.large
-        places: dict[str, object] = {"folder": folder.resolve(), "origin": where.origin, "cpus": min(8, usable_cpus())}
+        places = {"folder": folder.resolve(), "origin": where.origin, "cpus": min(8, usable_cpus())}
         places["data"] = prepared(where) if "{data}" in text else ""
         return [word.format(**places) for word in text.split()]
 
