@@ -62,6 +62,7 @@ class Part:
     def words(self, where: Where, folder: Path) -> list[str]:
         """The words of its command; what it reads is prepared."""
         text = self.small if where.small else self.large
+        places: dict[str, object]
         places = {"folder": folder.resolve(), "origin": where.origin, "cpus": min(8, usable_cpus())}
         places["data"] = prepared(where) if "{data}" in text else ""
         return [word.format(**places) for word in text.split()]
@@ -104,7 +105,8 @@ def _no_jpegs(where: Where) -> str | None:
 
 
 def _bench(title: str, large: str, small: str, absent: Callable[[Where], str | None] = lambda where: None) -> Part:
-    return Part(title, *(f"widemix bench {text} --json {{folder}}/{ROWS}" for text in (large, small)), absent=absent)
+    command = f"widemix bench {{}} --json {{{{folder}}}}/{ROWS}".format
+    return Part(title, command(large), command(small), absent=absent)
 
 
 def _step_part(title: str, recipe: str, batch: int) -> Part:
