@@ -4,7 +4,7 @@
 #                ARGS='tests/test_errors.py -x -n 0' goes to pytest, here one file in this process
 # make test-all  the same with the long tests, and in all of their cases: tests/selection.py says which these are
 # make check     set up, then ruff and mypy
-# make site      set up, then the pages in docs/ as a site, in site/; ARGS=serve shows it while you write
+# make site      set up, then the pages in docs/ as a site, in site/VERSION/; ARGS=serve shows it while you write
 # make release   set up, then the source distribution and the wheels, in dist/, and all that can be checked of them without a
 #                network; needs cmake, nasm and ninja (apt-get), and downloads libjpeg-turbo; ARGS='--jpeg FOLDER' for its
 #                sources on disk
@@ -62,8 +62,9 @@ check: setup
 	.venv/bin/python -m ruff format --check .
 	.venv/bin/python -m mypy
 
-# The results' tables and figures, which lie outside docs/, come into the site.
+# The results' tables and figures, which lie outside docs/, come into the site. Folders of other versions in site/ stay.
 SITE = build/docs
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 site: setup
 	.venv/bin/python -m pip install --quiet --editable '.[docs]'
 	rm -rf $(SITE)
@@ -71,7 +72,9 @@ site: setup
 	cp -r docs/. $(SITE)
 	cp -r recipes/studies/results $(SITE)/recipes/studies
 	sed -i 's|](\.\./recipes/|](recipes/|g' $(SITE)/results.md
-	REPOSITORY=$$(sed -n 's/^Repository = "\(.*\)"/\1/p' pyproject.toml) .venv/bin/zensical $(or $(ARGS),build --clean)
+	REPOSITORY=$$(sed -n 's/^Repository = "\(.*\)"/\1/p' pyproject.toml) SITE=site/$(VERSION) .venv/bin/zensical $(or $(ARGS),build --clean)
+	cd site && ls -d */ | sort -rV | sed 's|\(.*\)/|{"version": "\1", "title": "\1", "aliases": []}|' | paste -sd , | sed 's|.*|[&]|' > versions.json
+	echo '<!doctype html><meta http-equiv="refresh" content="0; url=$(VERSION)/">' > site/index.html
 
 release: setup
 	.venv/bin/python -m pip install --quiet --editable '.[release]'
