@@ -117,6 +117,9 @@ def test_a_mistake_has_its_line(command, places, monkeypatch, system, capsys):
     monkeypatch.chdir(CLONE)
     monkeypatch.syspath_prepend(places["tmp"])
     system({"sys.dont_write_bytecode": True})
+    for name in ("LOCAL_RANK", "DS_ACCELERATOR"):  # which DeepSpeed wants set
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     folders = [places[name] for name in ("tmp", "run", "export", "images", "digits")]
     before = files_of(folders)
     code = run_command(make_parser(), None, shlex.split(command.format(**places)))

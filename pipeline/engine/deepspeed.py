@@ -128,6 +128,7 @@ class DeepSpeedEngine(Engine):
 
     @override
     def optimizer_tensors(self) -> list[torch.Tensor]:
+        """Return the parameters with ZeRO 0, else the flat fp32 partitions of this rank, one a parameter group."""
         if self.stage == 0:
             return [self.parameters[name] for name in self.groups]
         if self.stage == 3:
@@ -136,16 +137,19 @@ class DeepSpeedEngine(Engine):
 
     @override
     def param_positions(self) -> Iterator[tuple[str, int]]:
+        """Return each trained parameter and its optimizer tensor; several lie in one with ZeRO 1 to 3."""
         if self.stage == 0:
             return ((name, index) for index, name in enumerate(self.groups))
         return ((name, mine.index) for name, mine in self.slices.items())
 
     @override
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape that the parameter had before DeepSpeed flattened it."""
         return tuple(self.shapes[name])
 
     @override
     def full_tensor(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        """Sum the slices of all ranks, each among zeros: float32, of `shape(name)`, on the device."""
         if self.stage == 0:
             return local.view(self.shapes[name])
         mine = self.slices[name]
@@ -156,6 +160,7 @@ class DeepSpeedEngine(Engine):
 
     @override
     def local_slice(self, name: str, local: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """Return where this rank's slice begins in the flattened parameter, and the slice, a view [n] of `local`."""
         if self.stage == 0:
             return 0, local.view(-1)
         mine = self.slices[name]
@@ -163,6 +168,7 @@ class DeepSpeedEngine(Engine):
 
     @override
     def sync_module(self) -> None:
+        """Copy the fp32 partitions to the weights of the module; stage 3 gathers small ones anew."""
         if self.stage in (1, 2):
             self.zero.update_lp_params()
         if self.stage == 3:
@@ -174,6 +180,7 @@ class DeepSpeedEngine(Engine):
 
     @override
     def read(self, name: str, own: torch.Tensor) -> torch.Tensor:
+        """Return a CPU copy; of a frozen parameter in fp32 as it was given, whatever DeepSpeed has rounded it to."""
         if name in self._frozen:
             return self._frozen[name].clone()
         with self._gathered(name):

@@ -22,20 +22,20 @@ import timm
 import torch
 
 from tests.conftest import ROOT
-from tests.engine.ranks import ENGINES, everywhere, of_all_ranks, overrides_for
+from tests.engine.plain import plain_loop
+from tests.engine.ranks import ENGINES, assert_equal, everywhere, overrides_for, saved_by
 from tests.engine.toys import PARTS, known
 from tests.run.saved import position
 from widemix.data.batches import Batch
 from widemix.data.precision import DTYPES
 from widemix.distributed.topology import Topology, mean_over_ranks, on_main, read_topology
-from widemix.engine import State, apply_training_options, broadcasts_rank0_weights, build_engine, check_engine
+from widemix.engine import apply_training_options, broadcasts_rank0_weights, build_engine, check_engine
 from widemix.errors import InputError
 from widemix.models.export import export_model
 from widemix.models.registry import build_model, build_on_meta
-from widemix.optim.build import build_optimizer, set_rate
+from widemix.optim.build import build_optimizer
 from widemix.recipe import check_world, load_recipe
 from widemix.run import checkpoint
-from widemix.run.saving import assembled
 from widemix.training.finetune import UNUSED, freeze, unused_parameters
 
 Cell = Mapping[str, str]
@@ -168,15 +168,20 @@ class _Run:
         check_world(recipe, self.topology.world)
         check_engine(recipe.engine, recipe.optim, recipe.train, self.topology)
 
+    def network(self, build: Any = build_model, plain: bool = False) -> torch.nn.Module:
+        recipe = self.recipe
+        torch.manual_seed(0)
+        module = build(recipe.model, recipe.data.image_size, recipe.data.num_classes)
+        unused = unused_parameters(module, self.batch(0).inputs) if UNUSED in recipe.train.freeze else set()
+        if not plain:
+            apply_training_options(module, recipe.train, self.topology.device)
+        freeze(module, recipe.train.freeze, unused)
+        return module
+
     def engine(self) -> Any:
         recipe = self.recipe
         on_meta = broadcasts_rank0_weights(recipe.engine) and not self.topology.is_main
-        torch.manual_seed(0)
-        build = build_on_meta if on_meta else build_model
-        module = build(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-        unused = unused_parameters(module, self.batch(0).inputs) if UNUSED in recipe.train.freeze else set()
-        apply_training_options(module, recipe.train, self.topology.device)
-        freeze(module, recipe.train.freeze, unused)
+        module = self.network(build_on_meta if on_meta else build_model)
         return build_engine(recipe.engine, module, recipe.optim, recipe.train, self.topology)
 
     def batch(self, step: int, rank: int | None = None) -> Batch:
@@ -192,34 +197,17 @@ class _Run:
         """The losses over all ranks."""
         losses = []
         for step in steps:
-            torch.manual_seed(step)  # for dropout
             result = engine.step([self.batch(step, self.topology.rank)], RATE)
             assert result.grad_norm.isfinite()
             losses.append(result.loss)
         return mean_over_ranks(torch.stack(losses).double()).tolist()
 
     def plain_steps(self, steps: range) -> list[float]:
-        """The losses of a loop without an engine, on the whole batches."""
-        recipe = self.recipe
-        torch.manual_seed(0)
-        model = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-        unused = unused_parameters(model, self.batch(0).inputs) if UNUSED in recipe.train.freeze else set()
-        freeze(model, recipe.train.freeze, unused)
-        optimizer, losses, dtype = build_optimizer(recipe.optim, model), [], DTYPES[recipe.train.precision]
-        set_rate(optimizer, RATE)
-        for step in steps:
-            torch.manual_seed(step)
-            batch = self.batch(step)
-            with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-                logits = model(batch.inputs).float()
-            loss = torch.nn.functional.cross_entropy(logits, batch.targets)
-            loss.backward()
-            if recipe.optim.clip_grad:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.optim.clip_grad)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        return losses
+        """The losses of a loop without an engine, on the whole batches, with our optimizers and their groups."""
+        model, optim = self.network(plain=True), self.recipe.optim
+        batches = [(batch.inputs, batch.targets) for batch in map(self.batch, steps)]
+        others = {"dtype": DTYPES[self.recipe.train.precision], "optimizers": [build_optimizer(optim, model)]}
+        return plain_loop(model, batches, [RATE] * len(steps), optim=optim, **others)
 
     def run(self) -> str:
         engine = self.engine()
@@ -241,11 +229,9 @@ class _Run:
     def save(self, engine: Any) -> checkpoint.Checkpoint:
         """Save as the loop does; and the shards of all ranks must be the gathered state."""
         engine.average_buffers()
-        every = of_all_ranks(engine.local_shards())
-        gathered, scalars = engine.state(), engine.scalars()
+        state, gathered, scalars = saved_by(engine), engine.state(), engine.scalars()
 
         def write() -> Path:
-            state = State.of(assembled([shard for mine in every for shard in mine]), scalars)
             assert_equal(state, gathered, "shards and gathered state")
             folder = Path(tempfile.mkdtemp(prefix="matrix-"))
             at = position(2).model_copy(update={"scalars": scalars, "recipe": self.recipe.model_dump(mode="json")})
@@ -281,14 +267,3 @@ class _Run:
             exported = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
             assert torch.equal(exported(inputs), plain), "an export's logits"
         shutil.rmtree(saved.path.parents[1])
-
-
-def assert_equal(one: State, other: State, what: str) -> None:
-    """Both states, where this rank has them."""
-    assert one.scalars == other.scalars, f"{what}: {one.scalars} and {other.scalars}"
-    for kind in ("model", "optimizer", "ema"):
-        ours, theirs = getattr(one, kind), getattr(other, kind)
-        assert ours.keys() == theirs.keys(), f"{what}: {kind} {sorted(ours.keys() ^ theirs.keys())[:4]}"
-        for name, tensor in ours.items():
-            assert tensor.shape == theirs[name].shape, f"{what}: shape of {kind}/{name}"
-            assert torch.equal(tensor, theirs[name]), f"{what}: {kind}/{name}"

@@ -6,14 +6,14 @@ from timm.optim import Lamb
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 
-def plain_loop(model, batches, rates, *, optim, loss="softmax", dtype=torch.float32, ema=None) -> list[float]:
+def plain_loop(model, batches, rates, *, optim, loss="softmax", dtype=torch.float32, ema=None, optimizers=()):
     """Train `model` on (images, soft labels), a learning rate for each; the loss of every step. `ema` is timm's."""
-    optimizers = plain_optimizers(model, optim)
+    optimizers, given = optimizers or plain_optimizers(model, optim), bool(optimizers)
     model.train()
     losses = []
     for step, ((images, targets), rate) in enumerate(zip(batches, rates, strict=True)):
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = rate
+            group["lr"] = rate * group.get("lr_scale", 1)
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             logits = model(images).float()
         if loss == "sigmoid":
@@ -31,7 +31,7 @@ def plain_loop(model, batches, rates, *, optim, loss="softmax", dtype=torch.floa
         if ema:
             ema.update(model, step + 1)
         losses.append(value.item())
-    if optim.name == "schedule_free":
+    if optim.name == "schedule_free" and not given:
         optimizers[0].eval()  # leaves the weights to evaluate with
     return losses
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
 from tests.conftest import ROOT
+from tests.engine.plain import plain_loop
 from tests.engine.toys import Stateful
 from widemix.data.batches import Batch
 from widemix.data.loader import EvalLoader, TrainLoader
@@ -104,6 +105,19 @@ class Setting:
         """The loss of each step, over all ranks."""
         losses = [engine.step(self.steps[step], self.rates[step]).loss for step in steps]
         return mean_over_ranks(torch.stack(losses).double()).tolist()
+
+    def whole(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Images and targets of each step, of all its micro-batches."""
+        return [(torch.cat([b.inputs for b in own]), torch.cat([b.targets for b in own])) for own in self.steps]
+
+    def plain(self, ema: Callable[..., Any] | None = None, steps: int = STEPS) -> tuple[list[float], Any, Any]:
+        """The losses of a plain loop on the same batches, its network, and the average of it that `ema` makes."""
+        model, recipe = self.model(), self.recipe
+        freeze(model, recipe.train.freeze)
+        average = ema(model) if ema else None
+        options = {"optim": recipe.optim, "loss": recipe.train.loss, "ema": average}
+        losses = plain_loop(model, self.whole()[:steps], self.rates[:steps], **options)
+        return losses, model, average and average.module
 
 
 def golden(data: Path) -> dict[tuple[str, str, str], list[float]]:
@@ -198,12 +212,10 @@ def hybrid(data: Path) -> dict[str, Any]:
     losses, norm = setting.run(engine), engine.weight_norm()
     state = everywhere(engine.state())
     other.load(state)
-    every = of_all_ranks(other.local_shards())
-    saved = State.of(assembled([shard for mine in every for shard in mine]), other.scalars())
-    sizes = [sum(len(shard.values) for shard in mine) for mine in every]
+    sizes = of_all_ranks(sum(len(shard.values) for shard in other.local_shards()))
     held = sum(tensor.to_local().numel() for tensor in engine.optimizer_tensors())
     total = sum(tensor.numel() for tensor in engine.optimizer_tensors())
-    return {"losses": losses, "norm": norm, "state": vars(state), "saved": vars(saved), "sizes": sizes} | {
+    return {"losses": losses, "norm": norm, "state": vars(state), "saved": vars(saved_by(other)), "sizes": sizes} | {
         "held": held / total
     }
 
@@ -277,10 +289,8 @@ def shards(data: Path) -> dict[str, Any]:
         setting = Setting("rp_mixer", data, *overrides_for(name), *EMA, *small)
         engine = setting.engine()
         setting.run(engine, range(2))
-        every = of_all_ranks(engine.local_shards())
-        saved = State.of(assembled([shard for mine in every for shard in mine]), engine.scalars())
-        sizes = [sum(len(shard.values) for shard in mine) for mine in every]
-        states[name] = vars(saved), vars(engine.state()), sizes
+        sizes = of_all_ranks(sum(len(shard.values) for shard in engine.local_shards()))
+        states[name] = vars(saved_by(engine)), vars(engine.state()), sizes
     return states
 
 
@@ -413,6 +423,26 @@ def everywhere(state: State) -> State:
     box = [state]
     dist.broadcast_object_list(box)
     return box[0]
+
+
+def saved_by(engine: Engine) -> State:
+    """The state from all ranks' shards, as a save assembles it."""
+    every = of_all_ranks(engine.local_shards())
+    return State.of(assembled([shard for own in every for shard in own]), engine.scalars())
+
+
+def assert_equal(one: State, other: State, what: str = "") -> None:
+    """Both states, where this rank has them, bit by bit."""
+    assert one.scalars == other.scalars, f"{what}: {one.scalars} and {other.scalars}"
+    for kind in ("model", "optimizer", "ema"):
+        assert_same(getattr(one, kind), getattr(other, kind), f"{what}: {kind}")
+
+
+def assert_same(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor], what: str = "") -> None:
+    assert ours.keys() == theirs.keys(), f"{what} {sorted(ours.keys() ^ theirs.keys())[:4]}"
+    for name, tensor in ours.items():
+        assert (tensor.shape, tensor.dtype) == (theirs[name].shape, theirs[name].dtype), f"shape of {what}/{name}"
+        assert torch.equal(tensor, theirs[name]), f"{what}/{name}"
 
 
 def run_rank(data: Path, folder: Path, job: str) -> None:

@@ -1,91 +1,17 @@
 """Batch norms over ranks against torch's own on the ranks' batches together."""
 
-import os
 from contextlib import nullcontext
-from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from timm.layers import BatchNormAct2d, EvoNorm2dB0, FrozenBatchNormAct2d
 from torch import nn
 
 from tests.conftest import Command
 from tests.engine.ranks import EMA, ENGINES, REPMLP, Setting, overrides_for, stateful_engine
-from tests.forks import Forks, group_of
 from widemix.engine.batch_norm import ForwardBuffers, freeze_batch_norms, sync_batch_norms
 from widemix.errors import InputError
-
-SHAPES = {"1d": (6, 5), "1d with places": (6, 5, 7), "2d": (6, 5, 3, 4)}
-
-
-def network(name: str) -> nn.Module:
-    kind = nn.BatchNorm2d if name == "2d" else nn.BatchNorm1d
-    model = nn.Sequential(kind(5), nn.ReLU(), kind(5, momentum=None))
-    with torch.no_grad():
-        for number, parameter in enumerate(model.parameters()):
-            parameter.copy_(torch.linspace(0.5, 1.5 + number, 5))
-    return model
-
-
-def batches(name: str) -> torch.Tensor:
-    """Two steps of a batch that six ranks may share: [2, B, ...]."""
-    numbers = torch.Generator().manual_seed(3)
-    return 1 + 4 * torch.randn(2, *SHAPES[name], generator=numbers)
-
-
-def train(model: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
-    """The output and the input's gradient of the last step, the parameters' gradients summed, and the buffers."""
-    for given in inputs:
-        x = given.clone().requires_grad_()
-        out = model(x)
-        (out * torch.arange(out.numel()).view_as(out).sin()[: len(out)]).sum().backward()
-    return [out, x.grad, *(p.grad for p in model.parameters()), *model.buffers()]
-
-
-def be(folder, world):
-    rank = int(os.environ["RANK"])
-    store = f"file://{folder}/store-{world}"
-    dist.init_process_group("gloo", store, timeout=timedelta(seconds=600), rank=rank, world_size=world)
-    found = {}
-    for name in SHAPES:
-        model = network(name)
-        sync_batch_norms(model)
-        found[name] = train(model, batches(name).chunk(world, dim=1)[rank])
-        evaluated = model.eval()(batches(name)[0])
-        found[name].append(evaluated)
-    torch.save(found, folder / f"{world}-{rank}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module", params=[2, 3])
-def of_ranks(request, tmp_path_factory):
-    folder, world = tmp_path_factory.mktemp("norms"), request.param
-    codes, said = Forks(be, folder, world, log=folder / "log", environs=group_of(world)).wait()
-    assert codes == [0] * world, said
-    return [torch.load(folder / f"{world}-{rank}.pt") for rank in range(world)]
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_ranks_together_compute_what_one_computes(of_ranks, name):
-    model, world = network(name), len(of_ranks)
-    inputs = batches(name)
-    weights = torch.cat([torch.arange(part[0].numel()).view_as(part[0]).sin() for part in inputs.chunk(world, 1)])
-    for given in inputs:
-        x = given.clone().requires_grad_()
-        out = model(x)
-        (out * weights).sum().backward()
-    parameters, buffers = list(model.parameters()), list(model.buffers())
-    found = [of_rank[name] for of_rank in of_ranks]
-    torch.testing.assert_close(torch.cat([f[0] for f in found]), out)
-    torch.testing.assert_close(torch.cat([f[1] for f in found]), x.grad)
-    for number, parameter in enumerate(parameters, 2):
-        torch.testing.assert_close(sum(f[number] for f in found), parameter.grad)
-    for number, buffer in enumerate(buffers, 2 + len(parameters)):
-        for of_rank in found:
-            torch.testing.assert_close(of_rank[number], buffer)
-    for of_rank in found:
-        torch.testing.assert_close(of_rank[-1], model.eval()(inputs[0]))
 
 
 @pytest.mark.one_in(5)
@@ -150,44 +76,47 @@ def two_ranks(system):
     system({f"torch.distributed.{name}": answer for name, answer in ranks.items()})
 
 
-@pytest.mark.usefixtures("two_ranks")
-def test_statistics_are_of_float32():
-    x = (30 + torch.randn(64, 5, 9)).bfloat16()
-    norm, expected = nn.Sequential(nn.BatchNorm1d(5)), nn.BatchNorm1d(5)
-    sync_batch_norms(norm)
-    found, wanted = norm(x), expected(torch.cat([x, x]).float())[:64]
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, wanted.bfloat16(), rtol=0.01, atol=0.001)
-    torch.testing.assert_close(norm[0].running_mean, expected.running_mean)
-    torch.testing.assert_close(norm[0].running_var, expected.running_var)
+def drops(norm: BatchNormAct2d) -> BatchNormAct2d:
+    """With timm's activation, and something in the place of its dropout."""
+    norm.drop = nn.Threshold(0.5, 7.0)
+    return norm
 
 
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize(
-    "keys", [{"momentum": 0.0}, {"momentum": None}, {"affine": False}, {"track_running_stats": False}, {"eps": 0.5}]
+    ("make", "shape"),
+    [
+        *((partial(nn.BatchNorm1d, 5, momentum=momentum), (6, 5)) for momentum in (0.0, 0.1, None)),
+        (partial(nn.BatchNorm1d, 5, affine=False), (6, 5, 7)),
+        (partial(nn.BatchNorm1d, 5, track_running_stats=False), (6, 5)),
+        (partial(nn.BatchNorm2d, 5, eps=0.5), (6, 5, 3, 4)),
+        (lambda: drops(BatchNormAct2d(5)), (4, 5, 2, 2)),
+    ],
 )
-def test_each_kind_of_batch_norm_is_that_of_both_batches(keys):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_each_kind_of_batch_norm_is_that_of_both_batches(make, shape, dtype):
+    """Its outputs, gradients and statistics, which are of float32, over two steps; and in evaluation."""
     numbers = torch.Generator().manual_seed(1)
-    norm, expected = nn.Sequential(nn.BatchNorm1d(5, **keys)), nn.BatchNorm1d(5, **keys)
+    norm, expected = nn.Sequential(make()), make()
     sync_batch_norms(norm)
+    near = {} if dtype == torch.float32 else {"rtol": 0.01, "atol": 0.02}
     for step in range(2):
         for parameter, other in zip(norm.parameters(), expected.parameters(), strict=True):
-            parameter.data = other.data = torch.randn(5, generator=numbers)
-        x = 3 + step + torch.randn(6, 5, generator=numbers)
-        torch.testing.assert_close(norm(x), expected(torch.cat([x, x]))[:6])
+            parameter.data, other.data = (torch.randn(5, generator=numbers),) * 2
+        own = (3 + step + 4 * torch.randn(shape, generator=numbers)).to(dtype).requires_grad_()
+        both = own.detach().float().repeat(2, *[1] * (len(shape) - 1)).requires_grad_()
+        found, wanted = norm(own), expected(both)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), wanted[: len(own)], **near)
+        weights = torch.arange(wanted[0].numel()).view(shape[1:]).sin()
+        for outputs in (found, wanted):
+            (outputs * weights).sum().backward()
+        torch.testing.assert_close(own.grad.float(), both.grad[: len(own)], **near)
+    for parameter, other in zip(norm.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(2 * parameter.grad, other.grad, **(near and {"rtol": 0.02, "atol": 1.0}))
     for buffer, other in zip(norm.buffers(), expected.buffers(), strict=True):
         torch.testing.assert_close(buffer, other)
-    torch.testing.assert_close(norm.eval()(x), expected.eval()(x))
-
-
-@pytest.mark.usefixtures("two_ranks")
-def test_timms_batch_norms_keep_their_activation_and_drop():
-    norm, expected = BatchNormAct2d(5), BatchNormAct2d(5)
-    norm.drop = expected.drop = nn.Threshold(0.5, 7.0)
-    network = nn.Sequential(norm)
-    sync_batch_norms(network)
-    x = torch.randn(4, 5, 2, 2)
-    torch.testing.assert_close(network(x), expected(torch.cat([x, x]))[:4])
+    torch.testing.assert_close(norm.eval()(both), expected.eval()(both))
 
 
 class OfOwn(nn.BatchNorm1d):

@@ -1,6 +1,9 @@
-"""The gradient norms of blocks add up to that of the whole network."""
+"""The gradient norms of blocks, and the names of what gets no gradient."""
+
+from collections import defaultdict
 
 import pytest
+from torch.nn.functional import cross_entropy
 
 from tests.engine.ranks import Setting
 from widemix.engine import Engine
@@ -9,14 +12,19 @@ from widemix.errors import InputError
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_sum_of_blocks_is_the_whole_norm(alone, digits, precision):
+def test_the_norms_of_blocks_are_those_of_their_gradients(alone, digits, precision):
     """In fp16 after the loss scale is divided out, as the norm of the whole is."""
     setting = Setting("mixer", digits, ("train.precision", precision))
-    engine = setting.engine()
+    engine, model, squares = setting.engine(), setting.model(), defaultdict(float)
     engine.wants_block_norms = True
     result = engine.step(setting.steps[0], 1e-3)
-    assert len(result.block_norms) == len(engine.blocks())
-    assert result.block_norms.square().sum().sqrt().item() == pytest.approx(result.grad_norm.item(), rel=1e-5)
+    images, targets = setting.whole()[0]
+    cross_entropy(model(images), targets).backward()
+    for name, parameter in model.named_parameters():
+        squares[name[: 8 if name.startswith("blocks") else name.index(".")]] += float(parameter.grad.norm() ** 2)
+    found = dict(zip(engine.blocks(), result.block_norms.square().tolist(), strict=True))
+    assert found == pytest.approx(squares, rel=1e-4 if precision == "fp32" else 0.05)
+    assert sum(found.values()) == pytest.approx(result.grad_norm.item() ** 2, rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -2,80 +2,31 @@
 
 import functools
 import os
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import replace
 
-import numpy as np
 import pytest
 import timm
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
 
-from tests.conftest import ROOT
 from tests.engine.plain import plain_loop
-from tests.engine.ranks import ENGINES, overrides_for
-from widemix.data.batches import Batch
-from widemix.distributed.topology import Topology, read_topology
-from widemix.engine import apply_training_options, build_engine, check_engine, set_head_bias
+from tests.engine.ranks import ENGINES, STEPS, Setting, assert_same, overrides_for
+from widemix.distributed.topology import Topology
+from widemix.engine import apply_training_options, check_engine, set_head_bias
 from widemix.errors import InputError
 from widemix.evaluation.networks import initial_module
-from widemix.models.registry import build_model
-from widemix.recipe import load_recipe
 from widemix.recipe.sections import TrainSection
 
-STEPS, BATCH = 12, 32
 # DeepSpeed's imports warn of its own deprecations.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 
 
-@dataclass
-class Case:
-    """A small recipe, its initial model, and fixed batches."""
-
-    recipe: object
-    batches: list[tuple[torch.Tensor, torch.Tensor]]
-
-    def model(self) -> torch.nn.Module:
-        torch.manual_seed(0)
-        return build_model(self.recipe.model, 8, 10)
-
-    def engine(self):
-        recipe = self.recipe
-        model = self.model()
-        apply_training_options(model, recipe.train, torch.device("cpu"))
-        return build_engine(recipe.engine, model, recipe.optim, recipe.train, read_topology())
-
-    def micro_batches(self, step: int) -> list[Batch]:
-        images, targets = self.batches[step]
-        size = BATCH // self.recipe.train.grad_accum_steps
-        pairs = zip(images.split(size), targets.split(size), strict=True)
-        return [Batch(x, y, np.arange(size)) for x, y in pairs]
-
-
-def case(*overrides: tuple[str, str]) -> Case:
-    fixed = [("model.depth", "2"), ("train.global_batch", str(BATCH))]
-    recipe = load_recipe(ROOT / "recipes/digits/rp_mixer.yaml", [*fixed, *overrides])
-    numbers = torch.Generator().manual_seed(1)
-    batches = [
-        (torch.randn(BATCH, 3, 8, 8, generator=numbers), torch.rand(BATCH, 10, generator=numbers).softmax(-1))
-        for _ in range(STEPS)
-    ]
-    return Case(recipe, batches)
-
-
-def rate(step: int) -> float:
-    return 1e-3 * (1 + step % 3)
-
-
-def plain(given: Case) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and final weights of the plain loop."""
-    model, recipe = given.model(), given.recipe
-    rates = [rate(step) for step in range(STEPS)]
-    return plain_loop(model, given.batches, rates, optim=recipe.optim, loss=recipe.train.loss), model.state_dict()
-
-
-def run(engine, given: Case, steps=range(STEPS)) -> list[float]:
-    return [engine.step(given.micro_batches(step), rate(step)).loss.item() for step in steps]
+@pytest.fixture
+def case(digits):
+    """case(engine, *overrides): the settings of a small Mixer of random permutations."""
+    return lambda name, *overrides: Setting("rp_mixer", digits, *overrides_for(name), *overrides)
 
 
 OPTIONS = {
@@ -96,54 +47,53 @@ OPTIONS = {
         for name in (("ddp", "fsdp", "deepspeed 0") if option == "lamb" else ENGINES)
     ],
 )
-def test_losses_and_weights_are_those_of_the_plain_loop(name, overrides):
-    given = case(*overrides_for(name), *overrides)
-    expected, weights = plain(given)
+def test_losses_and_weights_are_those_of_the_plain_loop(case, name, overrides):
+    given = case(name, *overrides)
+    expected, model, _ = given.plain()
     engine = given.engine()
-    assert run(engine, given) == pytest.approx(expected, rel=2e-6)
+    assert given.run(engine) == pytest.approx(expected, rel=2e-6)
     found = engine.state().model
-    for key, value in weights.items():
+    for key, value in model.state_dict().items():
         torch.testing.assert_close(found[key], value, rtol=1e-4, atol=2e-5, msg=key)
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1"])
-def test_the_weights_are_sharded_by_fsdp_alone(name):
-    module = case(*overrides_for(name)).engine().module
+def test_the_weights_are_sharded_by_fsdp_alone(case, name):
+    module = case(name).engine().module
     assert all(isinstance(each, DTensor) for each in module.parameters()) is (name == "fsdp")
 
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", ENGINES)
-def test_stochastic_depth_drops_what_the_plain_loop_drops(name):
+def test_stochastic_depth_drops_what_the_plain_loop_drops(case, name):
     """And drops the same again where a checkpointed block is computed a second time."""
-    given = case(*overrides_for(name), ("model.drop_path", "0.5"), ("train.activation_checkpointing", "true"))
+    given = case(name, ("model.drop_path", "0.5"), ("train.activation_checkpointing", "true"))
+    given.steps = [[replace(batch, keys=None) for batch in own] for own in given.steps]  # torch's generator decides
 
     def seeded(steps):
         for number, step in enumerate(steps):
             torch.manual_seed(number)
             yield step
 
-    optim, rates = given.recipe.optim, [rate(step) for step in range(STEPS)]
-    expected = plain_loop(given.model(), seeded(given.batches), rates, optim=optim)
+    expected = plain_loop(given.model(), seeded(given.whole()), given.rates, optim=given.recipe.optim)
     engine = given.engine()
-    found = [engine.step(given.micro_batches(step), rate(step)).loss.item() for step in seeded(range(STEPS))]
+    found = [engine.step(given.steps[step], given.rates[step]).loss.item() for step in seeded(range(STEPS))]
     assert found == pytest.approx(expected, rel=2e-6)
-    assert found != pytest.approx(run(given.engine(), given), rel=5e-5)
+    assert found != pytest.approx(given.run(given.engine()), rel=5e-5)
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
-def test_half_precision_starts_from_the_weights_in_fp32(name):
+def test_half_precision_starts_from_the_weights_in_fp32(case, name):
     """DeepSpeed rounds the network before it takes its fp32 copies."""
-    given = case(*overrides_for(name), ("train.precision", "bf16"), ("train.ema_decay", "0.9"))
+    given = case(name, ("train.precision", "bf16"), ("train.ema_decay", "0.9"))
     state, weights = given.engine().state(), given.model().state_dict()
-    for key, value in weights.items():
-        assert torch.equal(state.model[key], value), key
+    assert_same(state.model, weights)
     assert all(torch.equal(value, weights[key]) for key, value in state.ema.items())
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1"])
-def test_compiled_networks_have_the_losses_of_the_plain_loop(name, system):
+def test_compiled_networks_have_the_losses_of_the_plain_loop(case, name, system):
     """Dynamo's part alone, which the engines' hooks could disturb: generated code takes minutes.
 
     "deepspeed 3" passes too; its hooks break the graph at every module, so that it takes 85 s.
@@ -155,10 +105,10 @@ def test_compiled_networks_have_the_losses_of_the_plain_loop(name, system):
         return graph.forward
 
     system({"torch.nn.Module.compile": functools.partialmethod(torch.nn.Module.compile, backend=keep)})
-    given = case(*overrides_for(name), ("train.compile", "true"))
-    expected, _ = plain(given)
+    given = case(name, ("train.compile", "true"))
+    expected, *_ = given.plain()
     engine = given.engine()
-    assert run(engine, given) == pytest.approx(expected, rel=2e-6)
+    assert given.run(engine) == pytest.approx(expected, rel=2e-6)
     assert compiled
     assert engine.state().model.keys() == given.model().state_dict().keys()
 
@@ -178,8 +128,8 @@ def test_cublas_and_nccl_are_deterministic_too(given, system):
     assert os.environ == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "^NVLS,NVLSTree"} | given
 
 
-def test_the_heads_first_bias_is_the_recipes():
-    given = case(("train.head_bias", "-2.0"))
+def test_the_heads_first_bias_is_the_recipes(case):
+    given = case("ddp", ("train.head_bias", "-2.0"))
     model = given.model()
     apply_training_options(model, given.recipe.train, torch.device("cpu"))
     for started in (model, initial_module(given.recipe)):  # the one that trains, and the one that analyses look at
@@ -211,13 +161,12 @@ def test_a_head_without_a_bias_is_refused():
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_the_gradient_norm_is_that_of_the_plain_loop(name):
-    given = case(*overrides_for(name))
-    model = given.model()
-    images, targets = given.batches[0]
+def test_the_gradient_norm_is_that_of_the_plain_loop(case, name):
+    given = case(name)
+    model, (images, targets) = given.model(), given.whole()[0]
     cross_entropy(model(images), targets).backward()
     expected = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
-    result = given.engine().step(given.micro_batches(0), rate(0))
+    result = given.engine().step(given.steps[0], given.rates[0])
     assert result.grad_norm.item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -234,36 +183,33 @@ HALF = [("ddp", "bf16"), ("ddp", "fp16"), ("fsdp", "bf16"), ("fsdp", "fp16"), ("
         ("ddp", "ddp", (("optim.name", "lamb"),)),  # timm's counts its steps in the groups
     ],
 )
-def test_any_engine_loads_the_state_of_any_other(writer, reader, keys):
+def test_any_engine_loads_the_state_of_any_other(case, writer, reader, keys):
     """An engine of the same kind exactly; whatever it had done is forgotten."""
-    given = case(*overrides_for(writer), *keys)
-    expected = run(given.engine(), given)
-    engine, other = given.engine(), case(*overrides_for(reader), *keys).engine()
-    before = run(engine, given, range(5))
-    run(other, given, range(3))
+    given = case(writer, *keys)
+    expected = given.run(given.engine())
+    engine, other = given.engine(), case(reader, *keys).engine()
+    before = given.run(engine, range(5))
+    given.run(other, range(3))
     other.load(engine.state())
-    after = before + run(other, given, range(5, STEPS))
+    after = before + given.run(other, range(5, STEPS))
     assert after == (expected if writer == reader else pytest.approx(expected, rel=2e-6))
 
 
 @pytest.mark.parametrize("stage", range(3))
-def test_deepspeed_does_not_wait_for_the_device(stage, system):
+def test_deepspeed_does_not_wait_for_the_device(case, stage, system):
     from deepspeed.accelerator import get_accelerator
 
-    given = case(*overrides_for(f"deepspeed {stage}"))
+    given = case(f"deepspeed {stage}")
     engine, waited, kind = given.engine(), [], type(get_accelerator())
     system({f"{kind.__module__}.{kind.__qualname__}.synchronize": lambda *_: waited.append(None)})
-    run(engine, given)
+    given.run(engine)
     assert not waited
 
 
-def test_fp16_on_a_cpu_is_refused_where_deepspeed_has_none():
-    recipe = case(*overrides_for("deepspeed 1"), ("train.precision", "fp16")).recipe
-    with pytest.raises(InputError, match="take bf16, engine"):
-        check_engine(recipe.engine, recipe.optim, recipe.train, read_topology())
-    check_engine(recipe.engine, recipe.optim, recipe.train, Topology(0, 1, 0, 1, torch.device("cuda")))
-    for keys in (overrides_for("ddp"), overrides_for("fsdp")):
-        other = case(*keys, ("train.precision", "fp16")).recipe
-        check_engine(other.engine, other.optim, other.train, read_topology())
-    half = case(*overrides_for("deepspeed 1"), ("train.precision", "bf16")).recipe
-    check_engine(half.engine, half.optim, half.train, read_topology())
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1"])
+def test_fp16_on_a_cpu_is_refused_where_deepspeed_has_none(case, name):
+    for precision, device in (("fp16", "cpu"), ("fp16", "cuda"), ("bf16", "cpu")):
+        recipe, place = case(name, ("train.precision", precision)).recipe, Topology(0, 1, 0, 1, torch.device(device))
+        refused = name == "deepspeed 1" and (precision, device) == ("fp16", "cpu")
+        with pytest.raises(InputError, match="take bf16, engine") if refused else nullcontext():
+            check_engine(recipe.engine, recipe.optim, recipe.train, place)

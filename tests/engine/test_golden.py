@@ -9,10 +9,10 @@ import math
 import pytest
 import torch
 
-from tests.engine.plain import plain_loop
 from tests.engine.ranks import (
     GOLDEN,
     GOLDEN_STEPS,
+    REDUCED,
     STATEFUL,
     Setting,
     changed_by_forward_passes,
@@ -34,17 +34,17 @@ def one_rank(alone, digits):
 def expected(alone, digits):
     @functools.cache
     def curve(recipe: str) -> list[float]:
-        setting = Setting(recipe, digits)
-        batches = [(batch.inputs, batch.targets) for (batch,) in setting.steps[:GOLDEN_STEPS]]
-        return plain_loop(setting.model(), batches, setting.rates[:GOLDEN_STEPS], optim=setting.recipe.optim)
+        return Setting(recipe, digits).plain(steps=GOLDEN_STEPS)[0]
 
     return curve
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids="-".join)
-def test_one_rank_has_the_losses_of_the_plain_loop(one_rank, expected, case):
+@pytest.mark.parametrize("world", [1, 2])
+def test_any_ranks_have_the_losses_of_the_plain_loop(one_rank, ranks, expected, case, world):
     recipe, _, precision = case
-    assert one_rank[case] == pytest.approx(expected(recipe), rel=TOLERANCE[precision])
+    found = one_rank if world == 1 else ranks(2, "golden")
+    assert found[case] == pytest.approx(expected(recipe), rel=TOLERANCE[precision])
 
 
 @pytest.mark.long
@@ -58,12 +58,6 @@ def test_fp16_skips_a_step_too_large_on_one_rank(ranks, engine):
     assert all(torch.equal(bad[name], before[name]) for name in before)
     assert not torch.equal(after["head.weight"], bad["head.weight"])
     assert math.isfinite(found["losses"][3])
-
-
-@pytest.mark.parametrize("case", GOLDEN, ids="-".join)
-def test_two_ranks_have_the_losses_of_the_plain_loop(ranks, expected, case):
-    recipe, _, precision = case
-    assert ranks(2, "golden")[case] == pytest.approx(expected(recipe), rel=TOLERANCE[precision])
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +116,11 @@ def test_counts_that_differ_between_ranks_are_refused(ranks, changed_on_one):
 @pytest.fixture(scope="module")
 def changed_on_one(alone, digits):
     return changed_by_forward_passes(digits)
+
+
+@pytest.mark.parametrize(("accumulated", "dtype"), [(1, "fp32"), (4, "fp32"), (1, "bf16")])
+@pytest.mark.parametrize("engine", REDUCED)
+def test_bf16_gradients_are_summed_in_the_recipes_precision(ranks, engine, accumulated, dtype):
+    """Over ranks and micro-batches: numbers that bf16 would lose."""
+    expected = 1.0 if dtype == "bf16" else 1 + (2 * accumulated - 1) * 2**-8
+    assert ranks(2, "summed")[engine, accumulated, dtype] == expected

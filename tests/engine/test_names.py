@@ -1,18 +1,14 @@
 """The names under which a network's tensors are saved, against its state_dict; networks as engines take them."""
 
-import math
 from collections import defaultdict
-from types import SimpleNamespace
 
 import pytest
 import timm
 import torch
 from torch import nn
 
-from widemix.engine.fsdp import FSDPEngine
 from widemix.engine.layout import adapt_network, all_names, separable_blocks
 from widemix.engine.state import State, by_parameter
-from widemix.engine.torch_engine import DDPEngine
 
 
 class Tied(nn.Module):
@@ -132,28 +128,3 @@ def test_a_name_may_have_a_slash():
     state = State.of({"model/a/b": one, "optimizer/exp_avg/a/b": two, "ema/a/b": three}, {})
     assert (state.model, state.optimizer, state.ema) == ({"a/b": one}, {"exp_avg/a/b": two}, {"a/b": three})
     assert by_parameter(state.optimizer) == {"a/b": {"exp_avg": two}}
-
-
-@pytest.mark.parametrize("shape", [(8, 3), (7, 2, 2), (2, 5), (1,)])
-@pytest.mark.parametrize("ranks", [1, 3, 4])
-def test_fsdps_slices_are_torchs_chunks_of_rows(shape, ranks):
-    whole = torch.arange(math.prod(shape)).view(shape)
-    chunks = whole.chunk(ranks)
-    for rank in range(ranks):
-        own = chunks[rank] if rank < len(chunks) else whole[:0]
-        mesh = SimpleNamespace(size=lambda dim: ranks, get_local_rank=lambda dim, rank=rank: rank)
-        like = SimpleNamespace(shape=shape, numel=whole.numel, device_mesh=mesh)
-        engine = SimpleNamespace(_parameter=lambda name, like=like: like)
-        start, values = FSDPEngine.local_slice(engine, "weight", own)  # type: ignore[arg-type]
-        assert torch.equal(values, whole.view(-1)[start : start + own.numel()])
-        assert start == (own.view(-1)[0].item() if own.numel() else whole.numel())
-
-
-def test_ddps_channels_last_weights_are_saved_in_their_order():
-    whole = torch.arange(48.0).view(2, 3, 2, 4)
-    local = torch.zeros(2, 3, 2, 4).contiguous(memory_format=torch.channels_last)
-    DDPEngine.load_shard(None, "w", whole.view(-1), local)  # type: ignore[arg-type]
-    assert torch.equal(local, whole)
-    start, values = DDPEngine.local_slice(None, "w", local)  # type: ignore[arg-type]
-    assert start == 0
-    assert torch.equal(values, whole.view(-1))

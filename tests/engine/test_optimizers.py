@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.engine.plain import plain_loop
 from tests.engine.ranks import MUON, OPTIMIZERS, SCHEDULE_FREE, SHARING, Setting, optimizers
 from widemix.optim.build import inner_matrices
 
@@ -22,10 +21,7 @@ def expected(alone, digits):
     for name, overrides in OPTIMIZERS.items():
         if name == "muon" and not hasattr(torch.optim, "Muon"):
             continue
-        setting = Setting("mixer", digits, *overrides)
-        model = setting.model()
-        batches = [(batch.inputs, batch.targets) for (batch,) in setting.steps]
-        losses = plain_loop(model, batches, setting.rates, optim=setting.recipe.optim)
+        losses, model, _ = Setting("mixer", digits, *overrides).plain()
         found[name] = losses, model.state_dict()
     return found
 

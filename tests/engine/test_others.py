@@ -7,7 +7,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from tests.engine.ranks import ENGINES, Setting
+from tests.engine.ranks import ENGINES, Setting, assert_same
 from tests.run.saved import position
 from widemix.engine import broadcasts_rank0_weights
 from widemix.recipe.sections import EngineSection
@@ -22,12 +22,8 @@ def test_all_ranks_shards_are_the_gathered_state(ranks, name):
     saved, gathered, sizes = ranks(3, "shards")[name]
     assert saved["scalars"] == gathered["scalars"]
     for kind in ("model", "optimizer", "ema"):
-        ours, theirs = saved[kind], gathered[kind]
-        assert ours.keys() == theirs.keys()
-        assert len(ours) > 10
-        for key, tensor in theirs.items():
-            assert ours[key].dtype == tensor.dtype
-            assert torch.equal(ours[key], tensor), key
+        assert_same(saved[kind], gathered[kind], kind)
+        assert len(saved[kind]) > 10
     assert max(sizes) < 1.5 * min(sizes)  # the ranks have about as much to write each
 
 
@@ -36,9 +32,7 @@ def test_fsdp_broadcasts_the_weights_of_rank_0(ranks, kind):
     found = ranks(2, "handed_out")[kind]
     assert found["had"] == [True, False]
     assert found["on_meta"] == {True}
-    assert found["saved"].keys() == found["initial"].keys()
-    for name, tensor in found["initial"].items():
-        assert torch.equal(found["saved"][name], tensor)
+    assert_same(found["saved"], found["initial"])
     for buffers in found["buffers"]:
         assert buffers
         for name, tensor in buffers.items():

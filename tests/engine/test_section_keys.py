@@ -4,7 +4,6 @@ What the keys change over several ranks: test_tuning.py, test_reduction.py, test
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -22,16 +21,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alo
 FSDP = (("engine.kind", "fsdp"),)
 ZERO_1 = (("engine.kind", "deepspeed"),)
 ZERO_3 = (*ZERO_1, ("engine.zero_stage", "3"))
-
-
-@dataclass(frozen=True)
-class Row:
-    """`seen` of the engine with that value is `expected`; without it, it is not."""
-
-    value: str
-    seen: Callable[[Setting], Any]
-    expected: Any
-    others: tuple[tuple[str, str], ...] = ()
 
 
 def of_engine(read: Callable[[Any], Any]) -> Callable[[Setting], Any]:
@@ -86,47 +75,34 @@ def zero_timeout(engine: Any) -> float:
     return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
 
 
-ROWS: list[tuple[str, Row]] = [
-    ("kind", Row("fsdp", of_engine(lambda e: {type(p) for p in e.parameters.values()} == {DTensor}), True)),
-    ("kind", Row("deepspeed", of_engine(lambda e: e.config is not None), True)),
-    ("zero_stage", Row("3", of_engine(lambda e: e.engine.zero_optimization_stage()), 3, ZERO_1)),
-    ("cpu_offload", Row("true", of_engine(offloaded), True, FSDP)),
-    ("cpu_offload", Row("true", of_engine(lambda e: e.zero.cpu_offload), True, ZERO_1)),
-    ("deepspeed_config", Row("DS.json", of_engine(lambda e: e.zero.round_robin_gradients), True, ZERO_1)),
-    ("sharding", Row("hybrid", mesh_and_timeouts, ([(2, 2)], [(1800, "nodes"), (1800, "ranks")]), FSDP)),
-    ("bucket_cap_mb", Row("1", of_engine(lambda e: e.model.bucket_bytes_cap), 2**20)),
-    ("gradient_as_bucket_view", Row("false", of_engine(lambda e: e.model.gradient_as_bucket_view), False)),
-    ("static_graph", Row("true", of_engine(lambda e: e.model.static_graph), True)),
-    ("reduce_dtype", Row("bf16", rounded, True)),
-    ("reduce_dtype", Row("bf16", rounded, True, FSDP)),
-    (
-        "memory_layout",
-        Row("batch_last", of_engine(lambda e: [block.batch_last for block in e.module.blocks]), [True, True]),
-    ),
-    ("overlap_comm", Row("false", of_engine(lambda e: e.engine.zero_overlap_comm()), False, ZERO_3)),
-    *(
-        ("timeout_s", Row("3456", of_engine(zero_timeout), 3456, (*ZERO_1, ("engine.zero_stage", stage))))
-        for stage in "0123"
-    ),
-    (
-        "timeout_s",
-        Row(
-            "3456",
-            mesh_and_timeouts,
-            ([(2, 2)], [(3456, "nodes"), (3456, "ranks")]),
-            (*FSDP, ("engine.sharding", "hybrid")),
-        ),
-    ),
+HYBRID = (*FSDP, ("engine.sharding", "hybrid"))
+# A key, its value, and what is seen of an engine with it, which is not seen without; and other keys of both.
+ROWS: list[tuple[str, str, Callable[[Setting], Any], Any, tuple[tuple[str, str], ...]]] = [
+    ("kind", "fsdp", of_engine(lambda e: {type(p) for p in e.parameters.values()} == {DTensor}), True, ()),
+    ("kind", "deepspeed", of_engine(lambda e: e.config is not None), True, ()),
+    ("zero_stage", "3", of_engine(lambda e: e.engine.zero_optimization_stage()), 3, ZERO_1),
+    ("cpu_offload", "true", of_engine(offloaded), True, FSDP),
+    ("cpu_offload", "true", of_engine(lambda e: e.zero.cpu_offload), True, ZERO_1),
+    ("deepspeed_config", "DS.json", of_engine(lambda e: e.zero.round_robin_gradients), True, ZERO_1),
+    ("sharding", "hybrid", mesh_and_timeouts, ([(2, 2)], [(1800, "nodes"), (1800, "ranks")]), FSDP),
+    ("bucket_cap_mb", "1", of_engine(lambda e: e.model.bucket_bytes_cap), 2**20, ()),
+    ("gradient_as_bucket_view", "false", of_engine(lambda e: e.model.gradient_as_bucket_view), False, ()),
+    ("static_graph", "true", of_engine(lambda e: e.model.static_graph), True, ()),
+    ("reduce_dtype", "bf16", rounded, True, ()),
+    ("reduce_dtype", "bf16", rounded, True, FSDP),
+    ("memory_layout", "batch_last", of_engine(lambda e: [b.batch_last for b in e.module.blocks]), [True] * 2, ()),
+    ("overlap_comm", "false", of_engine(lambda e: e.engine.zero_overlap_comm()), False, ZERO_3),
+    *(("timeout_s", "3456", of_engine(zero_timeout), 3456, (*ZERO_1, ("engine.zero_stage", n))) for n in "0123"),
+    ("timeout_s", "3456", mesh_and_timeouts, ([(2, 2)], [(3456, "nodes"), (3456, "ranks")]), HYBRID),
 ]
 
 
-@pytest.mark.parametrize(("key", "row"), ROWS, ids=[key for key, _ in ROWS])
-def test_a_key_reaches_what_it_is_for(key, row, digits, tmp_path):
+@pytest.mark.parametrize(("key", "value", "seen", "expected", "others"), ROWS, ids=[row[0] for row in ROWS])
+def test_a_key_reaches_what_it_is_for(key, value, seen, expected, others, digits, tmp_path):
     path = tmp_path / "ds.json"
-    path.write_text('{"zero_optimization": {"round_robin_gradients": true}}')
-    value = row.value.replace("DS.json", str(path))
-    assert row.seen(Setting("mixer", digits, *row.others, (f"engine.{key}", value))) == row.expected
-    assert row.seen(Setting("mixer", digits, *row.others)) != row.expected
+    path.write_text('{"zero_optimization": {"round_robin_gradients": true, "stage": "auto"}}')
+    assert seen(Setting("mixer", digits, *others, (f"engine.{key}", value.replace("DS.json", str(path))))) == expected
+    assert seen(Setting("mixer", digits, *others)) != expected
 
 
 def test_ddps_buckets_are_torchs_by_default(digits):
@@ -136,4 +112,4 @@ def test_ddps_buckets_are_torchs_by_default(digits):
 
 
 def test_the_table_has_every_key():
-    assert {key for key, _ in ROWS} == set(EngineSection.model_fields)
+    assert {key for key, *_ in ROWS} == set(EngineSection.model_fields)

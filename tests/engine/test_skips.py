@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.engine.ranks import EMA, ENGINES, REPMLP, STATEFUL, SUPPORTED, Setting, overrides_for, stateful_engine
+from tests.engine.ranks import (
+    EMA,
+    ENGINES,
+    REPMLP,
+    STATEFUL,
+    SUPPORTED,
+    Setting,
+    assert_equal,
+    overrides_for,
+    stateful_engine,
+)
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 
@@ -47,17 +57,9 @@ def skip_a_step(setting, make):
     result = engine.step([*rest, replace(batch, inputs=batch.inputs * float("nan"))], setting.rates[2])
     assert not result.loss.isfinite()
     assert not torch.as_tensor(result.grad_norm).isfinite()
-    same(before, engine.state())
+    assert_equal(before, engine.state())
     assert setting.run(engine, range(3, 5)) == setting.run(undisturbed, range(3, 5))
-    same(engine.state(), undisturbed.state())
-
-
-def same(one, other):
-    for kind in ("model", "optimizer", "ema"):
-        left, right = getattr(one, kind), getattr(other, kind)
-        assert left.keys() == right.keys()
-        assert [key for key in left if not torch.equal(left[key], right[key])] == []
-    assert one.scalars == other.scalars
+    assert_equal(engine.state(), undisturbed.state())
 
 
 @pytest.mark.one_in(5)

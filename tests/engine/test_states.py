@@ -1,6 +1,7 @@
 """States and averages: any engine goes on from any other's, on one rank and on two, as if it had been one run."""
 
 import copy
+import functools
 from dataclasses import replace
 
 import pytest
@@ -8,31 +9,37 @@ import torch
 from timm.utils import ModelEmaV3
 from torch.nn.functional import cross_entropy
 
-from tests.engine.plain import plain_loop
-from tests.engine.ranks import CHAIN, EMA, ENGINES, REPMLP, STEPS, SUPPORTED, Setting, chain, overrides_for
+from tests.engine.ranks import (
+    CHAIN,
+    EMA,
+    ENGINES,
+    REPMLP,
+    STEPS,
+    SUPPORTED,
+    Setting,
+    assert_equal,
+    assert_same,
+    chain,
+    overrides_for,
+    saved_by,
+)
 from widemix.data.loader import EvalLoader
 from widemix.engine import State
 from widemix.engine.ema import ema_decay
 from widemix.errors import InputError
 from widemix.evaluation.evaluate import evaluate_engine
 from widemix.run.saving import assembled
-from widemix.training.finetune import freeze
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("alone")]
 
 
-def plain(setting: Setting):
-    """The plain loop's losses, model and timm's average of it."""
-    model = setting.model()
-    ema = ModelEmaV3(model, decay=0.8, use_warmup=True)
-    batches = [(batch.inputs, batch.targets) for (batch,) in setting.steps]
-    return plain_loop(model, batches, setting.rates, optim=setting.recipe.optim, ema=ema), model, ema.module
+timms_average = functools.partial(ModelEmaV3, decay=0.8, use_warmup=True)
 
 
 @pytest.fixture(scope="module")
 def expected(alone, digits):
     setting = Setting("mixer", digits, ("data.eval_split", "train"))
-    losses, model, ema = plain(setting)
+    losses, model, ema = setting.plain(timms_average)
     metrics = {}
     with EvalLoader(setting.data, 1437, setting.topology).batches() as batches, torch.no_grad():
         (batch,) = batches
@@ -66,7 +73,7 @@ def test_a_run_on_one_engine_after_another_is_one_run(expected, request, digits,
 def test_the_saved_average_of_statistics_is_timms(digits, name):
     setting = Setting(REPMLP, digits, *overrides_for(name), *EMA)
     model, engine = setting.model(), setting.engine()
-    average = ModelEmaV3(model, decay=0.8, use_warmup=True)
+    average = timms_average(model)
     for step in range(4):
         setting.run(engine, range(step, step + 1))
         state = engine.state()
@@ -78,27 +85,20 @@ def test_the_saved_average_of_statistics_is_timms(digits, name):
             torch.testing.assert_close(state.ema[key], value)
     other = setting.engine()
     other.load(state)
-    again = other.state()
-    for key, value in state.ema.items():
-        assert torch.equal(again.ema[key], value), key
-        assert torch.equal(again.model[key], state.model[key]), key
+    assert_equal(other.state(), state)
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "deepspeed 1", "deepspeed 3"])
 def test_frozen_weights_stay_and_are_saved_and_loaded(digits, name):
     overrides = (*overrides_for(name), ("train.freeze", "[stem.*, blocks.0.*]"), ("model.depth", "2"))
     setting = Setting("mixer", digits, *overrides)
-    model = setting.model()
-    first = {key: value.clone() for key, value in model.state_dict().items()}
-    freeze(model, setting.recipe.train.freeze)
-    batches = [(batch.inputs, batch.targets) for (batch,) in setting.steps]
-    expected = plain_loop(model, batches, setting.rates, optim=setting.recipe.optim)
+    first, (expected, *_) = setting.model().state_dict(), setting.plain()
     engine, other = setting.engine(), setting.engine()
     losses = setting.run(engine, range(4))
-    state, saved = engine.state(), State.of(assembled(engine.local_shards()), engine.scalars())
-    assert saved.model.keys() == state.model.keys() == first.keys()
+    state = engine.state()
+    assert_equal(saved_by(engine), state)
+    assert state.model.keys() == first.keys()
     for key, value in first.items():
-        assert torch.equal(saved.model[key], state.model[key])
         assert torch.equal(state.model[key], value) == key.startswith(("stem.", "blocks.0.")), key
     moved = {key: value + 1 if key.startswith("stem.") else value for key, value in state.model.items()}
     other.load(replace(state, model=moved))
@@ -139,8 +139,7 @@ def test_frozen_weights_keep_all_bits_in_half_precision(digits, name):
     assert not torch.equal(first.bfloat16().float(), first)
     engine = setting.engine()
     setting.run(engine, range(2))
-    shards = State.of(assembled(engine.local_shards()), engine.scalars())
-    for state in (engine.state(), shards):
+    for state in (engine.state(), saved_by(engine)):
         for weights in (state.model, state.ema):
             torch.testing.assert_close(weights["stem.proj.weight"], first, rtol=0, atol=0)
     moved = state.model | {"stem.proj.weight": first + 1 / 3}
@@ -165,9 +164,7 @@ def test_evaluating_the_average_uses_it_and_changes_nothing(digits, name, precis
     with engine.weights()["ema_"]:
         averaged = logits()
     assert torch.equal(logits(), raw)
-    after = engine.state()
-    for one, other in ((before.model, after.model), (before.optimizer, after.optimizer), (before.ema, after.ema)):
-        assert all(torch.equal(one[key], other[key]) for key in one)
+    assert_equal(engine.state(), before)
     network = setting.model()
     network.load_state_dict(before.ema)
     tolerance = 1e-5 if precision == "fp32" else 3e-2
@@ -218,10 +215,7 @@ def test_later_steps_change_nothing_of_what_is_saved(digits, name):
     kept = copy.deepcopy(state)
     setting.run(engine, range(1, 2))
     for found in (state, State.of(assembled(shards), state.scalars)):
-        for kind in ("model", "optimizer", "ema"):
-            one, other = getattr(kept, kind), getattr(found, kind)
-            assert one.keys() == other.keys()
-            assert [key for key in one if not torch.equal(one[key], other[key])] == []
+        assert_equal(found, kept)
 
 
 def test_an_average_that_is_not_saved_starts_from_weights(digits):
@@ -235,7 +229,7 @@ def test_an_average_that_is_not_saved_starts_from_weights(digits):
     other.load(state)
     found = other.state()
     assert found.scalars["ema_updates"] == 0
-    assert [key for key in state.model if not torch.equal(found.ema[key], state.model[key])] == []
+    assert_same(found.ema, state.model)
     averaging.run(other, range(2, 4))
     engine.load(other.state())  # and one that is not wanted is left out
     assert other.state().scalars["ema_updates"] == 2

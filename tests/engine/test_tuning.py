@@ -1,6 +1,5 @@
 """Keys that change how an engine works and not what it computes; DeepSpeed's own JSON; reproducible bits."""
 
-import json
 import os
 from dataclasses import replace
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.engine.ranks import FIXED, Setting, overrides_for
+from tests.engine.ranks import FIXED, Setting, assert_same, overrides_for
 from widemix.distributed.topology import Topology, read_topology
 from widemix.engine import check_engine
 from widemix.engine.deepspeed_config import deepspeed_config, import_deepspeed
@@ -33,9 +32,7 @@ def test_hybrid_sharding_computes_and_saves_what_one_rank_does(ranks, digits, re
     assert found["losses"] == pytest.approx(reference, rel=1e-6)
     assert 0.49 < found["held"] < 0.6
     for kind in ("model", "optimizer", "ema"):
-        saved, gathered = found["saved"][kind], found["state"][kind]
-        assert saved.keys() == gathered.keys()
-        assert all(torch.equal(saved[name], gathered[name]) for name in gathered)
+        assert_same(found["saved"][kind], found["state"][kind], kind)
     assert max(found["sizes"]) < 1.5 * min(found["sizes"])
     weights = sum(value.double().square().sum() for value in found["state"]["model"].values())
     assert found["norm"] == pytest.approx(weights.sqrt().item())
@@ -56,7 +53,7 @@ def test_hybrid_sharding_needs_nodes_of_one_size():
 def test_deterministic_runs_resume_bit_by_bit_on_three_ranks(ranks, engine):
     (losses, weights), (other_losses, other_weights) = ranks(3, "resumed")[engine]
     assert losses == other_losses
-    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+    assert_same(weights, other_weights)
 
 
 def test_timeouts_and_buffer_sync_have_this_torchs_names(monkeypatch, system):
@@ -127,44 +124,3 @@ def test_deepspeed_is_told_the_local_rank_unless_a_launcher_has(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK")
     import_deepspeed(topology)
     assert os.environ["LOCAL_RANK"] == "3"
-
-
-def test_deepspeeds_own_json_reaches_it(digits, tmp_path):
-    path = tmp_path / "ds.json"
-    zero = {"round_robin_gradients": True, "stage": 1, "overlap_comm": "auto"}
-    path.write_text(json.dumps({"zero_optimization": zero, "train_batch_size": "auto", "gradient_clipping": 1.0}))
-    setting = Setting("mixer", digits, *overrides_for("deepspeed 1"), ("engine.deepspeed_config", str(path)))
-    engine = setting.engine()
-    assert engine.config["zero_optimization"].items() >= {"round_robin_gradients": True, "stage": 1}.items()
-    assert engine.config["train_batch_size"] == 64
-    assert engine.zero.round_robin_gradients is True
-
-
-@pytest.mark.parametrize(
-    ("theirs", "words"),
-    [
-        ({"zero_optimization": {"stage": 2}}, r"zero_optimization.stage 2, but the recipe says 1"),
-        ({"zero_optimization": 7}, r"zero_optimization 7, but the recipe says "),
-        ({"gradient_clipping": 5.0}, r"gradient_clipping 5.0, but the recipe says 1.0"),
-        ({"gradient_clipping": {"c": 2}}, r'ds\.json: gradient_clipping {"c": 2}, but the recipe says 1.0'),
-        ({"bf16": {"enabled": True}}, r"bf16.enabled true, but the recipe says false"),
-        ({"optimizer": {"type": "Adam"}}, "optimizer is set by the recipe, in optim"),
-        ({"scheduler": {}}, "scheduler is set by the recipe, in schedule"),
-        ({"amp": {}}, "amp is set by the recipe, in train.precision"),
-        ({"torch_autocast": {}}, "torch_autocast is set by the recipe, in train.precision"),
-        ({"zero_optimization": {"stage": "auto", "overlap_comm": 3}}, "zero_optimization.overlap_comm 3, but"),
-        ({"zero_optimizaton": {"round_robin_gradients": True}}, "did you mean zero_optimization"),
-        ({"zero_optimization": {"round_robin": True}}, "zero_optimization.round_robin: Extra inputs are not"),
-        ({"bf16": {"enbled": True}}, "bf16.enbled: Extra inputs are not"),
-        ({"wallclock_breakdown": True}, "unknown key wallclock_breakdown; did you mean wall_clock_breakdown"),
-        ({"activation_checkpointing": 3}, "DeepSpeed refuses it"),
-        ("[]", "is not a JSON object"),
-    ],
-)
-def test_what_contradicts_the_recipe_is_an_error(tmp_path, theirs, words):
-    path = tmp_path / "ds.json"
-    path.write_text(theirs if isinstance(theirs, str) else json.dumps(theirs))
-    keys = [*overrides_for("deepspeed 1"), ("engine.deepspeed_config", str(path))]
-    recipe = load_recipe(ROOT / "recipes/digits/mixer.yaml", keys)
-    with pytest.raises(InputError, match=words):
-        check_engine(recipe.engine, recipe.optim, recipe.train, read_topology())

@@ -17,9 +17,7 @@ COMMIT = "c0ffee" * 6 + "beef"
 @dataclass
 class Hub:
     address: str = ""
-    files: dict[str, bytes] = field(
-        default_factory=dict
-    )  # by OWNER/NAME/path, of data sets by datasets/OWNER/NAME/path
+    files: dict[str, bytes] = field(default_factory=dict)  # by OWNER/NAME/path, data sets by datasets/OWNER/...
     cuts: list[str] = field(default_factory=list)  # files whose next answer ends in the middle, one for each time
     uploaded: dict[str, bytes] = field(default_factory=dict)  # large files by SHA-256
     created: list[tuple[str, bool]] = field(default_factory=list)  # names, and whether they are private
@@ -40,10 +38,8 @@ class _Answers(BaseHTTPRequestHandler):
             exists = asked["name"] in [name for name, _ in self.hub.created]
             if not exists:
                 self.hub.created.append((asked["name"], private == "private"))
-            self.answer(
-                409 if exists else 200,
-                {"url": f"{self.hub.address}/{asked.get('organization', 'me')}/{asked['name']}"},
-            )
+            url = f"{self.hub.address}/{asked.get('organization', 'me')}/{asked['name']}"
+            self.answer(409 if exists else 200, {"url": url})
         elif parts[-1] == "validate-yaml":
             self.answer(200, {"errors": [], "warnings": []})
         elif "preupload" in parts:
@@ -114,20 +110,10 @@ class _Answers(BaseHTTPRequestHandler):
         elif not files:
             self.answer(404, {"error": "no such entry"}, {"X-Error-Code": "EntryNotFound"})
         else:
-            large = {
-                path: {"oid": hashlib.sha256(data).hexdigest(), "size": len(data)} for path, data in files.items()
-            }
-            entries = [
-                {
-                    "type": "file",
-                    "path": path,
-                    "oid": "0" * 40,
-                    "size": lfs["size"],
-                    "lfs": lfs | {"pointerSize": 130},
-                }
-                for path, lfs in large.items()
-            ]
-            self.answer(200, entries)
+            sizes = [(path, hashlib.sha256(data).hexdigest(), len(data)) for path, data in files.items()]
+            large = [(path, size, {"oid": oid, "size": size, "pointerSize": 130}) for path, oid, size in sizes]
+            entry = {"type": "file", "oid": "0" * 40}
+            self.answer(200, [entry | {"path": path, "size": size, "lfs": lfs} for path, size, lfs in large])
 
     do_HEAD = do_GET
 

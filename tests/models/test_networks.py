@@ -11,7 +11,6 @@ from torch import nn
 from tests.models.dense import logits
 from tests.models.networks import MASKED, NETWORKS, OTHERS, PATCHED, inputs_of, layers, random_model, section_of
 from widemix.errors import InputError
-from widemix.models.baselines.network import RepMlp
 from widemix.models.families import KINDS
 from widemix.models.plain_mlps.network import BottleneckMlp
 from widemix.models.registry import build_model
@@ -106,20 +105,6 @@ def test_features_of_shallow_networks_keep_their_variance(matrices):
     model = build_model(section_of({"kind": "shallow", "width": 1024, "matrices": matrices}), 16, 5)
     hidden = model.stem[0](torch.randn(64, 3, 16, 16).flatten(1))
     assert hidden.std().item() == pytest.approx(1, abs=0.15)
-
-
-def test_repmlp_fuses_exactly_into_plain_layers():
-    section = NETWORKS["repmlp"]
-    model, x = random_model(section), inputs_of(section)
-    assert isinstance(model, RepMlp)
-    fused = model.train().fused()
-    assert model.training
-    assert torch.allclose(fused(x), model.eval()(x), atol=1e-10)
-    kinds = {type(module).__name__ for module in fused.blocks.modules()}
-    assert not kinds & {"Conv2d", "LocalPerceptron"}
-    norms = [name for name, module in fused.blocks[0].named_modules() if isinstance(module, nn.BatchNorm1d)]
-    assert norms == ["norm1.norm", "norm2.norm"]
-    assert layers(model.blocks, nn.Conv2d)
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -88,21 +88,3 @@ def test_other_groups_than_those_saved_share_their_count() -> None:
     assert [float(group["step"]) for group in optimizer.param_groups] == [7, 7, 7]
     with pytest.raises(InputError, match=r"step of 2 parameter groups, the optimizer now has 3; keep optim\.layer_d"):
         set_group_scalars(optimizer, ("step",), {"group0/step": 7.0, "group1/step": 8.0})
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("timm:lino", r"timm has no such optimizer; did you mean timm:lion\?"),
-        ("timm:mars", "keeps step in a form that checkpoints do not hold"),
-        ("timm:adafactorbv", "keeps exp_avg_sq_r, exp_avg_sq_c in a form that checkpoints do not hold"),
-        ("timm:cadafactorbvc", "in a form that checkpoints do not hold"),
-        ("timm:adahessian", "cannot be tried here"),
-        ("timm:kron", "keeps step, update_counter, Q in a form"),  # on large convolutions its step takes minutes
-        ("timm:kronw", "keeps step, update_counter, Q in a form"),
-        ("adamv", r"did you mean adamw\?"),
-    ],
-)
-def test_others_are_refused(name: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        OptimSection(name=name, lr=0.1)

@@ -159,7 +159,8 @@ class SmallRuns:
             keys[key] = value.replace("OTHER", str(self(("train.seed", "3")).folder)) if "OTHER" in value else value
         recipe, run = load_recipe(path, [*keys.items()]), SmallRun(self._folder / f"{len(self._known)}")
         with pytest.MonkeyPatch.context() as monkeypatch, redirect_stderr(io.StringIO()) as printed:
-            _isolate(monkeypatch)
+            isolate(monkeypatch, "RANK", "WORLD_SIZE", "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
+            System(monkeypatch)({f"torch.backends.cudnn.{name}": True for name in ("benchmark", "allow_tf32")})
             _watch_loops(monkeypatch, run)
             if patch:
                 patch(monkeypatch)
@@ -174,12 +175,11 @@ class SmallRuns:
         return run
 
 
-def _isolate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a run find nothing of other tests, and leave nothing to them."""
-    for name in ("RANK", "WORLD_SIZE", "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO"):
+def isolate(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let a run find nothing of other tests in these variables, and leave nothing to them."""
+    for name in names:
         monkeypatch.setenv(name, "")  # so that what the run sets is removed
         monkeypatch.delenv(name)
-    System(monkeypatch)({f"torch.backends.cudnn.{name}": True for name in ("benchmark", "allow_tf32")})
 
 
 def _watch_loops(monkeypatch: pytest.MonkeyPatch, run: SmallRun) -> None:

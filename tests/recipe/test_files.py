@@ -302,11 +302,7 @@ def test_the_table_of_keys_has_their_values_and_defaults():
 @pytest.mark.parametrize(
     ("name", "table", "words"),
     [
-        ("optim.epochs", None, "; did you mean train.epochs?"),
-        ("epochs", None, "; did you mean train.epochs?"),
         ("train.epoch", None, "; did you mean train.epochs?"),
-        ("trian.epchs", None, "; did you mean train.epochs?"),
-        ("xyzzy", None, "; `widemix train --help` lists them"),
         ("xyzzy", [f"k{number}" for number in range(12)], "; `widemix train --help` lists them"),
         ("xyzzy", ["k0", "k1"], "; choose from k0, k1"),
     ],
@@ -376,15 +372,14 @@ def test_what_has_been_read_may_be_changed_and_read_again():
 TEXTS = ["/data/set #2", "a: b", "123", "1e5", ".5e-3", "010", "20:30", "no", "null", "", " a", "[a", "'a'"]
 
 
-@pytest.mark.parametrize("value", TEXTS)
-def test_a_value_as_text_is_read_as_that_value(value):
-    """A study, and each node of a job, trained on /data/set where the recipe said /data/set #2."""
+PLAIN = ["/data/set", "rand-m9-mstd0.5-inc1", "20:30", "2020-01-01", "010", [0.9, 1e-5], None, True, 3, 1e-8]
+
+
+@pytest.mark.parametrize("value", [*TEXTS, 1e-5, 1e22, 10, *PLAIN])
+def test_a_value_is_written_as_it_is_read(value):
+    """A run on the folder 1e5 could not be resumed, one on "set #2" read another. YAML 1.1, of other tools, too."""
     assert parse_yaml(yaml_text(value)) == value
-
-
-@pytest.mark.parametrize("value", [*TEXTS, 1e-5, 1e22, 10])
-def test_what_a_run_keeps_is_read_as_what_it_was(value):
-    """A run on the folder 1e5 could not be resumed. YAML 1.1, of other tools, reads the same."""
+    assert value not in PLAIN or yaml_text(value) == (value if isinstance(value, str) else json.dumps(value))
     text = dump_yaml({"data": {"path": value}})
     assert parse_yaml(text) == yaml.safe_load(text) == {"data": {"path": value}}
 
@@ -393,11 +388,3 @@ def test_what_a_run_keeps_is_in_its_order():
     text = dump_yaml({"train": {"seed": 1, "epochs": 2}, "data": [2, 1]})
     assert " ".join(text.split()) == "train: seed: 1 epochs: 2 data: - 2 - 1"
     assert [*parse_yaml(dump_recipe(load_recipe(DIGITS)))] == ["plugins", *SECTIONS]
-
-
-@pytest.mark.parametrize(
-    "value", ["/data/set", "rand-m9-mstd0.5-inc1", "20:30", "2020-01-01", "010", [0.9, 1e-5], None, True, 3, 1e-8]
-)
-def test_what_needs_no_quotes_has_none(value):
-    assert yaml_text(value) == (value if isinstance(value, str) else json.dumps(value))
-    assert parse_yaml(yaml_text(value)) == value

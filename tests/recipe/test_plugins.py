@@ -214,34 +214,24 @@ def test_prep_reads_a_plugins_source(tmp_path: Path, monkeypatch: pytest.MonkeyP
         arguments.command(arguments)
 
 
-def test_modules_that_are_not_there_are_named(recipe: Path) -> None:
-    recipe.write_text(recipe.read_text().replace("my_plugin", "no_such_plugin"))
-    with pytest.raises(
-        InputError, match=r"recipe.yaml: plugins: there is no module no_such_plugin; install it, or add"
-    ):
-        load_recipe(recipe)
-    (recipe.parent / "no_such_plugin.py").write_text("import nothing_of_that_name")
-    with pytest.raises(InputError, match=r"cannot be imported .*No module named 'nothing_of_that_name'"):
-        load_recipe(recipe)
-
-
-def test_what_a_module_lacks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("no_such_plugin", None, "there is no module no_such_plugin; install it, or add"),
+        ("no_such_package.parts", None, "there is no module no_such_package.parts; install it"),
+        ("json.no_such_part", None, "there is no module json.no_such_part; install it"),
+        ("my_tools", "import my_tool", r"my_tools cannot be imported \(.*No module named 'my_tool'\)$"),
+        ("taken", "from widemix.plugins import *\nregister_loss('mse', LossSpec(len, ''))",
+         "taken: loss mse is already registered$"),
+    ],
+)  # fmt: skip
+def test_a_module_that_cannot_be_imported_is_named(name, text, words, tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_tools.py").write_text("import my_tool")
-    with pytest.raises(InputError, match=r"^here: my_tools cannot be imported \(.*No module named 'my_tool'\)$"):
-        plugins.import_modules(["json", "my_tools"], "here")
-
-
-def test_a_missing_module_of_a_package_is_named_whole(recipe: Path) -> None:
-    for name in ("no_such_package.parts", "json.no_such_part"):
-        with pytest.raises(InputError, match=rf"^here: there is no module {name}; install it"):
-            plugins.import_modules(["json", name], "here")
-    (recipe.parent / "taken.py").write_text("from widemix.plugins import *\nregister_loss('mse', LossSpec(len, ''))")
-    try:
-        with pytest.raises(InputError, match=r"^here: taken: loss mse is already registered$"):
-            plugins.import_modules(iter(["taken"]), "here")
-    finally:
-        sys.modules.pop("taken", None)
+    if text:
+        (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(InputError, match=f"^here: {words}"):
+        plugins.import_modules(iter(["json", name]), "here")
+    sys.modules.pop(name, None)
 
 
 SPEC, LOSS, METRIC = (

@@ -10,9 +10,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from widemix.models.families import sections
-from widemix.optim.section import OptimSection
 from widemix.recipe import Recipe
-from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection, TextDataSection
 from widemix.recipe.key_table import families
 from widemix.section import Section
@@ -56,27 +54,6 @@ def test_both_kinds_of_keys_are_found() -> None:
     assert found >= {"mixup", "std", "mean", "smoothing", "color_jitter", "betas", "eps", "timeout_s", "seed"}
 
 
-@pytest.mark.parametrize(
-    ("name", "allowed", "refused"),
-    [
-        ("scale", [(1e-9, 1), (0.5, 0.5)], [(0, 1), (0.6, 0.5), (0.5, 1.001)]),
-        ("ratio", [(1e-3, 1e3), (1, 1)], [(9e-4, 1), (1, 1001), (2, 1)]),
-        ("cutmix_minmax", [(0, 1), (0.3, 0.31)], [(0.3, 0.3), (0.4, 0.3), (-0.01, 1), (0.5, 1.01)]),
-        (
-            "color_jitter",
-            [(0, 0, 0, 0), (1000, 1000, 1000, 0.5)],
-            [(0, 0, 1001, 0), (0, -0.1, 0, 0), (0, 0, 0, 0.51)],
-        ),
-    ],
-)
-def test_lists_are_taken_up_to_their_ends(name, allowed, refused):
-    for value in allowed:
-        assert getattr(AugmentSection(**{name: value}), name) == value
-    for value in refused:
-        with pytest.raises(ValidationError, match=f"{name} .* must "):
-            AugmentSection(**{name: value})
-
-
 @pytest.mark.parametrize("key", ENDS)
 def test_a_number_is_taken_up_to_its_ends(key: str) -> None:
     section, name = key.split(".")
@@ -87,18 +64,6 @@ def test_a_number_is_taken_up_to_its_ends(key: str) -> None:
     for value in ENDS[key]["refuses"]:
         with pytest.raises(ValidationError):
             adapter.validate_python(value, strict=True)
-
-
-def test_images_are_mixed_in_pairs():
-    assert AugmentSection(mix_group=3).mix_group == 3  # nothing is mixed
-    for mixing in ({"mixup": 0.1}, {"cutmix": 0.1}, {"cutmix_minmax": (0.2, 0.3)}):
-        assert AugmentSection(mix_group=4, **mixing).mix_group == 4
-        with pytest.raises(ValidationError, match="mix_group 3 must be even"):
-            AugmentSection(mix_group=3, **mixing)
-    for name, first in (("adamw", 0.0), ("schedule_free", 0.001)):
-        assert OptimSection(name=name, lr=0.1, betas=(first, 0.9)).betas[0] == first
-    with pytest.raises(ValidationError, match="from betas: the first must be above 0"):
-        OptimSection(name="schedule_free", lr=0.1, betas=(0.0, 0.9))
 
 
 def test_defaults_are_values_that_their_keys_take() -> None:

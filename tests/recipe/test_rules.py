@@ -56,6 +56,14 @@ TAKEN = [
     "data.pixel_order=all data.pixel_seed=1",
     "data.pixel_order=patches data.pixel_patch=4 data.pixel_seed=1",
     "augment.cutmix_minmax=[0.5,0.63]",
+    *(f"augment.{name}={value}" for name, value in (("scale", "[1e-9,1]"), ("scale", "[0.5,0.5]"))),
+    *(f"augment.ratio={value}" for value in ("[1e-3,1e3]", "[1,1]")),
+    *(f"augment.cutmix_minmax={value} data.image_size=100" for value in ("[0,1]", "[0.3,0.31]")),
+    *(f"augment.color_jitter={value}" for value in ("[0,0,0,0]", "[1000,1000,1000,0.5]")),
+    "augment.mixup=0 augment.mix_group=3",  # nothing is mixed
+    "optim.betas=[0.0,0.9] optim.weight_decay=0",
+    f"{SCHEDULE_FREE} optim.betas=[0.001,0.9]",
+    "optim.name=beta_lasso optim.weight_decay=0 optim.l1=0.1 optim.lr=1000 optim.layer_decay=1",
 ]
 
 

@@ -56,28 +56,16 @@ def test_the_minutes_count_from_the_last_evaluation(system):
     assert asked == [2, 7]
 
 
+MIXED = {"augment.mixup": 0.2, "augment.mix_group": 8}
+
+
 @pytest.mark.parametrize(
     ("samples", "ranks", "keys", "said"),
     [
-        (
-            300,
-            1,
-            {},
-            "4 steps an epoch of 64; --train.global_batch 15 --optim.lr 4.8e-04 makes 20 (the rate by the sq",
-        ),
-        (
-            300,
-            1,
-            {"optim.name": "sgd"},
-            "--train.global_batch 15 --optim.lr 2.3e-04 makes 20 (the rate in proportion",
-        ),
+        (300, 1, {}, "4 steps an epoch of 64; --train.global_batch 15 --optim.lr 4.8e-04 makes 20 (the rate by"),
+        (300, 1, {"optim.name": "sgd"}, "--optim.lr 2.3e-04 makes 20 (the rate in proportion"),
         (300, 4, {}, "--train.global_batch 12 --optim.lr 4.3e-04 makes 25"),
-        (
-            300,
-            2,
-            {"augment.mixup": 0.2, "augment.mix_group": 8},
-            "--train.global_batch 16 --optim.lr 5.0e-04 makes 18",
-        ),
+        (300, 2, MIXED, "--train.global_batch 16 --optim.lr 5.0e-04 makes 18"),
         (40, 1, {}, "one step an epoch of 64; --train.global_batch 2 "),
         (640, 1, {}, None),  # ten steps
         (639, 1, {}, "9 steps an epoch"),

@@ -6,7 +6,6 @@ Mixer's (FF-only has a class token instead of pooling, as published).
 Shapes: B batch, S = h*w tokens, C channels, G share-sets of RepMLP; channel c belongs to set c mod G.
 """
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -14,12 +13,11 @@ from timm.layers import Mlp
 from timm.models import checkpoint_seq
 from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
-from torch.nn.functional import conv2d
 
 from widemix.errors import InputError
 from widemix.models.baselines.section import FfOnlySection, PermutatorSection, RepMlpSection
 from widemix.models.drop_path import drop_path
-from widemix.models.layers import BlockDiagonal, GroupedLinear, LayerNorm, init_weights
+from widemix.models.layers import BlockDiagonal, LayerNorm, init_weights
 from widemix.models.section import PatchedSection, hidden_width
 
 
@@ -172,19 +170,6 @@ class LocalPerceptron(nn.Module):
         """[N, G, S] -> [N, G, S]."""
         return self.norm(self.conv(x.unflatten(2, self.grid)).flatten(2))
 
-    def matrices(self) -> tuple[Tensor, Tensor]:
-        """Return what it computes in evaluation as dense matrices [G, S, S] and biases [G]."""
-        scale, bias = folded(self.norm)
-        size = self.grid[0] * self.grid[1]
-        unit = torch.eye(size, dtype=scale.dtype, device=scale.device).view(size, 1, *self.grid)
-        answers = conv2d(
-            unit.expand(-1, len(scale), -1, -1),
-            self.conv.weight * scale[:, None, None, None],
-            padding=self.conv.padding,
-            groups=len(scale),
-        )  # [S in, G, h, w]
-        return answers.flatten(2).permute(1, 2, 0), bias
-
 
 class ChannelPerceptron(nn.Module):
     """Dense layers over all tokens, one a set, plus convolutions: [N, G, S] -> [N, G, S]."""
@@ -203,18 +188,6 @@ class ChannelPerceptron(nn.Module):
             out = out + local(x)
         return out
 
-    def fused(self) -> GroupedLinear:
-        """A copy for evaluation that computes the same from one dense layer a set."""
-        scale, bias = folded(self.norm)
-        weight = self.dense.weight * scale[:, None, None]
-        for local in self.local:
-            assert isinstance(local, LocalPerceptron)
-            its_weight, its_bias = local.matrices()
-            weight, bias = weight + its_weight, bias + its_bias
-        result = GroupedLinear(*weight.shape)
-        result.weight, result.bias = nn.Parameter(weight), nn.Parameter(bias[:, None, None])
-        return result
-
 
 class RepMlpBlock(nn.Module):
     """X + gate * perceptron(BN(X)), then X + FFN(BN(X)); the gate sees each channel's mean."""
@@ -227,7 +200,7 @@ class RepMlpBlock(nn.Module):
         self.gate = nn.Sequential(
             nn.Linear(channels, channels // 4), nn.ReLU(), nn.Linear(channels // 4, channels), nn.Sigmoid()
         )
-        self.perceptron: nn.Module = ChannelPerceptron(grid, section.share_sets, section.kernels)
+        self.perceptron = ChannelPerceptron(grid, section.share_sets, section.kernels)
         self.gated = nn.Identity()  # the name of what is added to the skip, for those who look into the network
         self.norm2 = TokenNorm(channels)
         self.ffn = nn.Sequential(
@@ -251,44 +224,10 @@ class RepMlpBlock(nn.Module):
         mixed = self.perceptron(maps).unflatten(0, (x.shape[0], -1)).flatten(1, 2)  # [B, C, S]
         return self.gated(mixed.transpose(1, 2) * gate)
 
-    def fuse(self) -> None:
-        """Fold convolutions and norms into linear layers. The two norms before mixing and FFN remain."""
-        assert isinstance(self.perceptron, ChannelPerceptron)
-        self.perceptron = self.perceptron.fused()
-        first, its_norm, act, second, last_norm = self.ffn
-        self.ffn = nn.Sequential(_folded_linear(first, its_norm), act, _folded_linear(second, last_norm))
-
 
 class RepMlp(Baseline):
-    """RepMLP in its training form; `fused` gives its form for inference."""
+    """RepMLP (Ding et al. 2022) in its training form, with convolutions beside the dense layers."""
 
     def __init__(self, section: RepMlpSection, **timm):
         super().__init__(section, **timm)
         self.set_blocks([RepMlpBlock(section, self.stem.grid_size) for _ in range(section.depth)])
-
-    @torch.no_grad()
-    def fused(self) -> "RepMlp":
-        """A copy for evaluation that computes the same from linear layers."""
-        model = copy.deepcopy(self).eval()
-        for block in model.blocks:
-            assert isinstance(block, RepMlpBlock)
-            block.fuse()
-        return model
-
-
-def folded(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
-    """Scale and bias of a batch norm in evaluation, x -> scale * x + bias."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    scale = norm.weight / (norm.running_var + norm.eps).sqrt()
-    return scale, norm.bias - norm.running_mean * scale
-
-
-def _folded_linear(linear: nn.Module, norm: nn.Module) -> nn.Linear:
-    assert isinstance(linear, nn.Linear)
-    assert isinstance(norm, TokenNorm)
-    scale, bias = folded(norm.norm)
-    result = nn.Linear(linear.in_features, linear.out_features).to(linear.weight)
-    result.weight = nn.Parameter(linear.weight * scale[:, None])
-    result.bias = nn.Parameter(bias)
-    return result

@@ -125,7 +125,7 @@ class RepMlpSection(PatchedSection):
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
         """Every layer of the training form, stem to head.
 
-        The convolutions in parallel to the mixing do not count as connections: `RepMlp.fused` folds them into it.
+        The convolutions in parallel to the mixing do not count as connections: they could be folded into it.
         """
         channels, tokens, sets = self.channels, (image_size // self.patch_size) ** 2, self.share_sets
         hidden = hidden_width(self.expansion, channels)

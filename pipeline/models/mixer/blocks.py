@@ -43,7 +43,7 @@ class MixerBlock(nn.Module):
     def __init__(self, section: MixerSection, number: int, tokens_in: int):
         super().__init__()
         norm = partial(norm_layer(section), section.channels)
-        tokens = section.project_tokens or tokens_in
+        tokens = section.tokens_from(tokens_in)
         projects = section.project_tokens is not None and number == 0
         self.skip = TokenSkip(tokens_in, tokens, norm()) if projects else _skip(section, number, "token", tokens)
         self.norm1 = norm()
@@ -77,7 +77,7 @@ _PARTS |= {nn.Identity, nn.Linear, nn.LayerNorm, nn.GELU, *STRUCTURED}
 
 def mixer_blocks(section: MixerSection, tokens_in: int) -> nn.Sequential:
     """L blocks, [B, tokens_in, C] -> [B, S, C]."""
-    tokens = [tokens_in] + [section.project_tokens or tokens_in] * (section.depth - 1)
+    tokens = [tokens_in] + [section.tokens_from(tokens_in)] * (section.depth - 1)
     return nn.Sequential(*[MixerBlock(section, number, tokens[number]) for number in range(section.depth)])
 
 

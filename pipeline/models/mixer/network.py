@@ -37,7 +37,7 @@ class Mixer(MlpMixer):
             **timm,
         )
         self.section = section
-        self.tokens = section.project_tokens or self.stem.num_patches  # S
+        self.tokens = section.tokens_from(self.stem.num_patches)  # S
         self.blocks = mixer_blocks(section, self.stem.num_patches)
         step = {"num_chs": section.channels, "reduction": self.stem.feat_ratio()}
         self.feature_info = [{"module": f"blocks.{i}", **step} for i in range(section.depth)]

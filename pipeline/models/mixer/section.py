@@ -156,7 +156,11 @@ class MixerSection(MixerKeys, PatchedSection):
 
     def tokens(self, image_size: int) -> int:
         """Return S: `project_tokens`, or the image's own number."""
-        return self.project_tokens or self._own_tokens(image_size)
+        return self.tokens_from(self._own_tokens(image_size))
+
+    def tokens_from(self, tokens_in: int) -> int:
+        """Return S of an image of `tokens_in` patches: what the first token mixing makes of them, or all of them."""
+        return self.project_tokens or tokens_in
 
     def _own_tokens(self, image_size: int) -> int:
         return (image_size // self.patch_size) ** 2
@@ -167,7 +171,7 @@ class MixerSection(MixerKeys, PatchedSection):
 
     def mixing_widths(self, kind: MixingKind, tokens_in: int) -> list[int]:
         """Widths of the layers of a mixing on a row, first to last, in a block that reads `tokens_in` tokens."""
-        tokens = self.project_tokens or tokens_in
+        tokens = self.tokens_from(tokens_in)
         token_hidden, channel_hidden = self.hidden_widths(tokens)
         widths = (self.channels, channel_hidden, self.channels)
         if kind == "token":
@@ -327,23 +331,10 @@ def _mixers() -> dict[str, tuple[MixerSection, int]]:
     sizes["h14"] = (14, *_HUGE)
     result = {}
     for name, (patch, channels, depth, token_hidden, channel_hidden) in sizes.items():
-        section = MixerSection(
-            kind="mixer",
-            patch_size=patch,
-            channels=channels,
-            depth=depth,
-            token_hidden=token_hidden,
-            channel_hidden=channel_hidden,
-        )
-        result[name] = section, 224
+        widths = {"channels": channels, "token_hidden": token_hidden, "channel_hidden": channel_hidden}
+        result[name] = MixerSection(kind="mixer", patch_size=patch, depth=depth, **widths), 224
     for name, (side, patch, channels, depth, expansion) in _WIDE.items():
-        section = MixerSection(
-            kind="mixer",
-            patch_size=patch,
-            channels=channels,
-            depth=depth,
-            expansion=expansion,
-        )
+        section = MixerSection(kind="mixer", patch_size=patch, channels=channels, depth=depth, expansion=expansion)
         result[name] = section, side
     return result
 
