@@ -331,8 +331,15 @@ def _mixers() -> dict[str, tuple[MixerSection, int]]:
     sizes["h14"] = (14, *_HUGE)
     result = {}
     for name, (patch, channels, depth, token_hidden, channel_hidden) in sizes.items():
-        widths = {"channels": channels, "token_hidden": token_hidden, "channel_hidden": channel_hidden}
-        result[name] = MixerSection(kind="mixer", patch_size=patch, depth=depth, **widths), 224
+        section = MixerSection(
+            kind="mixer",
+            patch_size=patch,
+            channels=channels,
+            depth=depth,
+            token_hidden=token_hidden,
+            channel_hidden=channel_hidden,
+        )
+        result[name] = section, 224
     for name, (side, patch, channels, depth, expansion) in _WIDE.items():
         section = MixerSection(kind="mixer", patch_size=patch, channels=channels, depth=depth, expansion=expansion)
         result[name] = section, side
