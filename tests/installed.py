@@ -5,7 +5,6 @@ those of `FOLLOWED` and notebooks are run. It prints a line for each that is wro
 are any.
 """
 
-import ast
 import contextlib
 import io
 import json
@@ -14,7 +13,6 @@ import runpy
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 
 # What a checkout has at its top, and what is optional.
@@ -31,9 +29,7 @@ FOLLOWED = (
 )
 CODE = re.compile(r"^    (?!-)([^\n]+)$|^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(widemix [a-z][^`\n]*)`")
-NAME = re.compile(r"(?<![\w./-])widemix(?:\.\w+)+")
 COMMAND = re.compile(r"(?:^|[;|] |-m )widemix ((?:[a-z]+)(?: .*)?)$")
-FILES = ("md", "yaml", "jsonl", "json", "def", "sqsh", "sif", "git", "plugins")  # and an entry point
 
 
 def pages(root: Path) -> Iterator[Path]:
@@ -50,26 +46,6 @@ def run_cells(notebook: Path) -> None:
         if cell["cell_type"] == "code":
             lines = [line for line in cell["source"] if not line.startswith("%")]
             exec(compile("".join(lines), notebook.name, "exec"), space)
-
-
-def names_in(code: str) -> Iterator[str]:
-    """What a program imports of widemix and timm, and the names that it takes from them."""
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in ("widemix", "timm"):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in ("widemix", "timm"))
-
-
-def look_up(name: str) -> None:
-    """A module, or what a module has: `widemix.models`, `widemix.analysis.cka.cka`."""
-    if name.startswith("widemix.ffcv"):
-        return  # which needs FFCV
-    module, *rest = name.split(".")
-    value = import_module(module)
-    for part in rest:
-        module += f".{part}"
-        value = getattr(value, part) if hasattr(value, part) else import_module(module)
 
 
 def commands_in(page: Path) -> Iterator[list[str]]:
@@ -112,7 +88,7 @@ def main(root: Path) -> int:
     assert timm.is_model("rp_mixer_b16_224")  # with `import widemix` alone
     wrong: list[str] = []
     helpers = runpy.run_path(str(root / "tests/pages.py"), run_name="pages")
-    blocks, check = helpers["blocks"], helpers["check"]
+    blocks, check, look_up = helpers["blocks"], helpers["check"], helpers["look_up"]
     Path("images").mkdir()
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save("images/black.png")
     for words in FOLLOWED:
@@ -121,11 +97,7 @@ def main(root: Path) -> int:
     sys.path.insert(0, "")  # the plug-ins of the pages
     for page in pages(root):
         where = page.relative_to(root)
-        signatures = page.name == "python.md"  # the reference, which is no program
-        programs = [block.text for block in blocks(page) if block.language == "python" and not signatures]
-        names = {name for program in programs for name in names_in(program)}
-        names |= {name for name in NAME.findall(page.read_text()) if name.rpartition(".")[2] not in FILES}
-        for name in sorted(names):
+        for name in sorted(helpers["names_on"](page)):
             attempt(wrong, f"{where}: {name}", lambda name=name: look_up(name))
         for block in blocks(page):
             if match := re.match(r"# (\w+\.(?:py|yaml))\n", block.text):
@@ -133,7 +105,7 @@ def main(root: Path) -> int:
         for words in commands_in(page):
             attempt(wrong, f"{where}: {words}", lambda words=words: run_command(make_parser(), check, words))
     for path in sorted((root / "examples").glob("*.py")):
-        for name in names_in(path.read_text()):
+        for name in helpers["names_in"](path.read_text()):
             attempt(wrong, f"{path.name}: {name}", lambda name=name: look_up(name))
     for path in sorted((root / "examples").glob("*.ipynb")):
         attempt(wrong, path.name, lambda path=path: run_cells(path))

@@ -7,7 +7,7 @@ import yaml
 
 from tests.conftest import ROOT
 from tests.forks import Forks
-from tests.pages import blocks, check, in_folder
+from tests.pages import blocks, check, in_folder, look_up, names_on
 from widemix.cli.commands import run_command
 from widemix.cli.parser import make_parser
 from widemix.data_prep.sources import SOURCES
@@ -112,6 +112,13 @@ def test_files_that_pages_name_are_there(page):
     pages = [ROOT / page] if page.endswith(".md") else sorted((ROOT / page).rglob("*.md"))
     named = {(path.relative_to(ROOT), name) for path in pages for name in NAMED.findall(path.read_text())}
     assert [pair for pair in named if not (ROOT / pair[1]).exists()] == []
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_of_the_package_are_there(page):
+    """Those that a page names are; `make release` looks them up in the wheel too."""
+    for name in names_on(page) if page.name != "CHANGELOG.md" else ():
+        look_up(name)
 
 
 def test_every_page_is_in_the_navigation():
