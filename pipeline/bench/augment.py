@@ -7,7 +7,7 @@ few, each is used under several names.
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from widemix.bench.loading import decoder
 from widemix.bench.sample import jpegs, link_repeatedly, prepare
 from widemix.bench.timing import Contestant, Epochs, compare_loaders, data_of, training_loader
-from widemix.data.decode import Decoder, cubic, random_boxes
+from widemix.data.decode import Decoder
 from widemix.data.split import open_split
 from widemix.formats.beton import open_beton
 from widemix.recipe.augment import AugmentSection
@@ -57,14 +58,14 @@ def contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str, 
         "ours, original bytes": _loader(original, POLICY, 0.25),
         "ours, original bytes, without policy": _loader(original, None, 0.25),
         "ours, original bytes, crop and flip alone": _loader(original, None, 0.0),
-        "our decoding with timm's policy on Pillow": _decoder_with_timm_policy(original),
+        "our decoding with timm's policy on Pillow": decoder(original, 1, False, _timm_policy()),
         "ours, restart markers": _loader(segments, POLICY, 0.25),
         "ours, restart markers, crop and flip alone": _loader(segments, None, 0.0),
         "ours, coefficients": _loader(coefficients, POLICY, 0.25),
         "ours, coefficients, crop and flip alone": _loader(coefficients, None, 0.0),
         "ours, prepared with --max-size 400": _loader(small, POLICY, 0.25),
         "ours, prepared with --max-size 400, crop and flip alone": _loader(small, None, 0.0),
-        "decoding to uint8 alone, original bytes": _decoder(original),
+        "decoding to uint8 alone, original bytes": decoder(original, 1, False),
         "entropy decoding alone, original bytes, whole": _entropy_decoder(original),
     }
 
@@ -72,19 +73,6 @@ def contestants(files: Sequence[Path], origin: Path, folder: Path) -> dict[str, 
 def _loader(folder: Path, policy: str | None, re_prob: float) -> Epochs:
     augment = AugmentSection(auto_augment=policy, re_prob=re_prob, re_mode="pixel")
     return Epochs([training_loader(data_of(folder, SIDE), augment, BATCH)])
-
-
-def _decoder(folder: Path) -> Contestant:
-    beton = open_split(data_of(folder, SIDE), "train", open_beton)
-    decoder = Decoder(beton)
-    images, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
-
-    def process(number: int) -> int:
-        boxes = random_boxes(samples, beton.height, beton.width, 0, number, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, number), images, threads=1)
-        return len(samples)
-
-    return process
 
 
 def _entropy_decoder(folder: Path) -> Contestant:
@@ -102,23 +90,17 @@ def _entropy_decoder(folder: Path) -> Contestant:
     return process
 
 
-def _decoder_with_timm_policy(folder: Path) -> Contestant:
-    """Our decoder, then timm's policy on Pillow images, its normalisation and erasing."""
-    beton = open_split(data_of(folder, SIDE), "train", open_beton)
-    decoder = Decoder(beton)
+def _timm_policy() -> Callable[[np.ndarray], object]:
+    """timm's policy on Pillow images, its normalisation and erasing, of decoded images."""
     transform = timm_transform().transforms[2:]
-    images, samples = np.empty((len(beton), SIDE, SIDE, 3), np.uint8), np.arange(len(beton))
 
-    def process(number: int) -> int:
-        boxes = random_boxes(samples, beton.height, beton.width, 0, number, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-        decoder.read(samples, boxes, cubic(samples, "bilinear", 0, number), images, threads=1)
+    def change(images: np.ndarray) -> None:
         for image in images:
             augmented = Image.fromarray(image)
             for step in transform:
                 augmented = apply(step, augmented)
-        return len(samples)
 
-    return process
+    return change
 
 
 def _timm(files: Sequence[Path]) -> Contestant:

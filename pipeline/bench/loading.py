@@ -49,8 +49,13 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("images/train/*/*"))
 
 
-def decoder(folder: Path, threads: int, checked: bool = True) -> Contestant:
-    """Images as they are, uint8, by our decoder alone; without reading checksums if not `checked`."""
+def decoder(
+    folder: Path, threads: int, checked: bool = True, then: Callable[[np.ndarray], object] = lambda images: None
+) -> Contestant:
+    """Images as they are, uint8, by our decoder alone; without reading checksums if not `checked`.
+
+    then: what is done with each batch, [N, 224, 224, 3].
+    """
     beton = open_beton(folder / "train.beton")
     decoder = Decoder(beton, open_checksums(beton) if checked else None)
     images = np.empty((BATCH, SIDE, SIDE, 3), np.uint8)
@@ -61,6 +66,7 @@ def decoder(folder: Path, threads: int, checked: bool = True) -> Contestant:
             samples = order[start : start + BATCH]
             boxes = random_boxes(samples, beton.height, beton.width, 0, number, SCALE, RATIO, 0.5)
             decoder.read(samples, boxes, cubic(samples, "bilinear", 0, number), images[: len(samples)], threads)
+            then(images[: len(samples)])
         return len(order)
 
     return process

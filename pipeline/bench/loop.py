@@ -21,14 +21,11 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from widemix.bench.scale import WARMUP, plain_step
+from widemix.bench.scale import WARMUP, build_network, plain_step
 from widemix.bench.timing import elapsed
 from widemix.cli.commands import load_from_arguments
 from widemix.data.loader import TrainLoader
 from widemix.distributed.topology import Topology, process_group, read_topology, set_torch_threads
-from widemix.engine import apply_training_options
-from widemix.engine.memory_layout import set_memory_layout
-from widemix.models.registry import build_model
 from widemix.models.section import ModelSection
 from widemix.recipe import Recipe
 from widemix.run.records import read_lines
@@ -125,10 +122,7 @@ def _bare_step(recipe: Recipe, topology: Topology) -> Callable[[], object]:
     loader = TrainLoader(recipe.data, recipe.augment, recipe.train, topology)
     with loader.batches(0) as batches:
         kept = list(islice(batches, recipe.train.grad_accum_steps))
-    module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(topology.device)
-    apply_training_options(module, recipe.train, topology.device)
-    set_memory_layout(module, recipe.engine, recipe.train, topology)
-    step = plain_step(recipe, module, kept, topology)
+    step = plain_step(recipe, build_network(recipe, topology)[0], kept, topology)
     for _ in range(WARMUP):
         step()
     return step

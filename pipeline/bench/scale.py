@@ -95,8 +95,8 @@ def _row(
 ) -> dict[str, Any] | None:
     with loader.batches(0) as batches:
         kept = list(islice(batches, recipe.train.grad_accum_steps))
-    plain, _ = _build(recipe, topology)
-    module, memory_layout = _build(recipe, topology)
+    plain, _ = build_network(recipe, topology)
+    module, memory_layout = build_network(recipe, topology)
     engine = build_engine(recipe.engine, module, recipe.optim, recipe.train, topology)
     alone, together = time_steps(
         plain_step(recipe, plain, kept, topology), lambda: engine.step(kept, 0.0), steps, topology
@@ -131,7 +131,7 @@ def step_parts(alone: float, together: float, whole: float, waited: float, world
     return alone, exposed, waited, max(0.0, whole - waited - alone - exposed)
 
 
-def _build(recipe: Recipe, topology: Topology) -> tuple[nn.Module, str | None]:
+def build_network(recipe: Recipe, topology: Topology) -> tuple[nn.Module, str | None]:
     """Return the network on the device, and how it computes its blocks, as training chooses that."""
     torch.manual_seed(recipe.train.seed)
     module = build_model(recipe.model, recipe.data.image_size, recipe.data.num_classes).to(topology.device)

@@ -28,6 +28,7 @@ from widemix.analysis.sparse_spectrum import plot_scaling, plot_widening
 from widemix.analysis.spectrum import LayerSpectrum
 from widemix.analysis.training_spectrum import changes, plot_changes, plot_course
 from widemix.evaluation.assessment import BINS, Assessment, Details
+from widemix.plots import lines
 from widemix.plots.style import COLORS
 
 GOLDEN = Path(__file__).with_name("figures.yaml")
@@ -56,6 +57,10 @@ PAIRS = [pair("a", 0.25, 2.0), pair("a", 0.75, 2.0), pair("a", 0.5, 8.0)]
 MATRIX = Similarity(
     "a", "b", ["m.in", "m.out"], ["n.1", "n.2"], np.array([[0.25, 0.0], [1.0, 0.5]]), 48, 16, None, None
 )
+RANKS = [
+    {"ranks": 2, "images_per_s": 300.0, "efficiency": 1.0, "compute": 0.03, "data wait": 0.01, "other": 0.0},
+    {"ranks": 4, "images_per_s": 450.0, "efficiency": 0.75, "compute": 0.02, "data wait": 0.03, "other": 0.01},
+]
 WIDENED = [
     {"width": 10, "largest": [1.0, 3.0], "marchenko_pastur": 4.0, "l_plus": 5.0, "l_plus_as_printed": 6.0},
     {"width": 20, "largest": [2.0, 2.5], "marchenko_pastur": 7.0, "l_plus": 8.0, "l_plus_as_printed": 9.0},
@@ -123,6 +128,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "separation ranks": lambda: plot_ranks(
         {"Mixer": [SeparationRank(1, 1, 1, 4), SeparationRank(2, 3, 3, 9)]}, {"bound": [6.3, 12.6]}, "title"
     ),
+    "weak scaling, from the ideal and by parts": lambda: lines.plot_scaling(RANKS, ("compute", "data wait", "other")),
     "filters in order, with their sign": lambda: plot_filters(
         "x", Filters("layer", SHEET, np.array([1, 0, 2]), np.zeros(3), -np.ones(1))
     ),
@@ -156,7 +162,7 @@ def shown(axes: Axes) -> dict[str, Any]:
             for line in axes.lines
         ],
         "error bars": [numbers(segment) for each in segments for segment in each],
-        "bars": [numbers([bar.get_x(), bar.get_width(), bar.get_height()]) for bar in axes.patches],
+        "bars": [numbers([bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()]) for bar in axes.patches],
         "images": [[numbers(each.get_clim()), numbers(each.get_array())] for each in axes.images],
         "texts": [[numbers(text.get_position()), text.get_text(), text.get_color()] for text in axes.texts],
     }

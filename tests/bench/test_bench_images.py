@@ -93,7 +93,7 @@ def test_training_images_are_read_and_changed_as_the_rows_say(images, processes:
         elif "decoding" in name:
             assert contestant(7) == 25
             [(samples, boxes, cubic, pixels, threads)] = reads
-            assert (samples.tolist(), cubic.any(), threads) == ([*range(25)], False, 1)
+            assert (sorted(samples), cubic.any(), threads) == ([*range(25)], False, 1)
             beton = open_beton(tmp_path / "original/train.beton")
             expected = random_boxes(
                 samples, beton.height, beton.width, 0, 7, RECIPE.scale, RECIPE.ratio, RECIPE.hflip
