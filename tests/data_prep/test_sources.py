@@ -17,7 +17,8 @@ import yaml
 from scipy.io import savemat
 
 from tests import layouts
-from tests.data_prep.writing import Fifo, Link, Symlink, found, jsonl, plain, put, tar
+from tests.data_prep import writing
+from tests.data_prep.writing import Link, found, jsonl, plain, put, tar
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import csv_list, read_source
@@ -240,236 +241,54 @@ def damaged_sparse() -> bytes:
 
 PIXELS, ONES = np.zeros((32, 32, 3, 4), np.uint8), np.ones((4, 1), np.uint8)
 NOISE = np.random.RandomState(0).randint(0, 256, PIXELS.shape, np.uint8)
-LABELS, SHAPE = "has labels that are not whole numbers of", "is not an idx file of bytes with"
-IMAGES, OF_TRAIN = "t10k-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
-GZIPPED, SAMPLE = gzip.compress(idx(layouts.TRAIN)), {"a.jpg": ".", "a.cls": "0"}
-PAIRS = [("neutral", "a", "b")]
-PACKED = gzip.compress(plain(PAIRS).encode())
-LIST, FOLDS, MESSY = "list of as many labels", "fold_indices.txt", b"n00000001 \xe4, path, label\n"
+IMAGES, GZIPPED, MAT = idx(5, 28, 28), gzip.compress(idx(layouts.TRAIN)), mat(True, X=NOISE, y=ONES)
+SAMPLE, MESSY, PAIR = {"a.jpg": ".", "a.cls": "0"}, b"n00000001 \xe4, path, label\n", jsonl([("neutral", "a", "b")])
+PACKED = gzip.compress(plain([("neutral", "a", "b")]).encode())
 
 
-def cut(*sizes):
-    return [
-        lambda data, size=size: data[: size if isinstance(size, int) else int(size * len(data))] for size in sizes
-    ]
+def shaped(shape) -> bytes:
+    return gzip.compress(idx(*shape, most=6272))
+
+
+def names(content) -> bytes:
+    return pickle.dumps(content, 2)
+
+
+def row(age: str) -> str:
+    return f'{{"path": "a", "age": {age}}}'
+
+
+def linked(link: Link) -> bytes:
+    return tar({"ILSVRC2012_validation_ground_truth.txt": link, "meta.mat": link}, "gz")
+
+
+def cut(fraction: float):
+    return lambda data: data[: int(fraction * len(data))]
 
 
 def damaged(where: int):
     return lambda data: data[:where] + b"\xff" + data[where + 1 :]
 
 
-# By source, and what makes it whole where that is not its layout: a file, its content, and words of the line.
-DAMAGED = {
-    "mnist": [
-        *((IMAGES, idx(5, 28, 28)[:size], f"{IMAGES}: {SHAPE}") for size in (0, 3, 4, 10, 16, -1)),
-        (IMAGES, idx(5, 28, 28) + b"\0", f"{IMAGES}: {SHAPE}"),
-        (IMAGES, idx(5, 28, 28, kind=9), f"{IMAGES}: {SHAPE}"),  # bytes with a sign
-        (OF_TRAIN, GZIPPED[:-9], f"{OF_TRAIN}: cannot be decompressed"),
-        (OF_TRAIN, damaged(10)(GZIPPED), f"{OF_TRAIN}: cannot be decompressed"),
-        (OF_TRAIN, idx(layouts.TRAIN - 1), "the train files have shapes"),
-        (IMAGES, idx(5, 28, 27), "the test files have shapes"),
-        ("train-images-idx3-ubyte.gz", idx(layouts.TRAIN, 27, 28), "the train files have shapes"),
-        ("t10k-labels-idx1-ubyte.gz", idx(5, value=10), f"test file: {LABELS} 0 to 9"),
-        *(
-            (f"train-{kind}-ubyte.gz", gzip.compress(idx(*shape, most=6272)), f"{SHAPE} {axes} axes, or is cut short")
-            for kind, axes in (("images-idx3", 3), ("labels-idx1", 1))
-            for shape in ([1] * 64, [0] * 65, [65_536] * 4, [8, 784], [])
-        ),
-    ],
-    "svhn": [
-        *(("train_32x32.mat", mat(True, X=NOISE, y=ONES)[:size], "train_32x32") for size in (0, 100, 128, 130, 300)),
-        ("train_32x32.mat", cut(0.5)[0](mat(True, X=NOISE, y=ONES)), "train_32x32"),
-        *(
-            ("train_32x32.mat", mat(X=PIXELS, y=labels), f"train_32x32.mat: {LABELS} 1 to 10")
-            for labels in (
-                *(ONES * factor for factor in (11, 0, 1.5, np.nan, 1j)),
-                np.array(list("abcd"), object),
-                np.array([[1], "a", [2], 3], object),
-            )
-        ),
-        *(
-            ("train_32x32.mat", mat(**arrays), "train_32x32.mat: has no uint8 X")
-            for arrays in (
-                {"X": PIXELS.astype(np.int16), "y": ONES},
-                {"X": PIXELS},
-                {"y": ONES},
-            )
-        ),
-        *(
-            ("train_32x32.mat", sized(*shape), "cannot be read as a MATLAB file")
-            for shape in ((-32, 32, 3, 4), (-32, -32, 3, 4), (2**30, 2**30, 2**30, 4))
-        ),
-    ],
-    "stl10": [
-        ("train_X.bin", b"x", "not a multiple of 27648"),
-        ("train_X.bin", b"", "has 0 bytes, not a multiple of 27648"),
-        ("test_y.bin", b"\1" * 6, "y.bin: must hold a label of 1 to 10 for each of the 5 "),
-        ("test_y.bin", b"\1", "test_y.bin: must hold a label"),
-        ("test_y.bin", bytes(5), f"test_y.bin: {LABELS} 1 to 10"),
-        *(
-            (FOLDS, line, f"{FOLDS}: line {number} must hold indices of 0 to 7")
-            for line, number in (
-                *((line, 1) for line in ("8\n", "9" * 30, "-1", "²")),
-                ("0\n\n1\n", 2),
-                (b"0 1\n0 \xff\n", 2),
-            )
-        ),
-    ],
-    "stl10 stl10_with_archive": [("train_y.bin", None, "lacks train_y.bin; unpack stl10_binary.tar.gz first")],
-    "cifar10": [
-        *(
-            ("data_batch_2.bin", bytes(size), f"data_batch_2.bin: has {size} bytes, not a multiple of")
-            for size in (0, 3072, 3 * 3073 - 1, 3 * 3073 + 1)
-        ),
-        ("batches.meta.txt", b"\xff\xfe", "batches.meta.txt: does not list the names of the classes"),
-    ],
-    "cifar10 pickles": [
-        ("data_batch_3", None, "data_batch_3: cannot be read"),
-        ("data_batch_3", b"", "data_batch_3: is not one of CIFAR's pickles"),
-        ("data_batch_3", pickle.dumps(Attack()), "it needs ... .print"),
-        ("data_batch_3", pickle.dumps([1]), "it holds a list"),
-        ("data_batch_3", pickle.dumps({"labels": [1]}), "data_batch_3: is not a batch"),
-        # an instruction to keep a value under a number of billions, which would take that memory
-        (
-            "data_batch_1",
-            b"\x80\x02Nr\xff\xff\xff\x7f.",
-            "is not one of CIFAR's pickles (it numbers a value 2147483647",
-        ),
-        *(
-            ("data_batch_1", batch(labels=labels), f"data_batch_1: ... {LIST}")
-            for labels in (None, [[0], [1], [2], [3]], {"a": 1}, "0123", 3)
-        ),
-        *(
-            ("data_batch_1", batch(labels=labels), f"data_batch_1: {LABELS} 0 to 9")
-            for labels in (
-                [0, [1, 2], 3, 4],
-                [0, 1.5, 2, 3],
-                [0, float("nan"), 1, 2],
-                [None] * 4,
-                ["0", "1", "2", "3"],
-                [True, False, True, False],
-                [0, 1, 2, 10**30],
-                [0, 1, 2, 10],
-            )
-        ),
-        *(
-            ("data_batch_1", batch(data=data), f"data_batch_1: is not a batch of images of 3072 bytes and a {LIST}")
-            for data in (
-                np.zeros((4, 3072), np.int16),
-                np.zeros((4, 3071), np.uint8),
-                np.zeros((3, 3072), np.uint8),
-                [[0] * 3072] * 4,
-            )
-        ),
-        *(
-            ("data_batch_1", batch(labels=labels), "data_batch_1: ... ; download it again")
-            for labels in (
-                pointers("V8", (3, "|", None, ("f",), {"f": (np.dtype("O"), 0)}, 8, 1, 1)),
-                pointers("O8", (3, "|", None, None, None, -1, -1, 1)),
-                pointers("i8", (3, "|", None, ("f",), {"f": (np.dtype("O"), 0)}, 8, 1, 63)),
-                pointers("i8", (3, "<", None, None, None, -1, -1, 0), bytes(9)),
-                pointers("M8", (4, "<", None, None, None, -1, -1, 0, ({}, (b"D", 1, 1, 1)))),
-                Reduced(np.dtype, ("i8",), None),
-                bytearray(8),
-            )
-        ),
-        *(
-            ("batches.meta", pickle.dumps(names, 2), "batches.meta: does not list the names of the classes")
-            for names in ({"other": 1}, {"label_names": 5}, {"label_names": [["a"]]}, {"label_names": []})
-        ),
-    ],
-    "cifar10 -": [
-        ("cifar-10-python.tar.gz", sparse_tar("cifar-10-batches-py/data_batch_1", "gz"), "data_batch_1 is sparse"),
-    ],
-    "csv -": [
-        ("list.csv", MESSY, "list.csv: cannot be read as a .csv"),
-        ("list.jsonl", MESSY, "list.jsonl: cannot be read as a .jsonl"),
-        ("list.csv", f"path,label,split\na,b,{'x' * 101}\n", "line 2: split 'xxx ... is no name such as train"),
-    ],
-    "csv numbers": [
-        ("list.jsonl", f'{{"path": "a", "age": {wrong}}}', "line 1: age is ... , not a finite number")
-        for wrong in ("true", "null", "[1]", "1e39", "-1e39", "NaN", f"1{'0' * 400}")
-    ],
-    "mnli -": [
-        ("train.tsv", MESSY, "train.tsv: cannot be read ... decode byte 0xe4"),
-        *(
-            ("train.jsonl", f"{jsonl(PAIRS)}{line}\n", "train.jsonl: line 2 is not JSON")
-            for line in ("[" * 100_000, '{"a":' * 100_000, '{"a":' + "9" * 10_000 + "}", jsonl(PAIRS)[:-9])
-        ),
-        *(
-            (name, packed, f"{name}: cannot be read")
-            for name in ("train.TSV", "Train.tsv.GZ", "train.tsv")
-            for packed in (PACKED[:-9], damaged(10)(PACKED), PACKED[:-8] + bytes(8))
-        ),
-    ],
-    "webdataset -": [
-        ("train.tar", tar({"a.json": "[" * 10**5, "a.jpg": "."}), 'a.json holds no label such as {"label": 3}'),
-        *(("train.tar", data, "train.tar: is cut short") for data in (tar(SAMPLE)[:1000], b"", bytes(1023))),
-        ("train.tar", bytes(1024), "train.tar: holds no samples"),  # two blocks end a tar
-        *(
-            ("train.tar", pack(tar(SAMPLE)), "train.tar: is compressed; decompress it")
-            for pack in (gzip.compress, bz2.compress, lzma.compress, b"\x28\xb5\x2f\xfd".__add__)
-        ),
-        *(
-            ("train.tar", tar(SAMPLE | {"b.jpg": link}), "train.tar: b.jpg is a link or sparse; pack it with")
-            for link in (Symlink("a.jpg"), Link("nothing"))
-        ),
-        ("train.tar", gnu_sparse(), "train.tar: a.jpg is a link or sparse; pack it with"),
-        ("train.tar", damaged_sparse(), "train.tar: cannot be read as an uncompressed tar (not enough values"),
-    ],
-    "imagenet -": [
-        ("wnids.txt", MESSY, "wnids.txt: cannot be read ... decode byte 0xe4"),
-        *(
-            (TRAIN, tar({"n01440764.tar": kind("/etc/passwd")}), f"{TRAIN}: cannot be read as an uncompressed tar")
-            for kind in (Symlink, Link, Fifo)
-        ),
-    ],
-    "imagenet tars": [
-        *((name, change, name) for name in (TRAIN, VAL, DEVKIT) for change in cut(0, 1 / 9, 1 / 3)),
-        ("wnids.txt", "\n".join(WNIDS[1:]), "holds n01440764, which is not in {in}/wnids.txt"),
-        ("train/", "", "and the folder train; keep only one of them"),
-        (DEVKIT, None, f"{DEVKIT}: is missing"),
-        *((VAL, val_tar(*range(1, n)), f"holds {n - 1} images, and {DEVKIT} labels 5") for n in (7, 5)),
-        *(
-            (VAL, val_tar(1, 2, 3, 4, wrong), f"has no label for ILSVRC2012_val_0000000{wrong}.JPEG")
-            for wrong in (6, 0, "x")
-        ),
-    ],
-    "imagenet flat": [
-        ("val/ILSVRC2012_val_00000006.JPEG", "x", f"val_00000006.JPEG: has no label in {{in}}/{DEVKIT}"),
-        (
-            "val/ILSVRC2012_val_00000001.JPEG",
-            "x",
-            "val_00000001.JPEG: is of class n01443537, which the training split lacks",
-        ),
-    ],
-    "imagenet val_alone": [
-        ("wnids.txt", "n01440764\nn01484850", f"{VAL}: holds n01443537, which is not in {{in}}/wnids.txt"),
-        *(
-            (
-                DEVKIT,
-                tar({"ILSVRC2012_validation_ground_truth.txt": link, "meta.mat": link}, "gz"),
-                f"{DEVKIT}: is not ImageNet's devkit",
-            )
-            for link in (Symlink("nowhere"), Symlink("meta.mat"), Fifo(""))
-        ),
-        (DEVKIT, sparse_tar("data/meta.mat", "gz"), "data/meta.mat is sparse"),
-    ],
-}
-
-
-CASES = [(key, *row) for key, rows in DAMAGED.items() for row in rows]
+NAMES = vars(writing) | {"bz2": bz2, "lzma": lzma}  # for damaged.yaml, with what is here
+DAMAGED = yaml.safe_load(Path(__file__).with_name("damaged.yaml").read_text(encoding="utf-8"))
+CASES = [
+    (key, file, data, words)
+    for key, rows in DAMAGED.items()
+    for file, contents, words in rows
+    for data in (contents if isinstance(contents, list) else [contents])
+]
 
 
 @pytest.mark.parametrize(
-    ("key", "file", "data", "words"), CASES, ids=[f"{key} {row[-1][:50]}" for key, *row in CASES]
+    ("key", "file", "data", "words"), CASES, ids=[f"{key} {words[:50]}" for key, _, _, words in CASES]
 )
 def test_damage_is_refused_with_its_file(tmp_path, key, file, data, words, capsys):
     source, _, make = key.partition(" ")
     folder = tmp_path / "in"
     folder.mkdir()
     (BINARY[make] if make else layouts.LAYOUTS[source][1])(folder)
-    put(folder, {file: data})
+    put(folder, {file: eval(data, NAMES | globals())})
     settings = {"targets": "age"} if make == "numbers" else {}
     assert_refused(source, folder / file if source == "csv" else folder, tmp_path / "out", words, **settings)
     assert "ran" not in capsys.readouterr().out.split()
