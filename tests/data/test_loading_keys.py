@@ -7,58 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import widemix
 from tests.cli.test_arguments import arguments_of
 from tests.data.loading import place, read, section, train_loader
 from widemix.data.loader import EvalLoader
-from widemix.data.paged import PagedOrder
 from widemix.errors import InputError
 from widemix.recipe.augment import AugmentSection
 from widemix.recipe.data import DataSection
 
-# By argument: another value than the default, and what else is given so that it shows in the batches.
-MIXED = {"mixup": 0.8, "mix_group": 8}
-CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "split": ("val", {"is_training": True}),
-    "batch_size": (4, {}),
-    "image_size": (16, {}),
-    "is_training": (False, {}),
-    "shuffle": (False, {}),
-    "drop_last": (False, {}),
-    "sampling": ("balanced", {}),
-    "seed": (8, {}),
-    "rank": (1, {"world": 2}),
-    "world": (2, {"rank": 0}),
-    "img_dtype": (torch.bfloat16, {}),
-    "num_classes": (5, {"smoothing": 0.1}),
-    "interpolation": ("bicubic", {}),
-    "crop_pct": (0.5, {"is_training": False}),
-    "mean": ((0.1, 0.2, 0.3), {}),
-    "std": ((0.1, 0.2, 0.3), {}),
-    "scale": ((0.9, 1.0), {}),
-    "ratio": ((1.0, 1.1), {}),
-    "hflip": (1.0, {}),
-    "auto_augment": ("rand-m9-mstd0.5-inc1", {}),
-    "color_jitter": (0.4, {}),
-    "color_jitter_prob": (0.2, {"color_jitter": 0.4}),
-    "grayscale_prob": (1.0, {}),
-    "gaussian_blur_prob": (1.0, {}),
-    "solarize_prob": (1.0, {}),
-    "num_aug_repeats": (3, {}),
-    "views": (2, {}),
-    "re_prob": (1.0, {}),
-    "re_mode": ("const", {"re_prob": 1.0}),
-    "re_count": (3, {"re_prob": 1.0}),
-    "mixup": (0.8, {"mix_group": 8}),
-    "cutmix": (1.0, {"mix_group": 8}),
-    "cutmix_minmax": ((0.3, 0.6), {"mix_group": 8, "cutmix": 1.0}),
-    "mixup_prob": (0.3, MIXED),
-    "mixup_switch_prob": (1.0, MIXED | {"cutmix": 1.0}),
-    "mixup_mode": ("elem", MIXED),
-    "mix_group": (4, {"mixup": 0.8}),
-    "smoothing": (0.1, {}),
-}
+TABLES = yaml.safe_load(Path(__file__).with_name("loading_keys.yaml").read_text())
+CHANGES: dict[str, tuple[Any, dict[str, Any]]] = TABLES["arguments"] | {"img_dtype": (torch.bfloat16, {})}
+KEYS: dict[str, tuple[Any, dict[str, Any], str, Any]] = TABLES["keys"]
 # Which no batch shows: their values in the sections and the topology that the trainer's loader is given.
 UNSEEN: dict[str, tuple[Any, Any]] = {
     "path": (lambda data, topology: data.path, None),
@@ -114,28 +75,11 @@ def error(loader) -> str:
 
 SEEN = {
     "images": lambda loader: [batch.inputs.tolist() for batch in read(loader, 0)],
-    "order": lambda loader: type(loader.order),
+    "order": lambda loader: type(loader.order).__name__,
     "window": lambda loader: arguments_of(lambda: train_loader(loader.data), "data.paged.PagedOrder")["window_bytes"],
     "ahead": lambda loader: arguments_of(lambda: loader.batches(0), "data.batches.Prefetch")["ahead"],
     "evaluated": lambda loader: len(EvalLoader(loader.data, 8, place())),
     "damage": error,
-}
-PAGED, PATCHES, PADDED = {"order": "paged"}, {"pixel_order": "patches", "pixel_patch": 4}, {"crop": "padded"}
-# Of keys: another value, which other keys are set, what is seen, and as what; where that is None, not as without it,
-# and test_pixels and test_golden_batches know the images.
-KEYS: dict[str, tuple[Any, dict[str, Any], str, Any]] = {
-    "data.eval_split": ("train", {}, "evaluated", 53),
-    "data.checksums": (False, {}, "damage", "Not a JPEG file"),
-    "data.order": ("paged", {}, "order", PagedOrder),
-    "data.memory_gib": (1e-6, {}, "order", PagedOrder),
-    "data.shuffle_window_mib": (3, PAGED, "window", 3 << 20),
-    "data.prefetch_batches": (2, {}, "ahead", 2),
-    "data.prefetch_mib": (1, {"image_size": 120}, "ahead", 1),  # a batch of 24 has 1,012 KiB
-    "data.pixel_order": ("all", {}, "images", None),
-    "data.pixel_patch": (8, PATCHES, "images", None),
-    "data.pixel_seed": (7, PATCHES, "images", None),
-    "augment.crop": ("padded", {}, "images", None),
-    "augment.padding": (5, PADDED, "images", None),
 }
 OTHERWISE_NAMED = {"train_split": "split", "workers": "num_workers", "aug_repeats": "num_aug_repeats"}
 OTHERWISE_NAMED |= {"mix_mode": "mixup_mode"}

@@ -294,39 +294,6 @@ def test_a_line_names_what_a_mean_is_without(kind, targets, line, folders, capsy
 
 
 @pytest.mark.parametrize(
-    ("rows", "targets", "words"),
-    [
-        ("path,age 0.png,nan", "age", "line 2: age is 'nan', not a finite number"),
-        ("path,age 0.png,", "age", "line 2: age is '', not a finite number"),
-        ("path,age 0.png,1_0", "age", "line 2: age is '1_0', not a finite number"),
-        ("path,age 0.png,old", "*", "line 2: age is 'old', not a finite number"),
-        ("path,age,size 0.png,1,2", "age,hight", "no column 'hight' of targets; it has age, size"),
-        ("path,age 0.png,1", "age,age", "name each column of numbers once"),
-        ("path,age 0.png,1", "path", "no column 'path' of targets; it has age"),
-        ("path 0.png", "*", "name each column of numbers once"),
-        ("path,labels 0.png,", "", "not one image has a class in the column labels"),
-        ("path,labels 0.png,a||b", "", "line 2: '' is no class name"),
-        ("[1]", "", "line 1 is no object with a key 'path'"),
-        ('{"path":3,"labels":[]}', "", "line 1: path 3 is not that of an image"),
-        ('{"path":"a\\u0000","labels":[]}', "", "line 1: path 'a\\x00' is not that of an image"),
-        ('{"path":"0.png","labels":["a\\u0000"]}', "", "line 1: 'a\\x00' is no class name"),
-        ('{"path":"0.png","labels":[true]}', "", "line 1: True is no class name"),
-        ('{"path":"\\ud800","labels":[]}', "", "line 1: path '\\ud800' is not that of an image"),
-        ('{"path":"0.png","labels":[null]}', "", "line 1: None is no class name"),
-        ("[" * 100_000, "", "line 1 is not JSON"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_wrong_tables_are_refused(tmp_path, rows, targets, words):
-    table = tmp_path / ("table.csv" if rows[:4] == "path" else "table.jsonl")
-    table.write_text(rows.replace(" ", "\n"))
-    with pytest.raises(InputError) as raised:
-        prepare("csv", table, tmp_path / "out", PrepSettings(targets=targets))
-    assert words in str(raised.value)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
     ("folder", "targets", "count", "words"),
     [
         ("single", "class", 1, "holds the targets age, not classes"),

@@ -38,7 +38,7 @@ def test_seconds_are_those_of_all_images_and_the_disk(tmp_path, folder, image, s
         image(i).save(folder / f"train/bee/more{i}.jpg")
     clock = count(10.0, 3.0)  # each look is three seconds after the last
     system({"time.perf_counter": clock.__next__})
-    estimates, _ = dry_run("image-folder", folder, tmp_path / "out", PrepSettings(raw=True), processes=4)
+    estimates, _ = dry_run("image-folder", folder, tmp_path / "out", PrepSettings(), processes=4)
     for estimate in estimates:
         scale = estimate.samples / min(64, estimate.samples)
         assert estimate.seconds == pytest.approx(3 * scale / 4 + estimate.bytes / 500e6)

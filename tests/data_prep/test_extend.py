@@ -78,14 +78,6 @@ def test_what_other_versions_encoded_is_encoded_again(tmp_path, folder, image, d
     assert len(decoded) == 21 + 6 + 4
 
 
-def test_an_extension_that_was_killed_goes_on(tmp_path, prep):
-    """Also where the manifest is gone already, since the files are being replaced."""
-    put(tmp_path, {"killed/plan.unfinished": "{}"})
-    prep("killed", extend=True)
-    prep("fresh")
-    assert contents(tmp_path / "killed") == contents(tmp_path / "fresh")
-
-
 def test_an_image_that_was_left_out_is_not_new(tmp_path, folder, prep):
     put(folder, {"train/bee/8.JPEG": "no image"})
     manifest = prep(max_bad=0.1)

@@ -14,7 +14,6 @@ from tests.data_prep.writing import Link, found, put, tar
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import image_folder, imagenet, tar_listing, webdataset
-from widemix.data_prep.sources.imagenet import SOLUTION
 from widemix.data_prep.sources.listing import HEAD, Images, begins_as_image
 from widemix.data_prep.sources.shards import find_shards, split_of
 
@@ -106,14 +105,6 @@ def test_images_are_read_whatever_their_names(tmp_path, of_format, capsys):
     put(tmp_path, {"train.tar": members})
     samples = found(webdataset.read(tmp_path / "train.tar"), "train")
     assert [data for _, data in samples.values()] == [of_format(kind) for kind in FORMATS]
-
-
-def test_kaggles_val_of_other_names(tmp_path, jpeg, capsys):
-    put(tmp_path, {"train/n01440764/1.JPEG": jpeg(0), "val/a": jpeg(1), "val/b.JPG_large": jpeg(2), "val/a.md": "x"})
-    put(tmp_path, {"val/.cache/a": b"", "val/._a.jpg": b""})  # which make no class folder and no image of it
-    put(tmp_path, {SOLUTION: "ImageId,PredictionString\na,n01440764 1\nb,n01440764 1\n"})
-    assert list(found(imagenet.read(tmp_path), "val")) == ["val/a", "val/b.JPG_large"]
-    assert "val: left out 1 file *.md" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("path", "split"), ROWS["splits"].items())

@@ -25,7 +25,7 @@ from widemix.data_prep.join import join
 from widemix.data_prep.original_jpeg import restore
 from widemix.data_prep.prep_dir import lock_folder, prep_dir
 from widemix.data_prep.prepare import dry_run, plan_of, prepare, select
-from widemix.data_prep.samples import Dataset, FileSlice, ImageFiles, PixelArrays
+from widemix.data_prep.samples import Dataset, FileSlice, ImageFiles
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import SOURCES, check_origin, register_source, wanted_files
 from widemix.errors import InputError, RunError
@@ -197,7 +197,8 @@ def test_what_any_kill_leaves_is_no_strangers_file(tmp_path, prep):
     assert sorted(contents(tmp_path / "out")) == ["manifest.json", *TABLES]
 
 
-def test_a_folder_without_manifest_may_be_anybodys(tmp_path, prep):
+@pytest.mark.parametrize("extend", [False, True])
+def test_a_folder_without_manifest_may_be_anybodys(tmp_path, prep, extend):
     out = tmp_path / "out"
     prep()
     before = contents(out)
@@ -208,7 +209,7 @@ def test_a_folder_without_manifest_may_be_anybodys(tmp_path, prep):
         prep()
     assert contents(out) == strange
     (out / "plan.unfinished").write_text("{}")  # as a process leaves it that is killed while it renames its files
-    prep()
+    prep(extend=extend)
     assert contents(out) == before
 
 
@@ -445,30 +446,6 @@ def test_a_part_has_its_share_of_the_samples(tmp_path):
     assert select(dataset, SETTINGS).check_files() != ()
 
 
-def test_how_many_processes_encode_what(tmp_path):
-    """As many as are asked for, or usable; what is in memory is not sent to others."""
-    files = Dataset(("x",), {"train": ImageFiles(tmp_path, ("a",), (0,))})
-    pixels = Dataset(("x",), {"train": PixelArrays("train", np.zeros((1, 2, 2, 3), np.uint8), np.zeros(1, int))})
-    both = Dataset(("x",), files.splits | {"val": pixels.splits["train"]})
-    swapped = Dataset(("x",), {"val": pixels.splits["train"], "train": files.splits["train"]})
-    raw = PrepSettings(raw=True)
-    for dataset, settings, processes, expected in (
-        (files, SETTINGS, None, usable_cpus()),
-        (files, SETTINGS, 30, 30),
-        (files, raw, None, usable_cpus()),
-        (both, raw, 20, 20),
-        (swapped, raw, 20, 20),
-        (files, SETTINGS, 1, 1),
-        (files, raw, 1, 1),
-        (pixels, SETTINGS, 30, 1),
-    ):
-        encoding = encoding_for(dataset, None, settings, processes)
-        assert encoding.records.keywords["processes"] == expected
-        assert encoding.parallel is (dataset is not pixels)  # also where one is asked for
-        fields = [name for name, *_ in encoding.layout.fields]
-        assert fields == ["image", "label", *(["segments"] if not settings.raw and dataset is files else [])]
-
-
 def test_as_many_processes_encode_as_the_caller_says(tmp_path, prep, folder, image, limits, system):
     for name, value in {"MIN_SECONDS_PER_PROCESS": 1e-9, "TIMED": 1}.items():
         limits({f"widemix.data_prep.image_processes.{name}": value})
@@ -486,6 +463,8 @@ def test_as_many_processes_encode_as_the_caller_says(tmp_path, prep, folder, ima
     assert count(prep, settings=train, processes=3) == 2
     assert count(prep, tmp_path / "one", settings=train, processes=1) == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "one")
+    assert count(prep, tmp_path / "all", settings=train, processes=None) == usable_cpus() - 1
+    assert count(prep, tmp_path / "digits", PrepSettings(), "digits", None, processes=3) == 0  # which are in memory
     assert count(prep, tmp_path / "raw", settings=small, processes=1) == 0
     assert count(adopt, {"train": tmp_path / "out/train.beton"}, tmp_path / "adopted", processes=2) == 1
     assert count(adopt, {"train": tmp_path / "raw/train.beton"}, tmp_path / "pixels", processes=2) == 0

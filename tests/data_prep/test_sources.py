@@ -67,7 +67,7 @@ def test_a_source_is_read(tmp_path, row, capsys):
         assert_says(line, words, folder)
 
 
-REFUSED = [(source, files, words) for source, rows in ROWS["refused"].items() for files, words in rows]
+REFUSED = [(source, *row) for source, rows in ROWS["refused"].items() for row in rows]
 
 
 def assert_refused(source, origin, out, words, **settings):
@@ -78,15 +78,16 @@ def assert_refused(source, origin, out, words, **settings):
     assert not out.exists()
 
 
-@pytest.mark.parametrize(("source", "files", "words"), REFUSED, ids=[f"{row[0]}: {row[2][:60]}" for row in REFUSED])
-def test_a_source_is_refused(tmp_path, source, files, words):
+@pytest.mark.parametrize("row", REFUSED, ids=[f"{row[0]}: {row[2][:60]}" for row in REFUSED])
+def test_a_source_is_refused(tmp_path, row):
+    source, files, words, *settings = row
     files, origin = files_of(files), tmp_path / "in"
     if "vocab" in str(files):
         pytest.importorskip("tokenizers")
     put(origin, files)
     if source == "csv" and len(files) == 1 and not words.startswith("{in}: is a folder"):
         origin /= next(iter(files))
-    assert_refused(source, origin, tmp_path / "out", words)
+    assert_refused(source, origin, tmp_path / "out", words, **dict(*settings))
 
 
 @pytest.mark.parametrize("column", ["label", "labels"])

@@ -42,23 +42,6 @@ def test_steps_are_torchvisions_with_the_numbers_of_their_stream(keys, size):
     assert 0 < changed < count
 
 
-@pytest.mark.parametrize(
-    ("keys", "is_on"),
-    [
-        ({}, False),
-        ({"color_jitter": (0.3,) * 4, "color_jitter_prob": 0.0}, False),
-        *(({"color_jitter": tuple(strengths)}, True) for strengths in (0.3 * np.eye(4)).tolist()),
-        *(({name: 0.25}, True) for name in ("grayscale_prob", "gaussian_blur_prob", "solarize_prob")),
-    ],
-    ids=str,
-)
-def test_each_step_alone_is_done(keys, is_on):
-    steps = build_color_jitter(AugmentSection(**keys))
-    assert steps.is_on == is_on
-    names = ("grayscale_prob", "gaussian_blur_prob", "solarize_prob")
-    assert list(steps[2:]) == [keys.get(name, 0.0) for name in names]
-
-
 def smoothed(image: np.ndarray, sigma: float) -> np.ndarray:
     scratch, rows = scratch_for(*image.shape[:2]), image.copy().reshape(len(image), -1)
     gaussian_smooth(rows, sigma, scratch.taps, scratch.wide, scratch.mixed.reshape(rows.shape), scratch.weighted)
