@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.g
 import torch
 
 from tests.forks import Forks, group_of
-from widemix.cli.commands import tune_garbage_collector
+from widemix.cli.commands import run_command, tune_garbage_collector
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 
@@ -232,3 +232,16 @@ def train(digits, tmp_path):
         return Fork(*(words if world else ("train", *words)), log=next(logs), world=world, fault=fault)
 
     return start
+
+
+@pytest.fixture
+def widemix(capsys) -> Callable[..., tuple[int, str]]:
+    """widemix(words...) -> exit code and output of a command, in this process."""
+    from widemix.cli.parser import make_parser
+
+    def answer(*words: object) -> tuple[int, str]:
+        code = run_command(make_parser(), None, [*map(str, words)])
+        output = capsys.readouterr()
+        return code, output.out + output.err
+
+    return answer

@@ -10,8 +10,6 @@ from PIL import Image
 from tests.sections import train_section
 from widemix.analysis import augment
 from widemix.analysis.augment import AMPLIFIED, Comparison, all_comparisons, comparison_tiles, first_batch, write_png
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 from widemix.data.augment.program import compile_policy
 from widemix.data.augment.registry import OPERATIONS
 from widemix.data.batches import Batch
@@ -202,15 +200,11 @@ def test_every_operation_of_the_sheet_is_its_peers():
             assert verdicts - allowed == {"identical"}, comparison.name
 
 
-def analyse(digits, folder, *words: str) -> int:
-    recipe = ["recipes/digits/mixer.yaml", "--data.path", str(digits), "--to", str(folder)]
-    return run_command(make_parser(), argv=["analyse", "augment", *recipe, *words])
-
-
-def test_the_command_writes_both_sheets(digits, tmp_path, capsys):
-    assert analyse(digits, tmp_path, "--images", "9", "--seed", "4") == 0
+def test_the_command_writes_both_sheets(digits, tmp_path, widemix):
+    words = ("--data.path", digits, "--to", tmp_path, "--images", 9, "--seed", 4)
+    code, said = widemix("analyse", "augment", "digits/mixer", *words)
+    assert (code, str(tmp_path / "training.png") in said) == (0, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["operations.png", "training.png"]
-    assert str(tmp_path / "training.png") in capsys.readouterr().out
     with Image.open(tmp_path / "training.png") as sheet:
         assert np.asarray(sheet).shape[1] == 8 * (112 + GUTTER) + GUTTER
 

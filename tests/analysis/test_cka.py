@@ -34,8 +34,6 @@ from widemix.analysis.similarity import (
     similarities_json,
     similarity_figures,
 )
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 from widemix.errors import InputError
 from widemix.evaluation.networks import load_network, of_recipe
 from widemix.models.families import KINDS
@@ -162,8 +160,6 @@ def test_every_family_and_timms_networks_have_layers_before_their_skips():
     with pytest.raises(InputError, match="name some as patterns"):
         layers_before_skips(timm.create_model("resnet18"))
     assert layers_by_pattern(mixer, ["blocks.?.norm2"])[1] == "blocks.1.norm2"
-    with pytest.raises(InputError, match="matches no module"):
-        layers_by_pattern(mixer, ["block.*"])
 
 
 def test_streaming_over_a_split_is_the_formula_over_stored_features(digits, tmp_path):
@@ -187,9 +183,6 @@ def test_streaming_over_a_split_is_the_formula_over_stored_features(digits, tmp_
         inputs_section(second, of_text.model_copy(update={"path": str(digits)}), Samples())
     with pytest.raises(InputError, match=reads.format("text", "images")):
         inputs_section(replace(second, data=of_text), of_first, Samples())
-    for samples in (Samples(digits, batch=3), Samples(digits, most=3), Samples(digits, most=0)):
-        with pytest.raises(InputError, match="a mini-batch needs at least 4 samples"):
-            compare(first, second, samples)
     nowhere = of_first.model_copy(update={"path": ""})
     with pytest.raises(InputError, match="has no data of its own: give a prepared folder with --data"):
         inputs_section(second, nowhere, Samples())
@@ -211,25 +204,25 @@ def test_streaming_over_a_split_is_the_formula_over_stored_features(digits, tmp_
     np.testing.assert_allclose(found.values, expected, atol=1e-5)
 
 
-def test_several_first_networks_give_the_curve_over_all_pairs(digits, tmp_path, capsys):
+def test_several_first_networks_give_the_curve_over_all_pairs(digits, tmp_path, widemix):
     """As each pair by itself; the curve is the mean and deviation of the pairs with as sparse a network."""
-    recipes = [f"recipes/digits/{name}.yaml" for name in ("mixer", "rp_mixer", "rp_s_mixer")]
-    run, options = tmp_path / "run", ["--data", str(digits), "--batch", "100", "--samples", "200"]
+    recipes = [f"recipes/digits/{name}.yaml" for name in ("mixer", "rp_mixer")]
+    run, options = tmp_path / "run", ["--data", digits, "--batch", "100", "--samples", "200"]
     run.mkdir()
     (run / "recipe.yaml").touch()
-    words = ["analyse", "cka", *recipes[:2], "--with", recipes[0], recipes[1], *options]
-    words += ["--to", str(tmp_path), "--json", str(tmp_path / "cka.json"), "--tensorboard", str(run)]
-    assert run_command(make_parser(), argv=words) == 0
+    outputs = ["--to", tmp_path, "--json", tmp_path / "cka.json", "--tensorboard", run]
+    code, said = widemix("analyse", "cka", *recipes, "--with", *recipes, *options, *outputs)
+    assert code == 0, said
     content = json.loads((tmp_path / "cka.json").read_text())
     pairs = [(each["row_network"], each["column_network"]) for each in content["comparisons"]]
-    assert pairs == [(a, b) for b in recipes[:2] for a in recipes[:2]]
-    networks = [load_network(name) for name in recipes[:2]]
+    assert pairs == [(a, b) for b in recipes for a in recipes]
+    networks = [load_network(name) for name in recipes]
     samples = Samples(digits, batch=100, most=200)
     alone = [compare(a, b, samples) for b in networks for a in networks]
     for each, expected in zip(content["comparisons"], alone, strict=True):
         np.testing.assert_allclose(each["values"], expected.values, rtol=1e-6)
     means = [diagonal_mean(each.values) for each in alone]
-    lines = capsys.readouterr().out.splitlines()
+    lines = said.splitlines()
     assert lines[0] == f"{recipes[0]} with {recipes[0]}: 8 x 8 layers, 200 samples, mean of the diagonal 1.0000"
     assert lines[1].startswith(f"{recipes[1]} with {recipes[0]}: ")
     spread = f"{np.mean(means):.4f} +- {np.std(means, ddof=1):.4f} (4 pairs)"
@@ -341,5 +334,3 @@ def test_layers_are_in_the_order_asked_for_without_a_trace():
         layer_features(module, x, ["plain", "silent"], torch.clone)
     assert not any(layer._forward_hooks for layer in module.modules())
     assert layers_by_pattern(module, ["silent", "b*"]) == ["both", "silent"]
-    with pytest.raises(InputError, match="layers nothing: matches no module"):
-        layers_by_pattern(module, ["both", "nothing"])

@@ -15,8 +15,6 @@ from widemix.analysis.effective_weights import (
     receptive_fields,
     shrink,
 )
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 from widemix.errors import InputError
 from widemix.models.families import KINDS
 from widemix.models.registry import build_model
@@ -146,11 +144,12 @@ def test_networks_without_effective_weights_and_shrinking():
     assert shown.sum() == shown[499, 0] == 1
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(tmp_path, widemix):
     recipes = ["recipes/digits/s_mixer.yaml", "recipes/digits/rp_s_mixer.yaml"]
-    options = ["--to", str(tmp_path), "--json", str(tmp_path / "weights.json"), "--block", "1", "--units", "4"]
-    assert run_command(make_parser(), argv=["analyse", "weights", *recipes, *options]) == 0
-    content, printed = json.loads((tmp_path / "weights.json").read_text()), capsys.readouterr().out
+    options = ["--to", tmp_path, "--json", tmp_path / "weights.json", "--block", "1", "--units", "4"]
+    code, printed = widemix("analyse", "weights", *recipes, *options)
+    assert code == 0, printed
+    content = json.loads((tmp_path / "weights.json").read_text())
     assert content[1]["fields"][0]["mean"] == pytest.approx(1 / content[1]["layers"]["mlp_tokens"][1] * 16)
     assert [(each["network"], each["features"], each["block"]) for each in content] == [(r, 1024, 1) for r in recipes]
     assert content[0]["layers"] == {"mlp_tokens": [1024, 1024, 1 / 64], "mlp_channels": [1024, 1024, 1 / 16]}
@@ -160,9 +159,9 @@ def test_the_command(tmp_path, capsys):
     assert f"{recipes[1]}: m 1024; of the features reach a unit after 1, 2, ... mixings: {fractions}\n" in printed
     assert {path.name for path in tmp_path.glob("*.png")} == {"weights.png", "receptive_fields.png"}
     large = tmp_path / "large"
-    options = ["--to", str(large), "--units", "2", "--json", str(tmp_path / "large.json")]
-    assert run_command(make_parser(), argv=["analyse", "weights", "recipes/cifar10/figure7.yaml", *options]) == 0
-    assert "effective weights of 16,384 columns: at most 8,192 are made" in capsys.readouterr().err
+    options = ["--to", large, "--units", "2", "--json", tmp_path / "large.json"]
+    code, said = widemix("analyse", "weights", "cifar10/figure7", *options)
+    assert (code, "effective weights of 16,384 columns: at most 8,192 are made" in said) == (0, True)
     assert [path.name for path in large.iterdir()] == ["receptive_fields.png"]
     (content,) = json.loads((tmp_path / "large.json").read_text())
     assert (content["features"], content["layers"]) == (128 * 64, {})

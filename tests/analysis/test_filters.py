@@ -16,8 +16,6 @@ from widemix.analysis.filters import (
     sort_filters,
     token_filters,
 )
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 from widemix.errors import InputError
 from widemix.evaluation.networks import load_network
 from widemix.models.mixer.section import MixerSection
@@ -142,9 +140,9 @@ def test_titles_have_the_median_of_the_cosines_that_there_are():
     assert zeros.as_json()["opposition"] == [None, None]
 
 
-def test_the_command(tmp_path, capsys):
-    words = ["analyse", "filters", "recipes/digits/mixer.yaml", "--to", str(tmp_path), "--json"]
-    assert run_command(make_parser(), argv=[*words, str(tmp_path / "filters.json")]) == 0
+def test_the_command(tmp_path, widemix):
+    code, said = widemix("analyse", "filters", "digits/mixer", "--to", tmp_path, "--json", tmp_path / "filters.json")
+    assert (code, "blocks.0.mlp_tokens.fc1: 32 filters of 4 x 4, frequencies" in said) == (0, True)
     names = ["stem.proj", "blocks.0.mlp_tokens.fc1", "blocks.1.mlp_tokens.fc1", "blocks.2.mlp_tokens.fc1"]
     assert {path.stem for path in tmp_path.glob("*.png")} == set(names)
     found = json.loads((tmp_path / "filters.json").read_text())
@@ -157,4 +155,3 @@ def test_the_command(tmp_path, capsys):
         "frequency": pytest.approx(frequency.tolist()),
         "opposition": pytest.approx(opposition.tolist()),
     }
-    assert "blocks.0.mlp_tokens.fc1: 32 filters of 4 x 4, frequencies" in capsys.readouterr().out

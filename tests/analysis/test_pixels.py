@@ -18,8 +18,6 @@ from widemix.analysis.pixels import (
     plot_inputs,
     shuffled_inputs,
 )
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 from widemix.data.grid import denormalise
 from widemix.data.loader import EvalLoader
 from widemix.data.normalise_and_mix import pixel_permutation
@@ -30,19 +28,17 @@ from widemix.evaluation.networks import load_network
 from widemix.recipe import load_recipe
 
 
-def test_the_command_on_a_run_that_was_stopped_and_resumed(digits, tmp_path, capsys):
+def test_the_command_on_a_run_that_was_stopped_and_resumed(digits, tmp_path, widemix):
     run, out = tmp_path / "run", tmp_path / "out"
     words = ["train", "recipes/digits/s_mixer.yaml", "--run-dir", str(run), "--data.path", str(digits)]
     words += ["--data.pixel_order", "patches", "--data.pixel_patch", "2", "--data.pixel_seed", "5"]
     words += ["--model.depth", "1", "--log.tensorboard", "false", "--data.workers", "1", "--train.max_steps"]
     for steps in ("2", "30"):
-        assert run_command(make_parser(), argv=[*words, steps]) == 0
+        assert widemix(*words, steps)[0] == 0
     other = [word if word != "5" else "6" for word in words]
-    assert run_command(make_parser(), argv=[*other, "31"]) == 2  # not the same run
-    assert "data.pixel_seed" in capsys.readouterr().err
-
-    options = ["--to", str(out), "--json", str(tmp_path / "pixels.json")]
-    assert run_command(make_parser(), argv=["analyse", "pixels", str(run), *options]) == 0
+    code, said = widemix(*other, "31")
+    assert (code, "data.pixel_seed" in said) == (2, True)  # not the same run
+    assert widemix("analyse", "pixels", run, "--to", out, "--json", tmp_path / "pixels.json")[0] == 0
     [found] = json.loads((tmp_path / "pixels.json").read_text())
     assert {path.name for path in out.glob("*.png")} == {"pixels.png", "inputs.png"}
     done = json.loads((run / "done.json").read_text())
@@ -63,9 +59,8 @@ def test_the_command_on_a_run_that_was_stopped_and_resumed(digits, tmp_path, cap
         assert found["loss"][order] == pytest.approx(cross_entropy(logits, batch.targets).item(), rel=1e-5)
     assert len(set(found["loss"].values())) == 3
 
-    capsys.readouterr()
-    assert run_command(make_parser(), argv=["export", str(run), "--to", str(tmp_path / "export")]) == 2
-    assert "data.pixel_order patches" in capsys.readouterr().err
+    code, said = widemix("export", run, "--to", tmp_path / "export")
+    assert (code, "data.pixel_order patches" in said) == (2, True)
 
 
 def test_patches_have_the_side_of_training_or_the_networks():

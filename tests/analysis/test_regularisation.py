@@ -8,8 +8,6 @@ from scipy.optimize import minimize
 from sklearn.linear_model import Lasso
 
 from widemix.analysis.regularisation import minimise_kronecker, minimise_norm, regression, sweep
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +80,11 @@ def test_the_bound_holds_and_all_agree_where_the_penalty_wins(problem):
     assert entries[0]["mixer"] > 1.1 * entries[0]["l1"]
 
 
-def test_the_command_prints_the_minima_of_each_lambda(tmp_path, capsys):
+def test_the_command_prints_the_minima_of_each_lambda(tmp_path, widemix):
     sizes = ("--tokens", "2", "--channels", "3", "--samples", "20", "--noise", "0.5", "--seed", "7")
-    words = ["analyse", "regularisation", *sizes, "--json", str(tmp_path / "numbers.json")]
-    assert run_command(make_parser(), argv=words) == 0
+    code, said = widemix("analyse", "regularisation", *sizes, "--json", tmp_path / "numbers.json")
+    assert code == 0, said
     entries = sweep(regression(2, 3, 20, 0.5, 7), np.geomspace(1e-3, 30, 16), 7)
     assert json.loads((tmp_path / "numbers.json").read_text()) == json.loads(json.dumps(entries))
     line = "lambda {decay:.4g}: Mixer {mixer:.4f}, Frobenius {frobenius:.4f}, L1 bound {l1:.4f}"
-    assert capsys.readouterr().out.splitlines()[:16] == [line.format(**entry) for entry in entries]
+    assert said.splitlines()[:16] == [line.format(**entry) for entry in entries]

@@ -17,8 +17,6 @@ from widemix.analysis.separation_rank import (
     rank,
     separation_ranks,
 )
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 from widemix.recipe import load_recipe
 
 KEYS = {
@@ -147,11 +145,11 @@ def test_a_degrees_rank_is_its_monomials_largest_matching():
         assert monomials(degree, first, second) == (maximum_bipartite_matching(fits) >= 0).sum()
 
 
-def test_the_command_writes_ranks_bounds_and_a_figure(tmp_path, capsys):
+def test_the_command_writes_ranks_bounds_and_a_figure(tmp_path, widemix):
     options = [f"--model.{name}={value}" for name, value in {**KEYS, "depth": 1}.items()]
-    words = ["analyse", "separation-rank", "svhn/mixer_square", *options, "--to", tmp_path, "--json", tmp_path / "r"]
-    assert run_command(make_parser(), argv=list(map(str, words))) == 0
-    printed = capsys.readouterr().out
+    outputs = ("--to", tmp_path, "--json", tmp_path / "r")
+    code, printed = widemix("analyse", "separation-rank", "svhn/mixer_square", *options, *outputs)
+    assert code == 0, printed
     assert "Mixer, 2 layers: 9; at most 9 of its degree" in printed
     assert "attention, 2 layers: 15; at most 30 of its degree" in printed
     numbers = json.loads((tmp_path / "r").read_text())

@@ -6,8 +6,6 @@ import pytest
 
 from widemix.bench.curve import Stages
 from widemix.cgroups import usable_cpus
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 
 NOTHING = {"augment": 0.0, "python": 0.0, "task": 0.0, "finish": 0.0, "alone": 0.0, "ahead": 2}
 
@@ -35,9 +33,8 @@ def test_speed_follows_from_the_stage_that_takes_longest(decode, others, threads
     assert found == pytest.approx((read, finished), rel=0.05)
 
 
-def test_stages_are_those_of_the_recipes_loader(digits, tmp_path):
-    words = ["bench", "curve", "digits/mixer", "--data.path", str(digits), "--json", str(tmp_path / "rows.json")]
-    assert run_command(make_parser("bench"), argv=words) == 0
+def test_stages_are_those_of_the_recipes_loader(digits, tmp_path, widemix):
+    assert widemix("bench", "curve", "digits/mixer", "--data.path", digits, "--json", tmp_path / "rows.json")[0] == 0
     first, *others = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [row["name"] for row in (first, *others)] == ["1 thread", *(f"{n} threads" for n in (2, 4, 8, 16, 32, 64))]
     assert first["read_per_s"] == pytest.approx(1e6 / (first["decode_us"] + first["python_us"]), rel=0.05)

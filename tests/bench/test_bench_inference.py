@@ -9,8 +9,6 @@ import torch
 
 from tests.conftest import System
 from widemix.bench.inference import BATCHES, measure_inference
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 from widemix.evaluation.networks import load_network
 
 CPU = torch.device("cpu")
@@ -73,7 +71,7 @@ def test_a_real_clock_counts_what_a_pass_waits():
     assert BATCHES == (1, 8, 64, 256)
 
 
-def test_the_command(tmp_path):
-    words = ["bench", "inference", "recipes/digits/mixer.yaml", "--rounds", "1", "--batches", "2", "1", "2"]
-    assert run_command(make_parser(), argv=[*words, "--json", str(tmp_path / "rows.json")]) == 0
+def test_the_command(tmp_path, widemix):
+    words = ("--rounds", 1, "--batches", 2, 1, 2, "--json", tmp_path / "rows.json")
+    assert widemix("bench", "inference", "digits/mixer", *words)[0] == 0
     assert [row["batch"] for row in json.loads((tmp_path / "rows.json").read_text())["rows"]] == [2, 1]

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 from widemix.run.records import read_lines
 
 WORDS = "bench loop digits/mixer --rounds 2 --lines 1 --log.every 3 --train.profile 1:2 --data.workers 1"
@@ -16,10 +14,10 @@ WORDS = "bench loop digits/mixer --rounds 2 --lines 1 --log.every 3 --train.prof
 @pytest.mark.parametrize(
     ("options", "least"), [((), 0), (("--step-ms", "30"), 30), (("--step-ms", "2", "--launch-ms", "20"), 20)]
 )
-def test_rows_are_those_of_the_runs_that_are_kept(options, least, digits: Path, tmp_path):
+def test_rows_are_those_of_the_runs_that_are_kept(options, least, digits: Path, tmp_path, widemix):
     """Of all steps but the first three; with a time in place of the network they take that."""
-    words = [*WORDS.split(), "--data.path", str(digits), "--to", str(tmp_path / "runs"), *options]
-    assert run_command(make_parser("bench"), argv=[*words, "--json", str(tmp_path / "rows.json")]) == 0
+    outputs = ("--to", tmp_path / "runs", "--json", tmp_path / "rows.json")
+    assert widemix(*WORDS.split(), "--data.path", digits, *outputs, *options)[0] == 0
     bare, whole = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert (bare["name"], whole["name"]) == ("bare step", "loader and loop")
     runs = sorted((tmp_path / "runs").iterdir())

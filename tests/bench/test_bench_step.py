@@ -22,8 +22,6 @@ from widemix.bench.network_step import (
     time_by_operation,
 )
 from widemix.bench.step import ENGINE, LOOP, PLAIN, SMALL, compare_loops, contests, make_recipe, rows_of
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 from widemix.distributed.topology import Topology, process_group
 from widemix.models.cost import model_cost
 from widemix.models.registry import build_model
@@ -208,10 +206,10 @@ def test_networks_take_turns_and_have_rows_of_medians(name, keys, batch, dtype, 
 
 
 @pytest.mark.parametrize("batch", [None, 5])
-def test_the_command_takes_the_recipes_batch_unless_another_is_given(batch, system, tmp_path) -> None:
+def test_the_command_takes_the_recipes_batch_unless_another_is_given(batch, system, tmp_path, widemix) -> None:
     steps, file = counts_time(system, 0), tmp_path / "rows.json"
-    words = ["bench", "step", "digits/mixer", "--rounds", "1", "--json", str(file), "--engine.memory_layout=plain"]
-    assert run_command(make_parser(), argv=words + (["--batch", str(batch)] if batch else [])) == 0
+    words = ("--rounds", "1", "--json", file, "--engine.memory_layout=plain", *(("--batch", batch) if batch else ()))
+    assert widemix("bench", "step", "digits/mixer", *words)[0] == 0
     rows, times = json.loads(file.read_text())["rows"], steps[16:20]  # of the second round, after the first of three
     expected = (batch or load_recipe(ROOT / "recipes/digits/mixer.yaml").train.global_batch) / sum(times[1:])
     assert rows[0]["images_per_cpu_s"] == round(expected, 1)

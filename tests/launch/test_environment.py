@@ -12,8 +12,6 @@ import pytest
 from blake3 import blake3
 
 from tests.launch.test_stage import OTHER, disk, give_away
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 from widemix.errors import InputError
 from widemix.launch.environment import pack, unpack
 
@@ -222,18 +220,15 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path, environment):
 
 
 def test_a_conda_environment_is_one_too(tmp_path):
+    with pytest.raises(InputError, match="is neither a virtual nor a conda environment"):
+        pack(tmp_path, tmp_path)
     (tmp_path / "env/conda-meta").mkdir(parents=True)
     assert (unpack(pack(tmp_path, tmp_path / "env"), tmp_path / "local") / "conda-meta").is_dir()
 
 
-def test_what_cannot_be_packed_is_told(tmp_path):
-    with pytest.raises(InputError, match="is neither a virtual nor a conda environment"):
-        pack(tmp_path, tmp_path)
-
-
-def test_the_command_packs_the_environment_that_it_runs_in(tmp_path, environment, monkeypatch, capsys):
+def test_the_command_packs_the_environment_that_it_runs_in(tmp_path, environment, monkeypatch, widemix):
     monkeypatch.setattr("widemix.launch.environment.pack.__defaults__", (environment,))
-    assert run_command(make_parser(), None, ["stage", "--environment", "--to", str(tmp_path / "shared")]) == 0
-    assert capsys.readouterr().out.strip() == str(*(tmp_path / "shared").glob("environment-*.tar"))
-    assert run_command(make_parser(), None, ["stage", "data", "--environment", "--to", str(tmp_path)]) == 2
-    assert "--environment: packs the environment alone" in capsys.readouterr().err
+    code, said = widemix("stage", "--environment", "--to", tmp_path / "shared")
+    assert (code, said.splitlines()[0]) == (0, str(*(tmp_path / "shared").glob("environment-*.tar")))
+    code, said = widemix("stage", "data", "--environment", "--to", tmp_path)
+    assert (code, "--environment: packs the environment alone" in said) == (2, True)

@@ -20,8 +20,6 @@ import pytest
 
 from tests.clone import ROOT
 from tests.transcripts import check_transcript, transcript
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.errors import InputError
@@ -118,7 +116,7 @@ def give_away(*paths: Path) -> None:
 
 
 @pytest.fixture
-def answer(folder, tmp_path, system, monkeypatch, capsys):
+def answer(folder, tmp_path, system, monkeypatch, capsys, widemix):
     """`stage WORDS` is the command, `half DIR` prepares half of the digits; others are sh's. `in DIR`: from there."""
     system({"psutil.process_iter": list})
 
@@ -129,8 +127,8 @@ def answer(folder, tmp_path, system, monkeypatch, capsys):
             monkeypatch.chdir(words.pop(0))
             name = words.pop(0)
         if name == "stage":
-            code = run_command(make_parser(), None, ["stage", *words])
-            said = "".join(capsys.readouterr()) + f"exit code {code}\n" * (code != 0)
+            code, said = widemix("stage", *words)
+            said += f"exit code {code}\n" * (code != 0)
         elif name == "half":
             prepare("digits", None, tmp_path / words[0], PrepSettings(fraction=0.5), force=True)
             said = capsys.readouterr().out

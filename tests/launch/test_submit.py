@@ -1,6 +1,5 @@
 """What is submitted to Slurm, with commands that note their words in its place. A real Slurm is in test_slurm.py."""
 
-import functools
 import getpass
 import json
 import re
@@ -14,8 +13,6 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.transcripts import check_transcript, transcript
-from widemix.cli import parser
-from widemix.cli.commands import run_command
 from widemix.errors import InputError
 from widemix.launch.slurm import submit as slurm
 from widemix.launch.slurm.options import container_image, elastic_sizes, limit_minutes
@@ -23,7 +20,6 @@ from widemix.launch.slurm.submit import merge, ranges
 from widemix.recipe import load_recipe
 from widemix.studies.study_run import cross
 
-make_parser = functools.cache(parser.make_parser)
 RECIPE = ROOT / "recipes/digits/mixer.yaml"
 NOTE = 'echo "${0##*/}" "$@" >>{folder}/calls\n'
 # A file `refused` is sbatch's refusal; `queue`, `reason` and `config` are what squeue and scontrol answer.
@@ -48,13 +44,11 @@ runs:
 
 
 @pytest.fixture
-def submit(digits, tmp_path, capsys):
+def submit(digits, tmp_path, widemix):
     """`widemix submit` of a recipe on the digits, in {tmp}/run unless that is given -> exit code and output."""
 
     def run(*words: str, recipe: str = "digits/mixer") -> tuple[int, str]:
-        given = ["submit", recipe, f"--data.path={digits}", "--run-dir", str(tmp_path / "run"), *words]
-        code = run_command(make_parser(), None, given)
-        return code, "".join(capsys.readouterr())
+        return widemix("submit", recipe, f"--data.path={digits}", "--run-dir", tmp_path / "run", *words)
 
     return run
 

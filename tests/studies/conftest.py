@@ -4,7 +4,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,8 +14,6 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from tests.conftest import System
-from widemix.cli.commands import run_command
-from widemix.cli.parser import make_parser
 from widemix.errors import Exit
 from widemix.recipe import Recipe, dump_recipe, load_recipe, recipe_hash
 from widemix.studies.plan import Plan, make_plan
@@ -159,18 +157,6 @@ def trained(system: System) -> type[Trained]:
 
     system({"subprocess.Popen": Own, "time.sleep": lambda seconds: None})
     return Own
-
-
-@pytest.fixture
-def widemix(capsys) -> Callable[..., tuple[int, str]]:
-    """widemix(words...) -> exit code and output, in this process."""
-
-    def answer(*words) -> tuple[int, str]:
-        code = run_command(make_parser(), argv=list(map(str, words)))
-        output = capsys.readouterr()
-        return code, output.out + output.err
-
-    return answer
 
 
 @pytest.fixture

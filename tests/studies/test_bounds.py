@@ -25,9 +25,6 @@ def test_bounds_are_those_of_the_theorems():
     assert row.transformer_lower == pytest.approx(math.log(26, 3) - math.log(2, 3))
     assert math.isnan(transformer_lower(3, 27))  # p < log3 m
     assert not row.separated
-
-
-def test_all_bounds_are_those_of_as_many_heads():
     [row] = bounds([2], 27, 3, 5)
     base = math.log(2 * 5 * 27**2 * 3**2, 3)
     assert (row.mixer_upper, row.transformer_upper) == (pytest.approx(4 * base), pytest.approx(9 * base))

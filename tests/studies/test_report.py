@@ -14,7 +14,6 @@ import pytest
 from tests.conftest import ROOT
 from tests.studies.conftest import RATES, WIDTHS, drawn, plan_of, row_of, runs_of, train
 from widemix.errors import Exit
-from widemix.formats.manifest import read_manifest
 from widemix.lease import Leases
 from widemix.models.cost import model_cost
 from widemix.studies.plan import make_plan, requirements
@@ -210,29 +209,3 @@ def test_requirements_are_of_the_checkpoints_that_are_kept(tmp_path, keys, copie
     assert needs[other.name].bytes == 4 * weights * copies * (train_keys.keep_last + ("train.keep_best" in keys))
     assert needs[other.name].hours == pytest.approx(epochs / 30 * needs[plain.name].hours, rel=1e-3)
     assert requirements([plain], "h100")[plain.name].hours < needs[plain.name].hours
-
-
-@pytest.mark.parametrize("verb", ["plan", "run", "search", "baselines"])
-def test_sizes_of_networks_alone_are_not_trained(tmp_path, widemix, verb):
-    (tmp_path / "study.yaml").write_text(WIDTHS.replace("{x: width}", "{x: width, y: [parameters]}"))
-    code, output = widemix("study", verb, tmp_path / "study.yaml")
-    assert (code, "shows sizes of networks alone; `widemix study report` plots it" in output) == (2, True)
-
-
-def test_what_the_runs_lack_is_said_before_training(digits, tmp_path, widemix):
-    (tmp_path / "study.yaml").write_text(WIDTHS)
-    limits, splits = ("--low", "0.1", "--high", "1"), ", ".join(read_manifest(digits).splits)
-    for verb, words, said in (
-        ("run", ("--ranks", "7"), "7"),
-        (
-            "run",
-            ("--data.path", digits, "--data.eval_split", "dev"),
-            f"{digits}: has no split dev, it has {splits}\n",
-        ),
-        ("search", ("--data.path", digits, *limits), f"has no split holdout, it has {splits}; `widemix prep --hold"),
-        ("search", ("--data.path", digits, *limits, "--split", "dev"), f"has no split dev, it has {splits}\n"),
-        ("run", ("--data.path", tmp_path / "no"), f"{tmp_path}/no: no such folder"),
-    ):
-        code, output = widemix("study", verb, tmp_path / "study.yaml", "--to", tmp_path / "runs", *words)
-        assert (code, said in output) == (2, True), output
-        assert not (tmp_path / "runs").exists()
