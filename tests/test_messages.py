@@ -1,13 +1,15 @@
 """The catalogue of mistakes: what is typed, and the one line that says what is wrong, where, and what would be right.
 
-messages/*.yaml have the commands, each with words of its line; {digits}, {run} and the like are folders that are made
-here. In one process, since no command gets far. `tests/end_to_end/test_mistakes.py` has those that need a live run.
+messages/*.yaml have the commands, after variables of their environment, each with words of its line; {digits}, {run}
+and the like are folders that are made here. In one process, since no command gets far.
+`tests/end_to_end/test_mistakes.py` has those that need a live run.
 """
 
 import functools
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import tarfile
@@ -112,17 +114,24 @@ def damage(digits: Path, tmp: Path) -> None:
         path.write_bytes(data)
 
 
+# What launchers and DeepSpeed set.
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DS_ACCELERATOR")
+
+
 @pytest.mark.parametrize("command", MESSAGES)
 def test_a_mistake_has_its_line(command, places, monkeypatch, system, capsys):
     monkeypatch.chdir(CLONE)
     monkeypatch.syspath_prepend(places["tmp"])
     system({"sys.dont_write_bytecode": True})
-    for name in ("LOCAL_RANK", "DS_ACCELERATOR"):  # which DeepSpeed wants set
+    for name in PLACE:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     folders = [places[name] for name in ("tmp", "run", "export", "images", "digits")]
     before = files_of(folders)
-    code = run_command(make_parser(), None, shlex.split(command.format(**places)))
+    words = shlex.split(command.format(**places))
+    while re.match("[A-Z_]+=", words[0]):
+        monkeypatch.setenv(*words.pop(0).split("=", 1))
+    code = run_command(make_parser(), None, words)
     output = capsys.readouterr()
     assert code == 2, output
     assert output.out == ""

@@ -6,7 +6,7 @@ from widemix.recipe.key_table import SECTIONS, key_names, keys, tables
 from widemix.recipe.other_names import other_name
 from widemix.recipe.recipe import Recipe, check_init_from, fill_classes, match_folder, parse_recipe
 from widemix.recipe.recipe_hash import differences, experiment_hash, flat_recipe, recipe_hash, run_differences
-from widemix.recipe.schema import check_world
+from widemix.recipe.rules import check_world
 
 __all__ = [
     "SECTIONS",

@@ -14,7 +14,7 @@ from widemix.distributed.requests import Request
 from widemix.distributed.topology import mean_over_ranks
 from widemix.engine import StepResult
 from widemix.recipe import Recipe
-from widemix.recipe.schema import batch_unit
+from widemix.recipe.rules import batch_unit
 from widemix.recipe.sections import EvalSection, ScheduleSection, TrainSection, exact
 from widemix.run.checkpoint import UnloggedSteps
 from widemix.training.faults import StepMetrics

@@ -16,24 +16,6 @@ SECTION = SwMlpSection(
 )
 
 
-@pytest.mark.parametrize("sparsely", [True, False])
-def test_layer_is_its_masked_matrix_forward_and_backward(sparsely):
-    layer = SparseLinear(23, 31, 0.3, (1,)).double()
-    layer.rule_device = torch.device("cpu" if sparsely else "cuda")  # which multiplies by dense copies
-    x = torch.randn(5, 23, dtype=torch.float64, requires_grad=True)
-    weight = masked(layer).detach().requires_grad_()
-    ours, dense = layer(x), x @ weight.T + layer.bias
-    assert ours.grad_fn.name() == ("AddBackward0" if sparsely else "AddmmBackward0")
-    assert torch.allclose(ours, dense, atol=1e-12)
-    target = torch.randn_like(ours)
-    for_x, for_values = torch.autograd.grad(ours, [x, layer.values], target)
-    for_x_dense, for_weight = torch.autograd.grad(dense, [x, weight], target)
-    assert torch.allclose(for_x, for_x_dense, atol=1e-12)
-    row = torch.arange(31).repeat_interleave(layer.row_starts.diff())
-    assert torch.allclose(for_values, for_weight[row, layer.columns], atol=1e-12)
-    assert torch.equal(layer.dense_weight(), weight)
-
-
 def test_mask_is_bernoulli_and_a_function_of_its_key():
     layer = SparseLinear(400, 300, 0.1, (3, 1))
     mask = layer.dense_weight() != 0

@@ -184,23 +184,6 @@ def test_muon_takes_the_matrices_of_the_blocks():
     assert inner_matrices(timm.create_model("deit_tiny_distilled_patch16_224")) == expected  # which has two heads
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "schedule_free", "timm:adamw", "beta_lasso"])
-def test_each_takes_the_sections_values(name):
-    """Its groups have them; Muon's matrices have the momentum."""
-    model = build_model(MixerSection(kind="s_mixer", patch_size=4, channels=6, depth=1), 8, 3)
-    penalty = {"weight_decay": 0.0, "l1": 0.2, "lasso_beta": 7.0} if name == "beta_lasso" else {"weight_decay": 0.2}
-    section = OptimSection(name=name, lr=0.3, betas=(0.7, 0.9), eps=0.01, momentum=0.6, **penalty)
-    optimizer = build_optimizer(section, model)
-    for group in optimizer.param_groups:
-        if name == "beta_lasso":
-            assert (group["beta"], group["momentum"], group["lr"]) == (7.0, 0.6, 0.3)
-        elif group["matrices"]:
-            assert (group["momentum"], group["lr"]) == (0.6, 0.3)
-        else:
-            assert (group["betas"], group["eps"], group["lr"]) == ((0.7, 0.9), 0.01, 0.3)
-    assert optimizer.param_groups[0]["matrices"] == (name == "muon")
-
-
 @pytest.mark.parametrize("part", ["matrices", "others"])
 def test_muon_of_matrices_alone_and_of_none(part):
     weight = nn.Parameter(torch.ones(3, 2))

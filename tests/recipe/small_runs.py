@@ -58,13 +58,11 @@ class SmallRun:
     rates: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     weights: list[dict[str, torch.Tensor]] = field(default_factory=list)  # the first ones, and those after each step
-    # Of each part of the network that was called: its name, whether in training, its input and its output.
-    calls: list[tuple[str, bool, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    evaluated_sizes: list[int] = field(default_factory=list)  # of the batches of evaluations
     settings: dict[str, Any] = field(default_factory=dict)  # those of the process in the first step
     compiled: int = 0  # calls of what torch.compile returned
     entered: int = 0  # how often the first block was begun in training, recomputed or not
     loop: Any = None
-    printed: str = ""
     error: str = ""  # of a run that failed
 
     def lines(self, split: str) -> list[dict[str, Any]]:
@@ -85,9 +83,6 @@ class SmallRun:
     def kept(self) -> list[int]:
         """The steps of complete checkpoints."""
         return sorted(int(path.parent.name) for path in self.folder.glob("checkpoints/*/COMPLETE"))
-
-    def called(self, name: str, training: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [(given, found) for part, trains, given, found in self.calls if (part, trains) == (name, training)]
 
     def samples(self) -> list[list[int]]:
         return [[number for batch in batches for number in batch.samples.tolist()] for batches in self.steps]
@@ -110,14 +105,11 @@ def _watch(loop: Loop, run: SmallRun, clock: SimpleNamespace) -> None:
         clock.now += 60
         return result
 
-    def enter(part: torch.nn.Module, _: Any) -> None:
+    def enter(part: torch.nn.Module, given: tuple[torch.Tensor]) -> None:
         run.entered += part.training
+        run.evaluated_sizes += [] if part.training else [len(given[0])]
 
     run.weights.append(weights())
-    for name in ("stem", "head"):
-        engine.module.get_submodule(name).register_forward_hook(
-            lambda part, given, found, name=name: run.calls.append((name, part.training, given[0], found.detach()))
-        )
     engine.module.blocks[0].register_forward_pre_hook(enter)
     engine.step = watched
 
@@ -158,7 +150,7 @@ class SmallRuns:
         for key, value in overrides:
             keys[key] = value.replace("OTHER", str(self(("train.seed", "3")).folder)) if "OTHER" in value else value
         recipe, run = load_recipe(path, [*keys.items()]), SmallRun(self._folder / f"{len(self._known)}")
-        with pytest.MonkeyPatch.context() as monkeypatch, redirect_stderr(io.StringIO()) as printed:
+        with pytest.MonkeyPatch.context() as monkeypatch, redirect_stderr(io.StringIO()):
             isolate(monkeypatch, "RANK", "WORLD_SIZE", "CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO")
             System(monkeypatch)({f"torch.backends.cudnn.{name}": True for name in ("benchmark", "allow_tf32")})
             _watch_loops(monkeypatch, run)
@@ -171,7 +163,6 @@ class SmallRuns:
             finally:
                 torch.use_deterministic_algorithms(False)
                 torch.set_float32_matmul_precision("highest")
-        run.printed = printed.getvalue()
         return run
 
 

@@ -14,11 +14,9 @@ from widemix.recipe import fill_classes, load_recipe, match_folder, run_differen
 PATH = ROOT / "recipes/base/own_images.yaml"
 
 
-def recipe(folder, classes=None):
-    given = [("data.path", str(folder)), ("data.eval_split", "test")] + (
-        [] if classes is None else [("data.num_classes", str(classes))]
-    )
-    return load_recipe(PATH, given)
+def recipe(folder, classes=None, **keys):
+    given = {"data.path": str(folder), "data.eval_split": "test", **keys}
+    return load_recipe(PATH, [*given.items(), *([] if classes is None else [("data.num_classes", str(classes))])])
 
 
 def test_they_are_those_of_the_folder(digits):
@@ -32,33 +30,33 @@ def test_they_are_those_of_the_folder(digits):
         match_folder(recipe(digits, 9))
 
 
-def test_one_class_is_nothing_to_learn(digits, tmp_path):
+@pytest.fixture
+def of_classes(digits, tmp_path):
+    """of_classes(n): the digits, prepared with so many of the classes."""
+
+    def made(count):
+        manifest = read_manifest(shutil.copytree(digits, tmp_path / "data"))
+        fewer = manifest.model_copy(update={"classes": manifest.classes[:count]})
+        (tmp_path / "data/manifest.json").write_text(manifest_json(fewer))
+        return tmp_path / "data"
+
+    return made
+
+
+def test_one_class_is_nothing_to_learn(of_classes):
     """Training ended with a traceback at its first evaluation, an epoch later."""
-    shutil.copytree(digits, tmp_path / "data")
-    manifest = read_manifest(digits)
-    (tmp_path / "data/manifest.json").write_text(manifest_json(manifest.model_copy(update={"classes": ("0",)})))
+    folder = of_classes(1)
     for classes in (None, 1):
-        with pytest.raises(InputError, match=rf"^{tmp_path / 'data'}: has one class, '0'"):
-            match_folder(recipe(tmp_path / "data", classes))
-    of_numbers = {
-        "data.path": str(tmp_path / "data"),
-        "data.eval_split": "test",
-        "data.targets": "regression",
-        "train.loss": "mse",
-    }
-    of_numbers |= {"train.keep_best": "mae", "augment.smoothing": "0", "augment.cutmix": "0"}
-    numbers = load_recipe(PATH, list(of_numbers.items()))
-    assert match_folder(numbers).data.num_classes == 1
+        with pytest.raises(InputError, match=rf"^{folder}: has one class, '0'"):
+            match_folder(recipe(folder, classes))
+    of_numbers = {"data.targets": "regression", "train.loss": "mse", "train.keep_best": "mae"}
+    of_numbers |= {"augment.smoothing": "0", "augment.cutmix": "0"}
+    assert match_folder(recipe(folder, **of_numbers)).data.num_classes == 1
 
 
 @pytest.mark.parametrize(("classes", "right"), [(5, False), (6, True)])
-def test_the_best_of_five_needs_more_classes(digits, tmp_path, classes, right):
-    shutil.copytree(digits, tmp_path / "data")
-    manifest = read_manifest(digits)
-    fewer = manifest.model_copy(update={"classes": manifest.classes[:classes]})
-    (tmp_path / "data/manifest.json").write_text(manifest_json(fewer))
-    keys = {"data.path": tmp_path / "data", "data.eval_split": "test", "train.keep_best": "top5"}
-    best = load_recipe(PATH, [(name, str(value)) for name, value in keys.items()])
+def test_the_best_of_five_needs_more_classes(of_classes, classes, right):
+    best = recipe(of_classes(classes), **{"train.keep_best": "top5"})
     with nullcontext() if right else pytest.raises(InputError, match=r"top5: .* has 5 classes; take top1"):
         match_folder(best)
 

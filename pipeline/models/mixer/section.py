@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers, patch_layer
+from widemix.models.mixer.published import NOTES, SIZES, named_mixers
 from widemix.models.section import DropPathSection, Expansion, PatchedSection, Seed, hidden_width
 from widemix.models.structured_factors import Structure, Weights
 from widemix.section import Epsilon, Positive, key
@@ -20,30 +21,9 @@ if TYPE_CHECKING:
 MixingKind = Literal["token", "channel"]
 MIXINGS: tuple[MixingKind, ...] = ("token", "channel")
 
-# Tolstikhin et al. 2021, table 1: C, L, D_S, D_C.
-_SIZES = {"s": (512, 8, 256, 2048), "b": (768, 12, 384, 3072), "l": (1024, 24, 512, 4096)}
-_HUGE = (1280, 32, 640, 5120)
-
-# Hayase & Karakida 2024, tables 1 and S.3: image side, P, C, L, gamma. Where a table contradicts the text, both.
-_WIDE = {
-    "b_w": (224, 14, 588, 8, 4.57),  # as in the text
-    "b_w_table1": (224, 14, 588, 8, 4.09),  # which table 1's Omega and width need
-    "ss8": (32, 8, 986, 2, 4.0),
-    "ss_w": (32, 4, 487, 2, 4.0),  # as in the text
-    "ss_w_table1": (32, 4, 467, 2, 4.0),  # table 1's 255 M connections, those of the patch layer among them
-}
-
 _NEEDS = {"rank": {"low_rank", "btt"}, "blocks": {"block_diagonal"}}  # keys of structures
 # Keys that change nothing but random permutations.
 _OF_RANDOM = ("permuted_blocks", "permuted_mixings", "permuted_layers", "permuted_skips")
-# What the paper prints of a network where that contradicts its own definitions.
-_NOTES = {
-    "mixer_b_w_224": "table 1: Omega 2.6e8, width 6.2e5 (gamma 4.09 gives these); table S.3, at gamma 4: 4.06 G",
-    "mixer_b_w_table1_224": "the text: gamma 4.57, which gives Omega 2.90e8 and width 6.88e5",
-    "mixer_b16_224": "table 1: 786 channels for 768",
-    "mixer_ss_w_32": "table 1: 255 M connections (C = 467 and the patch layer give these)",
-    "mixer_ss_w_table1_32": "the text: C = 487, which gives 275 M connections",
-}
 
 
 class MixerKeys(DropPathSection):
@@ -291,7 +271,7 @@ class MixerSection(MixerKeys, PatchedSection):
 
     @override
     def timm_spec(self, image_size: int, own_names: Container[str]) -> tuple[str, dict[str, Any]]:
-        letters = {sizes[:2]: letter for letter, sizes in _SIZES.items()}  # which timm has for patches of 16 and 32
+        letters = {sizes[:2]: letter for letter, sizes in SIZES.items()}  # which timm has for patches of 16 and 32
         letter = letters.get((self.channels, self.depth)) if self.patch_size in (16, 32) else None
         plain = self.permutation == "commutation" and self.token_groups == 1
         plain = plain and self.token_weights == self.channel_weights == "dense"
@@ -303,47 +283,13 @@ class MixerSection(MixerKeys, PatchedSection):
 
     @override
     def published_note(self, image_size: int) -> str | None:
-        plain, named = self.model_copy(update={"permutation": "commutation"}), _named_mixers()
-        return next((note for name, note in _NOTES.items() if named[name] == (plain, image_size)), None)
+        plain, named = self.model_copy(update={"permutation": "commutation"}), named_mixers(type(self))
+        return next((note for name, note in NOTES.items() if named[name] == (plain, image_size)), None)
 
     @override
     @classmethod
     def named(cls) -> dict[str, tuple["MixerSection", int]]:
-        return _named_mixers()
-
-
-def _named_mixers() -> dict[str, tuple[MixerSection, int]]:
-    """Each published Mixer with its image side, its S-Mixer (single layers), and both with random permutations."""
-    result = {}
-    for size, (mixer, side) in _mixers().items():
-        hidden = ("token_hidden", "channel_hidden", "expansion")
-        single = mixer.model_copy(update={"kind": "s_mixer", **dict.fromkeys(hidden)})
-        kinds = {"mixer": mixer} if size.endswith("table1") else {"mixer": mixer, "s_mixer": single}
-        for kind, section in kinds.items():
-            result[f"{kind}_{size}_{side}"] = section, side
-            result[f"rp_{kind}_{size}_{side}"] = section.model_copy(update={"permutation": "random"}), side
-    return result
-
-
-def _mixers() -> dict[str, tuple[MixerSection, int]]:
-    """The normal MLP-Mixers by size, each with its image side."""
-    sizes = {f"{letter}{patch}": (patch, *size) for letter, size in _SIZES.items() for patch in (32, 16)}
-    sizes["h14"] = (14, *_HUGE)
-    result = {}
-    for name, (patch, channels, depth, token_hidden, channel_hidden) in sizes.items():
-        section = MixerSection(
-            kind="mixer",
-            patch_size=patch,
-            channels=channels,
-            depth=depth,
-            token_hidden=token_hidden,
-            channel_hidden=channel_hidden,
-        )
-        result[name] = section, 224
-    for name, (side, patch, channels, depth, expansion) in _WIDE.items():
-        section = MixerSection(kind="mixer", patch_size=patch, channels=channels, depth=depth, expansion=expansion)
-        result[name] = section, side
-    return result
+        return named_mixers(cls)
 
 
 SECTIONS = (MixerSection,)
