@@ -6,12 +6,12 @@ import os
 import random
 import sys
 
-import numpy as np
 import pytest
 from PIL import Image
 
 from tests.conftest import ROOT
 from tests.data_prep.conftest import saved
+from tests.data_prep.test_sources import images_of
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import parquet
@@ -36,10 +36,6 @@ def write(path, images, labels, group=3, names=CLASSES, column="image", **option
         table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     pq.write_table(table, path, row_group_size=group, **options)
     return path
-
-
-def images_of(*images, kind=None):
-    return pa.array([{"bytes": data} for data in images], pa.struct([("bytes", kind or pa.binary())]))
 
 
 def found(samples):
@@ -164,14 +160,10 @@ def test_names_may_be_in_any_file_and_of_any_column(tmp_path):
 
 
 def test_names_of_two_files_are_the_same(tmp_path):
-    write(tmp_path / "train-0.parquet", [b"."], [3])
-    refused(tmp_path, "train-0.parquet: has labels outside of its 3 classes")
     write(tmp_path / "train-0.parquet", [b"."], [2])
     for others in (["a", "b", "c"], CLASSES[::-1]):
         write(tmp_path / "train-1.parquet", [b"."], [1], names=others)
         refused(tmp_path, f"train-1.parquet: names other classes than {tmp_path}/train-0.parquet")
-    write(tmp_path / "train-0.parquet", [b"."], [1], names=["crane", "duck", "crane"])
-    refused(tmp_path, "train-0.parquet: names the class 'crane' twice (classes 0 and 2)")
 
 
 def test_rows_and_images_have_sizes_that_memory_holds(tmp_path, limits):
@@ -196,62 +188,6 @@ def test_damage_of_a_row_is_named(tmp_path, jpeg):
     path.write_bytes(data)
     with pytest.raises(InputError, match=r"train\.parquet: cannot be read as parquet \(.*[Cc][Rr][Cc]"):
         found(samples)
-
-
-@pytest.mark.parametrize("size", [0, 3, 1000, -1])
-def test_a_file_that_is_cut_short_is_refused(hub, size):
-    path = next(hub[0].glob("data/train-00001*"))
-    path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(InputError, match=r"cd34\.parquet: cannot be read as parquet .*; download it again"):
-        parquet.read(hub[0])
-
-
-ONE, NO_LABEL = images_of(b"."), "no column 'label' of integers"
-NO_IMAGE = "no column 'image' of the type {bytes, path}"
-
-
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        ({"label": [0]}, f"{NO_IMAGE}; its columns are label"),
-        ({"image": ONE}, f"{NO_LABEL}; its columns are image"),
-        ({"image": images_of("text", kind=pa.string()), "label": [0]}, NO_IMAGE),
-        ({"image": images_of(5, kind=pa.int64()), "label": [0]}, NO_IMAGE),
-        ({"image": [5], "mask": ONE, "label": [0]}, f"{NO_IMAGE}; its columns are image, mask, label"),
-        ({"image": ONE, "label": ["cat"]}, f"{NO_LABEL}; its columns are image, label; number its texts, as `class_"),
-        (
-            {"image": ONE, "label": ["a"], "id": [7]},
-            f"{NO_LABEL}; its columns are image, label, id; number",
-        ),
-        ({"image": ONE, "a": [0], "b": [1]}, f"{NO_LABEL}; its columns are image, a, b"),
-        ({"image": ONE, "score": [1.0]}, f"{NO_LABEL}; its columns are image, score"),
-        ({"image": images_of(), "label": pa.array([], pa.int64())}, "train has no rows"),
-        *(
-            ({"image": images_of(*[b"."] * len(labels)), "label": labels}, f"a.parquet: row {row}")
-            for labels, row in (
-                ([1, None], "1 has no label; remove such rows, or give all the label -1"),
-                ([-2], "0: label -2 is negative"),
-                ([4, -1], "1: label -1 is negative"),
-                ([0, 1_000_000], "1: label 1000000 is above 999999"),
-                ([np.uint64(2**64 - 1)], f"0: label {2**64 - 1} is above 999999"),
-                ([0.0, 1.5], "1: label 1.5 is not a whole number"),
-                ([0.0, float("nan")], "1: label nan is not a whole number"),
-            )
-        ),
-    ],
-)
-def test_files_without_images_or_labels_are_refused(tmp_path, columns, words):
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    refused(tmp_path, words)
-
-
-@pytest.mark.parametrize("name", ["image", "label"])
-def test_a_column_that_comes_twice_is_refused(tmp_path, name):
-    label = pa.array([0])
-    for second in ({"image": ONE, "label": label}[name], pa.array(["text"])):  # of the same type, and of another
-        table = pa.Table.from_arrays([ONE, second, label], ["image", name, "label"])
-        pq.write_table(table, tmp_path / "a.parquet")
-        refused(tmp_path, f"has the column '{name}' twice; remove one")
 
 
 KINDS = [(kind, [0, 1]) for kind in (pa.large_binary(), pa.binary(1), pa.binary_view())]

@@ -5,6 +5,7 @@ import csv
 import gzip
 import io
 import itertools
+import json
 import lzma
 import pickle
 import struct
@@ -12,6 +13,8 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from scipy.io import savemat
@@ -245,6 +248,34 @@ NOISE = np.random.RandomState(0).randint(0, 256, PIXELS.shape, np.uint8)
 IMAGES, GZIPPED, MAT = idx(5, 28, 28), gzip.compress(idx(layouts.TRAIN)), mat(True, X=NOISE, y=ONES)
 SAMPLE, MESSY, PAIR = {"a.jpg": ".", "a.cls": "0"}, b"n00000001 \xe4, path, label\n", jsonl([("neutral", "a", "b")])
 PACKED = gzip.compress(plain([("neutral", "a", "b")]).encode())
+
+
+def images_of(*images, kind=None):
+    return pa.array([{"bytes": data} for data in images], pa.struct([("bytes", kind or pa.binary())]))
+
+
+ONE = images_of(b".")
+
+
+def written(table) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    return file.getvalue()
+
+
+def table(**columns) -> bytes:
+    return written(pa.table(columns))
+
+
+def labelled(*labels, names=None) -> bytes:
+    """Images with these labels."""
+    features = json.dumps({"info": {"features": {"label": {"names": names}}}})
+    rows = pa.table({"image": images_of(*[b"."] * len(labels)), "label": list(labels)})
+    return written(rows.replace_schema_metadata({"huggingface": features}))
+
+
+def twice(name, column) -> bytes:
+    return written(pa.Table.from_arrays([ONE, column, pa.array([0])], ["image", name, "label"]))
 
 
 def shaped(shape) -> bytes:
