@@ -45,49 +45,67 @@ def _class_folders(folder: Path, count: int) -> None:
         Image.fromarray(noise(40, 50, 3)).save(path)
 
 
-def mnist(folder: Path) -> None:
-    for name, count in (("train", TRAIN), ("t10k", TEST)):
-        images, labels = noise(count, 28, 28).tobytes(), noise(count, below=10).tobytes()
-        for kind, head, body in (
-            ("images-idx3", struct.pack(">4i", 2051, count, 28, 28), images),
-            ("labels-idx1", struct.pack(">2i", 2049, count), labels),
-        ):
-            (folder / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + body))
+# Arrays: by default random images [n, side, side, 3] and their labels.
+Data = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def cifar10(folder: Path) -> None:
-    pixels = noise(TRAIN, 3, 32, 32)
-    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-        (folder / name).write_bytes(_labelled(pixels, labels=1))
-    _names(folder / "batches.meta.txt", 10)
+def arrays(side: int, classes: int = 10, train: int = TRAIN) -> Data:
+    return {
+        name: (noise(count, side, side, 3), noise(count, below=classes))
+        for name, count in (("train", train), ("test", TEST))
+    }
 
 
-def cifar100(folder: Path) -> None:
-    for name in ("train.bin", "test.bin"):
-        (folder / name).write_bytes(_labelled(noise(TRAIN, 3, 32, 32), labels=2))
-    _names(folder / "fine_label_names.txt", 100)
-    _names(folder / "coarse_label_names.txt", 20)
+def planes(images: np.ndarray, by_columns: bool = False) -> np.ndarray:
+    """The red, then green, then blue values of each image, row by row (or column by column)."""
+    return images.transpose(0, 3, 2, 1) if by_columns else images.transpose(0, 3, 1, 2)
 
 
-def _labelled(pixels: np.ndarray, labels: int) -> bytes:
-    """Records of `labels` label bytes and the pixels of an image."""
-    return np.hstack([noise(len(pixels), labels, below=10), pixels.reshape(len(pixels), -1)]).tobytes()
+def mnist(folder: Path, data: Data | None = None, suffix: str = ".gz", other: str = "") -> None:
+    """other: the name of a file that is compressed though its name does not say so, or the opposite."""
+    for prefix, (images, labels) in zip(("train", "t10k"), (data or arrays(28)).values(), strict=True):
+        for name, array in ((f"{prefix}-images-idx3-ubyte", images[..., 0]), (f"{prefix}-labels-idx1-ubyte", labels)):
+            body = (
+                struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+            )
+            packed = gzip.compress(body) if bool(suffix) != (name == other) else body
+            (folder / (name + suffix)).write_bytes(packed)
 
 
-def _names(path: Path, count: int) -> None:
-    path.write_text("".join(f"class{i}\n" for i in range(count)))
+def batches(data: Data) -> Data:
+    """CIFAR-10's five of train, and that of the test."""
+    parts = zip(*(np.array_split(column, 5) for column in data["train"]), strict=True)
+    return {f"data_batch_{i}": part for i, part in enumerate(parts, 1)} | {"test_batch": data["test"]}
 
 
-def stl10(folder: Path) -> None:
-    for name, count in (("train", TRAIN), ("test", TEST)):
-        (folder / f"{name}_X.bin").write_bytes(noise(count, 3, 96, 96).tobytes())
-        (folder / f"{name}_y.bin").write_bytes((noise(count, below=10) + 1).tobytes())
+def records(images: np.ndarray, *labels: np.ndarray) -> bytes:
+    return np.column_stack([*labels, planes(images).reshape(len(images), -1)]).astype(np.uint8).tobytes()
 
 
-def svhn(folder: Path) -> None:
-    pixels, labels = noise(32, 32, 3, TRAIN + TEST), noise(TRAIN + TEST, 1, below=10) + 1
-    for name, part in (("train", slice(TRAIN)), ("test", slice(TRAIN, None))):
-        savemat(folder / f"{name}_32x32.mat", {"X": pixels[..., part], "y": labels[part]})
+def cifar10(folder: Path, data: Data | None = None) -> None:
+    """The binary version."""
+    for name, part in batches(data or arrays(32, train=40)).items():
+        (folder / f"{name}.bin").write_bytes(records(*part))
+    (folder / "batches.meta.txt").write_text("".join(f"class{i}\n" for i in range(10)) + "\n")
+
+
+def cifar100(folder: Path, data: Data | None = None) -> None:
+    """The binary version."""
+    for name, (images, fine) in (data or arrays(32, 100)).items():
+        (folder / f"{name}.bin").write_bytes(records(images, fine * 0 + 3, fine))
+    (folder / "fine_label_names.txt").write_text("\n".join(f"class{i}" for i in range(100)))
+
+
+def stl10(folder: Path, data: Data | None = None) -> None:
+    for name, (images, labels) in (data or arrays(96)).items():
+        (folder / f"{name}_X.bin").write_bytes(planes(images, by_columns=True).tobytes())
+        (folder / f"{name}_y.bin").write_bytes((labels + 1).astype(np.uint8).tobytes())
+
+
+def svhn(folder: Path, data: Data | None = None, compress: bool = False, kind: type = np.uint8) -> None:
+    for name, (images, labels) in (data or arrays(32)).items():
+        matrix = {"X": images.transpose(1, 2, 3, 0), "y": np.where(labels, labels, 10).astype(kind)[:, None]}
+        savemat(folder / f"{name}_32x32.mat", matrix, do_compression=compress)
 
 
 def mnli(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """MNIST, SVHN, STL-10 and CIFAR from files in their official layouts, the real ones if at hand; and the digits."""
 
-import gzip
 import itertools
 import pickle
 import struct
@@ -10,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.io import loadmat, savemat
+from scipy.io import loadmat
 from sklearn.datasets import load_digits
 from torchvision import datasets
 from torchvision.datasets.imagenet import ARCHIVE_META
 
 from tests.data_prep.writing import put
+from tests.layouts import batches, mnist, planes, stl10, svhn
+from tests.layouts import cifar10 as cifar10_binary
+from tests.layouts import cifar100 as cifar100_binary
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources import arrays, cifar, imagenet, read_source
@@ -44,45 +46,7 @@ def some(count, side, classes=10):
     return RNG.randint(0, 256, (count, side, side, 3), np.uint8), RNG.randint(0, classes, count)
 
 
-def planes(images, by_columns=False):
-    """The red, then green, then blue values of each image, row by row (or column by column)."""
-    return images.transpose(0, 3, 2, 1) if by_columns else images.transpose(0, 3, 1, 2)
-
-
-# What writes data, {split: (images, labels)}, as it was published.
-
-
-def mnist(folder, data, suffix=".gz", other=""):
-    """other: the name of a file that is compressed though its name does not say so, or the opposite."""
-    for prefix, (images, labels) in zip(("train", "t10k"), data.values(), strict=True):
-        for name, array in ((f"{prefix}-images-idx3-ubyte", images[..., 0]), (f"{prefix}-labels-idx1-ubyte", labels)):
-            head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
-            body = head + array.astype(np.uint8).tobytes()
-            put(folder, {name + suffix: gzip.compress(body) if bool(suffix) != (name == other) else body})
-
-
-def svhn(folder, data, compress=True, kind=np.uint8):
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, (images, labels) in data.items():
-        matrix = {"X": images.transpose(1, 2, 3, 0), "y": np.where(labels, labels, 10).astype(kind)[:, None]}
-        savemat(folder / f"{split}_32x32.mat", matrix, do_compression=compress)
-
-
-def stl10(folder, data):
-    for split, (images, labels) in data.items():
-        put(
-            folder,
-            {
-                f"{split}_X.bin": planes(images, by_columns=True).tobytes(),
-                f"{split}_y.bin": (labels + 1).astype(np.uint8).tobytes(),
-            },
-        )
-
-
-def batches(data):
-    """CIFAR-10's five of train, and that of the test."""
-    parts = zip(*(np.array_split(column, 5) for column in data["train"]), strict=True)
-    return {f"data_batch_{i}": part for i, part in enumerate(parts, 1)} | {"test_batch": data["test"]}
+# What writes data, {split: (images, labels)}, as it was published; tests/layouts.py has the others.
 
 
 def cifar10_python(folder, data):
@@ -93,15 +57,6 @@ def cifar10_python(folder, data):
     put(folder, {"batches.meta": pickle.dumps({"label_names": [f"class{i}" for i in range(10)]}, 2)})
 
 
-def records(images, *labels):
-    return np.column_stack([*labels, planes(images).reshape(len(images), -1)]).astype(np.uint8).tobytes()
-
-
-def cifar10_binary(folder, data):
-    put(folder, {f"{name}.bin": records(*part) for name, part in batches(data).items()})
-    put(folder, {"batches.meta.txt": "".join(f"class{i}\n" for i in range(10)) + "\n"})
-
-
 def cifar100_python(folder, data):
     for name, (images, fine) in data.items():
         batch = {"fine_labels": fine.tolist(), "coarse_labels": [3] * len(fine)}
@@ -109,13 +64,9 @@ def cifar100_python(folder, data):
     put(folder, {"meta": pickle.dumps({"fine_label_names": [f"class{i}" for i in range(100)]}, 2)})
 
 
-def cifar100_binary(folder, data):
-    put(folder, {f"{name}.bin": records(images, fine * 0 + 3, fine) for name, (images, fine) in data.items()})
-    put(folder, {"fine_label_names.txt": "\n".join(f"class{i}" for i in range(100))})
-
-
 def packed(write, folder, tar, where, data):
     """In a tar, which is the origin itself or in it, with the official folder."""
+    (where / "unpacked" / folder).mkdir(parents=True)
     write(where / "unpacked" / folder, data)
     with tarfile.open(where / tar, "w:gz") as archive:
         archive.add(where / "unpacked" / folder, folder)
@@ -160,6 +111,7 @@ def test_every_form_is_read(tmp_path, source, write, place, origin, known, capsy
     side, classes = {"mnist": 28, "stl10": 96}.get(source, 32), 100 if source == "cifar100" else 10
     count = 400 if source == "svhn" else 15  # 1.2 MB is more than a piece
     data = {"train": some(count, side, classes), "test": some(2, side, classes)}
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
     write(tmp_path / place, data)
     dataset = read_source(source, tmp_path / origin, SETTINGS)
     assert list(dataset.splits) == ["train", "test"]
@@ -184,10 +136,12 @@ def test_of_several_forms_the_first_is_read(tmp_path):
     for source, (write, folder) in inner.items():
         side = {"mnist": 28, "stl10": 96}.get(source, 32)
         for place, label in ((folder, 7), (".", 3)):
+            (tmp_path / place).mkdir(parents=True, exist_ok=True)
             write(tmp_path / place, {"train": some(2, side), "test": (some(1, side)[0], np.array([label]))})
             assert test_label(source) == [label]
     with pytest.raises(InputError, match=r"holds none of train_32x32\.mat, test_32x32\.mat, extra_32x32\.mat"):
         read_source("svhn", tmp_path / "stl10_binary", SETTINGS)
+    (tmp_path / BINARY[0]).mkdir()
     cifar10_binary(tmp_path / BINARY[0], others)
     assert test_label("cifar10") == [7]
     cifar10_python(tmp_path / "new", data)
@@ -238,6 +192,7 @@ def test_stl10_has_folds_and_unlabelled_images_and_svhn_any_split(tmp_path):
     assert dataset.exceptions[-1]["file"] == "unlabeled_X.bin"
     assert_holds(dataset.splits["fold0"], *(column[[5, 0]] for column in data["train"]))
     assert_holds(dataset.splits["unlabeled"], data["test"][0], [-1, -1])
+    (tmp_path / "svhn").mkdir()
     svhn(tmp_path / "svhn", {"extra": (pixels := some(3, 32)[0], np.array([1, 0, 9]))})
     ((name, extra),) = arrays.read_svhn(tmp_path).splits.items()
     assert name == "extra"
