@@ -33,7 +33,7 @@ IMPORTERS = {
     "deepspeed": "tests/engine/test_private_names.py tests/recipe/test_keys.py tests/test_layering.py",
     "numba": "tests/data/test_loader.py tests/library/test_library_loader.py",
     "numpy": "tests/formats tests/data/test_loader.py",
-    "pillow": "tests/test_versions.py tests/data_prep/test_shrink.py",
+    "pillow": "tests/test_versions.py tests/data_prep/test_jpeg.py",
     "scikit-learn": "tests/studies/test_baselines.py tests/evaluation/test_macro_means.py",
     "scipy": "tests/studies/test_claims.py tests/studies/test_baselines.py tests/analysis/test_regularisation.py",
     "pydantic": "tests/recipe tests/optim",
