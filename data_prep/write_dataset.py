@@ -22,7 +22,7 @@ from widemix.formats.manifest import Manifest, Split, count_labels
 from widemix.progress_line import print_status, track
 
 LISTED = 20  # images that are left out, in the list before an error
-ADVICE = "repair, convert or remove them and add --force, or allow more of them with --max-bad"
+ADVICE = "repair, convert or remove them, then give the command with --force; or leave out more with --max-bad"
 NAMED = 3  # samples in a message
 
 

@@ -30,7 +30,9 @@ def read(origin: Path) -> Dataset:
 
 
 def _cure(origin: Path) -> str:
-    """Return the advice for a folder that holds images in another layout."""
+    """Return the advice for a folder that holds images in another layout, or that is a split itself."""
+    if origin.absolute().name in SPLIT_OF:
+        return f"; as it is one of them, give the folder that holds it: --from {origin.absolute().parent}"
     if any(path.suffix.lower() in SUFFIXES for path in origin.glob("*/*")):
         return f"; move its class folders into {origin / 'train'}, and --holdout 10% takes a split to evaluate on"
     if any(path.suffix.lower() in SUFFIXES for path in origin.glob("*")):

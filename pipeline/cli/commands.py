@@ -232,11 +232,15 @@ def tune_garbage_collector() -> None:
         gc.set_threshold(100_000, *gc.get_threshold()[1:])
 
 
-def load_from_arguments(arguments: argparse.Namespace) -> Recipe:
-    """Load the recipe that a command line names, with its overrides applied and its number of classes filled in."""
+def load_from_arguments(arguments: argparse.Namespace, needs_folder: bool = False) -> Recipe:
+    """Load the recipe that a command line names, with its overrides applied and its number of classes filled in.
+
+    needs_folder: whether its prepared folder is needed, which `match_folder` then reads.
+    """
     if arguments.recipe is None:
         raise InputError("give a recipe, such as digits/rp_mixer")
-    return fill_classes(load_recipe(arguments.recipe, arguments.overrides))
+    recipe = load_recipe(arguments.recipe, arguments.overrides)
+    return recipe if needs_folder else fill_classes(recipe)
 
 
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:

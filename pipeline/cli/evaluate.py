@@ -99,7 +99,7 @@ def add_export(commands) -> None:
         examples="widemix export runs/a --to exported",
         description="Write the network of a run's newest checkpoint, or of one checkpoint, as model.safetensors, "
         "config.json and README.md, the model card; where timm has no such architecture also as model.pt2, which "
-        "torch alone runs. It prints the Python line that loads them by timm.create_model.",
+        "torch alone runs. It prints the Python line that loads the network.",
     )
     parser.add_argument("path", type=Path, metavar="RUN_OR_CHECKPOINT", help="run folder or checkpoints/<step>")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to create")

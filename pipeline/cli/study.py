@@ -25,7 +25,7 @@ def add_study(commands) -> None:
     parser = commands.add_parser(
         "study",
         help="train recipes that differ in a few keys, and compare them",
-        description="List, train and plot the runs of a study file, such as figure7. "
+        description="Plan, train and plot the runs of a study file, such as figure7. "
         "`widemix submit STUDY.yaml` trains them as a Slurm job array.",
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)

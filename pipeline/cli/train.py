@@ -47,8 +47,8 @@ def _train(arguments: argparse.Namespace) -> int:
         if arguments.dry_run:
             raise InputError("--dry-run: is for `widemix train` alone, without a launcher")
         _begin_rank()
-        return _train_rank(match_folder(load_from_arguments(arguments)), arguments)
-    recipe = load_from_arguments(arguments)
+        return _train_rank(match_folder(load_from_arguments(arguments, needs_folder=True)), arguments)
+    recipe = load_from_arguments(arguments, needs_folder=True)
     check_least(arguments, 1, "ranks")
     check_world(recipe, arguments.ranks or 1)
     recipe = match_folder(recipe)  # last, since it needs prepared data

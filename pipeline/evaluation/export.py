@@ -14,7 +14,7 @@ from widemix.evaluation.networks import load_trained
 from widemix.formats.manifest import NAME, read_manifest
 from widemix.markdown import code, escaped, fenced
 from widemix.metrics import MEASURED, METRICS
-from widemix.models.export import export_model, loading_lines, loads_in_timm
+from widemix.models.export import PROGRAM, export_model, loading_lines, loads_in_timm
 from widemix.models.program import check_packages
 from widemix.progress_line import announce
 from widemix.recipe import Recipe, dump_recipe
@@ -27,9 +27,20 @@ LICENCE = "apache-2.0"  # as timm writes where it is given none
 _BY_TIMM = "timm loads the network, without widemix:"
 _BY_TORCH = "torch alone runs the network, without widemix and timm; `model.pt2` takes {what}:"
 _BY_US = "widemix, in whose clone `pip install .` installs it, and timm load the network to be trained further:"
-_PROGRAM = """import torch
+_PROGRAM = f"""import torch
 
-model = torch.export.load("model.pt2").module()"""
+model = torch.export.load("{PROGRAM}").module()"""
+_IMAGE = """
+
+import numpy as np
+from PIL import Image
+
+image = Image.open("image.jpg").convert("RGB")
+image = image.resize([int(length * {shorter} / min(image.size)) for length in image.size], Image.{interpolation})
+left, top = (round((length - {side}) / 2) for length in image.size)
+pixels = np.asarray(image.crop((left, top, left + {side}, top + {side})), np.float32) / 255
+pixels = (pixels - np.array({mean}, np.float32)) / np.array({std}, np.float32)
+logits = model(torch.from_numpy(pixels).permute(2, 0, 1)[None])"""
 
 
 def model_card(
@@ -62,8 +73,10 @@ def _loading(folder: str, recipe: Recipe, program: bool) -> str:
     stock, images = loads_in_timm(recipe.model, recipe.data.image_size), recipe.model.takes == "images"
     parts = []
     if program:
-        what = _preprocessing(recipe.data) if isinstance(recipe.data, DataSection) else "token numbers [B, T]"
-        parts += [_BY_TORCH.format(what=what), fenced(_PROGRAM, "python")]
+        is_image = isinstance(recipe.data, DataSection)
+        what = "float32 images [B, 3, H, W]" if is_image else "token numbers [B, T]"
+        code = _PROGRAM + (_image_code(recipe.data) if is_image else "")
+        parts += [_BY_TORCH.format(what=what), fenced(code, "python")]
     lines = loading_lines(folder, recipe.plugins, stock)
     if images:
         lines.append("transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))")
@@ -71,13 +84,14 @@ def _loading(folder: str, recipe: Recipe, program: bool) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _preprocessing(data: DataSection) -> str:
-    """How images become the program's input, in a sentence's words."""
-    side, shorter = data.image_size, math.floor(data.image_size / data.crop_pct)
-    mean, std = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.std))
-    return (
-        f"float32 images [B, 3, {side}, {side}], RGB from 0 to 1, the shorter side resized to {shorter}, the centre "
-        f"cut out, less the mean ({mean}), over the standard deviation ({std})"
+def _image_code(data: DataSection) -> str:
+    """Lines by which a file becomes the program's input, as timm's transform has it: the centre of the image."""
+    return _IMAGE.format(
+        side=data.image_size,
+        shorter=math.floor(data.image_size / data.crop_pct),
+        interpolation="BILINEAR" if data.interpolation == "bilinear" else "BICUBIC",
+        mean=list(data.mean),
+        std=list(data.std),
     )
 
 
@@ -159,7 +173,7 @@ def export_checkpoint(
     known = prepared.classes
     labels = [known[i] if i < len(known) else str(i) for i in range(recipe.data.num_classes)]
     stock = loads_in_timm(recipe.model, recipe.data.image_size)
-    parts = ["model.safetensors", *([] if stock else ["model.pt2"])]
+    parts = ["model.safetensors", *([] if stock else [PROGRAM])]
     parts += ["model.onnx, which onnxruntime checks"] if onnx else []
     with announce(f"{to}: writing {', '.join(parts)}"):
         export_model(
@@ -173,4 +187,7 @@ def export_checkpoint(
             card=partial(model_card, origin, recipe, to.name, ema, licence),
             onnx=onnx,
         )
-    return labels, "; ".join(loading_lines(to, recipe.plugins, stock))
+    lines = loading_lines(to, recipe.plugins, stock)
+    if (to / PROGRAM).exists():  # which needs less
+        lines = ["import torch", f"model = torch.export.load({str(to / PROGRAM)!r}).module()"]
+    return labels, "; ".join(lines)

@@ -120,10 +120,11 @@ def _why_missing(folder: Path) -> str:
     if folder.is_dir() and any(path.suffix.lower() in _IMAGES for path in islice(folder.rglob("*"), 1000)):
         prep = command("prep", "image-folder", "--from", folder, "--to", Path("datasets", folder.resolve().name))
         return f"holds images that are not prepared; {prep} prepares them"
+    cure = f"`widemix prep SOURCE [--from DIR] --to {folder}` writes one; image-folder is the SOURCE for your images"
     if folder.is_dir():
-        return f"has no manifest.json; `widemix prep SOURCE [--from DIR] --to {folder}` writes one"
+        return f"has no manifest.json; {cure}"
     where = "" if folder.is_absolute() else f" in {Path.cwd()}"
-    return f"no such folder{where}; `widemix prep SOURCE [--from DIR] --to {folder}` writes one"
+    return f"no such folder{where}; {cure}"
 
 
 def find_trained_on(folder: str, network: str | Path) -> Path:

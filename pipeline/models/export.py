@@ -26,6 +26,9 @@ from widemix.models.timm_registry import default_cfgs, is_stock
 from widemix.terminal import print
 
 
+PROGRAM = "model.pt2"
+
+
 class Usage(BaseModel):
     """The part of config.json that timm has no place for, under `widemix`: how images go in, and what comes out.
 
@@ -96,7 +99,7 @@ def export_model(
         if not loads_in_timm(section, data.image_size):
             try:
                 program = torch_program(model, section, data.image_size, {"config.json": json.dumps(config)})
-                atomic_write(unfinished / "model.pt2", program)
+                atomic_write(unfinished / PROGRAM, program)
             except InputError as error:
                 print(f"warning: {folder}: has no model.pt2, {error}", file=sys.stderr)
         if onnx:

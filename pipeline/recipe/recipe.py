@@ -68,7 +68,8 @@ def check_batch(global_batch: int, samples: int, split: str, folder: str | Path)
     """Raise `InputError` if a split has not one whole batch."""
     if global_batch > samples:
         raise InputError(
-            f"train.global_batch {global_batch} exceeds the {samples} samples of split {split!r} in {folder}"
+            f"train.global_batch {global_batch} exceeds the {samples} samples of split {split!r} in {folder}; "
+            f"{2 ** (samples.bit_length() - 1)} would do"
         )
 
 

@@ -74,7 +74,8 @@ def _schedule_fits(recipe: "RecipeFields") -> None:
     schedule, train = recipe.schedule, recipe.train
     if schedule.warmup_epochs >= train.epochs:
         raise ValueError(
-            f"schedule.warmup_epochs {schedule.warmup_epochs:g} must be shorter than train.epochs {train.epochs}"
+            f"schedule.warmup_epochs {schedule.warmup_epochs:g} must be shorter than train.epochs {train.epochs}; "
+            f"{int(train.epochs > 1)} would do"
         )
     if schedule.name == "constant" and exact(schedule.warmup_epochs) + exact(schedule.cooldown_epochs) > train.epochs:
         raise ValueError(

@@ -81,7 +81,9 @@ def baseline_lines(results: Sequence[Result], folder: Path) -> list[str]:
     keys = dict.fromkeys(_key(result.study_run) for result in results)
     lines = []
     if missing := [f"`{data}`, {split}" for data, split in keys if (data, split) not in known]:
-        lines.append(f"No linear baseline is known of {'; '.join(missing)}: `widemix study baselines` computes it.")
+        lines.append(
+            f"No linear baseline is known of {'; '.join(missing)}: `widemix study baselines STUDY.yaml` computes it."
+        )
     if own := [known[key] for key in keys if key in known]:
         lines.append(f"Without a network: {'; '.join(row.text for row in own)}.")
     points = _points(results, known)

@@ -20,7 +20,7 @@ from widemix.studies.search import as_csv as trials_as_csv
 from widemix.studies.study import Study
 
 _NOT_SEARCHED = (
-    "No values were searched for each line of this study (docs/explanation/protocol.md): what looks "
+    "No values were searched for each line of this study (`docs/explanation/protocol.md` of widemix): what looks "
     "like a difference of networks may be one of settings."
 )
 _CLAIMS_HEAD = """\
@@ -70,7 +70,7 @@ def as_page(
     as of `write_report`.
     """
     stem, title = quote(name.removesuffix(".yaml")), escaped(study.title)
-    claim = f" The paper's claim: {escaped(study.claim)}" if study.claim else ""
+    claim = f" Claim: {escaped(study.claim)}" if study.claim else ""
     parts = [f"# {title}", f"{escaped(study.source)}.{claim}"]
     if options:
         parts.append(f"**Not the study as its file has it**, but with `{options}`.")

@@ -163,7 +163,7 @@ def test_an_export_has_what_its_run_has(run, tmp_path, monkeypatch, capsys):
     said = [f"{run}: reading the network", f"{tmp_path}/export: writing model.safetensors, model.pt2"]
     assert capsys.readouterr().err.splitlines() == said
     assert labels == ["a", "b", *map(str, range(2, 10))]
-    assert line.startswith("import widemix, json, timm; model = timm.create_model(")
+    assert line == f"import torch; model = torch.export.load('{tmp_path}/export/model.pt2').module()"
     found = load_network(str(tmp_path / "export"))
     assert (found.loss, found.classes, found.data.crop_pct) == ("sigmoid", tuple(labels), 0.75)
     assert found.prepared.max_size == 7

@@ -99,7 +99,7 @@ def test_data_without_a_baseline_is_named_alone(runs, row, tmp_path):
     assert lines == baseline_lines(results, tmp_path)  # of other's points nothing is said
     assert points_below(results, tmp_path / "none") == set()
     assert baseline_lines(results, tmp_path / "none") == [
-        f"No linear baseline is known of `{row.data}`, {row.split}: `widemix study baselines` computes it."
+        f"No linear baseline is known of `{row.data}`, {row.split}: `widemix study baselines STUDY.yaml` computes it."
     ]
 
 
