@@ -51,7 +51,8 @@ def make_parser(only: str | None = None) -> Parser:
     """Return the parser of all commands; of one alone, without importing the others, where `only` is its name."""
     parser = Parser(
         prog="widemix",
-        description="Train image classifiers: networks of timm, MLP-Mixers and their wide, sparse relatives. `widemix COMMAND --help` describes a command.",
+        description="Train image classifiers: networks of timm, MLP-Mixers and their wide, sparse relatives. "
+        "`widemix COMMAND --help` describes a command.",
         examples=EXAMPLES,
     )
     parser.add_argument(

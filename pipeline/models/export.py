@@ -25,7 +25,6 @@ from widemix.models.section import ModelSection
 from widemix.models.timm_registry import default_cfgs, is_stock
 from widemix.terminal import print
 
-
 PROGRAM = "model.pt2"
 
 
