@@ -125,7 +125,7 @@ class Parser(argparse.ArgumentParser):
     def _nearest(self, option: str) -> str:
         takes_keys = any(action.dest == "recipe" for action in self._actions)
         name, keys = option.lstrip("-"), key_names() if takes_keys else ()
-        meant = other_name(name) or next((key for key in keys if key.endswith(f".{name}")), None)
+        meant = other_name(name) or next((key for key in keys if key.endswith(f".{name}")), "")
         known = {*self._option_string_actions, *keys}
         close = [meant] if meant in known else difflib.get_close_matches(option, self._option_string_actions, n=1)
         if close:

@@ -73,9 +73,9 @@ def _loading(folder: str, recipe: Recipe, program: bool) -> str:
     stock, images = loads_in_timm(recipe.model, recipe.data.image_size), recipe.model.takes == "images"
     parts = []
     if program:
-        is_image = isinstance(recipe.data, DataSection)
-        what = "float32 images [B, 3, H, W]" if is_image else "token numbers [B, T]"
-        code = _PROGRAM + (_image_code(recipe.data) if is_image else "")
+        what, code = "token numbers [B, T]", _PROGRAM
+        if isinstance(recipe.data, DataSection):
+            what, code = "float32 images [B, 3, H, W]", _PROGRAM + _image_code(recipe.data)
         parts += [_BY_TORCH.format(what=what), fenced(code, "python")]
     lines = loading_lines(folder, recipe.plugins, stock)
     if images:
