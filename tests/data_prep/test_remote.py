@@ -56,79 +56,73 @@ def memory():
     files.pseudo_dirs[:] = [""]
 
 
+def sized(data: bytes, **headers: str) -> tuple[dict[str, str], bytes]:
+    return {"Content-Length": str(len(data))} | {name.replace("_", "-"): text for name, text in headers.items()}, data
+
+
+CHUNKED = {"Transfer-Encoding": "chunked"}
+# Answers that state the end of a file otherwise than by its length: headers and body.
+CODED = {
+    "chunked": lambda data: (CHUNKED, b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)),
+    "endless": lambda data: (CHUNKED, (b"10000\r\n" + bytes(65_536) + b"\r\n") * 64),
+    "close": lambda data: ({}, data),
+    "gzip": lambda data: sized(gzip.compress(data), Content_Encoding="gzip"),
+    "gzip cut": lambda data: sized(gzip.compress(data)[:30], Content_Encoding="gzip"),
+    "gzip bomb": lambda data: sized(gzip.compress(bytes(1 << 21)), Content_Encoding="gzip"),
+    "br": lambda data: sized(data, Content_Encoding="br"),
+    "part": lambda data: sized(data[: len(data) // 2]),
+}
+
+
 class Server(SimpleHTTPRequestHandler):
     """Serves ranges; cuts the line in the middle of some answers."""
 
     cuts: list[str]  # names of files whose next answer is cut short, one for each time
     asked: list[str]
-    coding = "length"  # how the end of a .csv is stated: by its length, by chunks, or not at all; or it has none
+    coding = "length"  # of a .csv: or one of `CODED`
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_):
         pass
 
     def do_GET(self):
-        path = Path(self.translate_path(self.path))
+        path, status = Path(self.translate_path(self.path)), 200
         self.asked.append(path.name)
-        if path.suffix == ".csv" and self.coding != "length":
-            self.send_without_length(path)
-            return
-        if path.is_dir() or not path.exists():
+        if not path.is_file():
             super().do_GET()
             return
         data = path.read_bytes()
-        begin, end = 0, len(data)
-        if "Range" in self.headers:
-            first, last = self.headers["Range"].removeprefix("bytes=").split("-")
-            begin, end = int(first), min(int(last) + 1, len(data))
-        self.send_response(206 if "Range" in self.headers else 200)
-        self.send_header("Content-Length", str(end - begin))
-        self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{len(data)}")
-        self.end_headers()
+        if self.coded(path):
+            status = 206 if self.coding == "part" else 200
+            headers, body = CODED[self.coding](data)
+            headers = headers | {"Connection": "close"}
+        elif "Range" in self.headers:
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            status, last = 206, min(last, len(data) - 1)
+            headers, body = sized(data[first : last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}")
+        else:
+            headers, body = sized(data)
         if path.name in self.cuts:
             self.cuts.remove(path.name)
-            end = (begin + end) // 2
-            self.close_connection = True
-        self.wfile.write(data[begin:end])
+            body, self.close_connection = body[: len(body) // 2], True
+        self.answer(status, headers, body)
 
     def do_HEAD(self):
-        path = Path(self.translate_path(self.path))
-        if path.suffix != ".csv" or self.coding == "length":
+        if self.coded(Path(self.translate_path(self.path))):
+            self.answer(200, {"Connection": "close"}, b"")
+        else:
             super().do_HEAD()
-            return
-        self.send_response(200)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
 
-    def send_without_length(self, path):
-        data, self.close_connection = path.read_bytes(), True
-        if self.coding.startswith(("gzip", "br", "part")):
-            data = gzip.compress(bytes(1 << 21)) if "bomb" in self.coding else data
-            if self.coding.startswith("gzip") and "bomb" not in self.coding:
-                data = gzip.compress(data)
-            data = data[: len(data) // 2] if self.coding in ("gzip cut", "part") else data
-            self.send_response(206 if self.coding == "part" else 200)
-            self.send_header("Content-Length", str(len(data)))
-            if self.coding != "part":
-                self.send_header("Content-Encoding", self.coding.partition(" ")[0])
-            self.end_headers()
-            self.wfile.write(data)
-            return
-        chunk = b"" if self.coding == "close" else b"%x\r\n" % len(data)
-        self.send_response(200)
-        if chunk:
-            self.send_header("Transfer-Encoding", "chunked")
-        self.send_header("Connection", "close")
+    def coded(self, path):
+        return path.suffix == ".csv" and self.coding != "length"
+
+    def answer(self, status, headers, body):
+        self.send_response(status)
+        for name, text in headers.items():
+            self.send_header(name, text)
         self.end_headers()
         with suppress(OSError):
-            while self.coding == "endless":
-                self.wfile.write(b"10000\r\n" + bytes(65536) + b"\r\n")
-        if path.name in self.cuts:
-            self.cuts.remove(path.name)
-            self.wfile.write(chunk + data[: len(data) // 2])
-        elif self.coding != "endless":
-            self.wfile.write(chunk + data + (b"\r\n0\r\n\r\n" if chunk else b""))
+            self.wfile.write(body)
 
 
 @contextmanager
