@@ -1,4 +1,4 @@
-"""What somebody types who uses the package: `test_typing.py` has mypy check it strictly."""
+"""What somebody types who uses the package: `test_reference.py` has mypy check it strictly."""
 
 from pathlib import Path
 
