@@ -262,6 +262,7 @@ def _conditions(results: Sequence[Result], study: Study, name: str, searched: Se
     commits = sorted({escaped(row.commit) for row in rows.values()})
     machines = sorted({escaped(row.machine) for row in rows.values()})
     hours = sum(row.seconds or 0 for row in rows.values()) / 3600
+    took = f"{hours:.2f} hours" if hours >= 0.05 else f"{60 * hours:.1f} minutes"
     cores = [row.core_seconds for row in rows.values() if row.core_seconds is not None]
     speeds = [row.images_per_s for row in rows.values() if row.images_per_s is not None]
     epochs = sorted({result.study_run.recipe.train.epochs for result in results})
@@ -272,7 +273,7 @@ def _conditions(results: Sequence[Result], study: Study, name: str, searched: Se
         f"Plotted on {date}: {len(rows)} of {len(wanted)} runs have ended, {diverged} of them diverged, "
         f"of {', '.join(map(str, epochs))} epochs on {', '.join(map(code, data))}; "
         + (f"{trials} trials of the search; " if searched else "")
-        + f"{hours:.2f} hours of training (wall clock) on {', '.join(machines) or 'no machine'}"
+        + f"{took} of training (wall clock) on {', '.join(machines) or 'no machine'}"
         + (f", {sum(cores) / 3600:.2f} core hours of {len(cores)} runs" if cores else "")
         + (f", {min(speeds):,.0f} to {max(speeds):,.0f} images/s" if speeds else "")
         + f"; commit {', '.join(commits) or 'none'}. Every run is a row of [{stem}.csv]({quote(stem)}.csv)"

@@ -95,6 +95,18 @@ def test_deterministic_runs_are_the_same_bits(train, tmp_path):
 
 
 @GPU
+def test_a_killed_run_goes_on_with_the_same_bits(train, tmp_path):
+    """Its second start finds Triton's kernels in the cache of the first."""
+    options = ("--train.deterministic", "true", "--train.save_every_steps", "10")
+    whole = curve(train, tmp_path, "whole", *options, steps=400)
+    killed = train("parts", "--ranks", "1", "--train.max_steps", "400", *MIXED, *options, real=True)
+    killed.wait_for_step(tmp_path / "parts", 33)
+    killed.kill()
+    assert not (tmp_path / "parts/done.json").exists()
+    assert curve(train, tmp_path, "parts", *options, steps=400) == whole
+
+
+@GPU
 @pytest.mark.parametrize("first", ["cpu", "gpu"])
 def test_a_run_goes_on_on_the_other_device(first, train, tmp_path):
     """Half of it with ZeRO 2 on the GPU, the other half with DDP on the CPU, in either order."""
