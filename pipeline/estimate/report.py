@@ -117,15 +117,11 @@ def _memory(recipe: Recipe, network: Pass, micro: int, cluster: Cluster) -> list
     if network.buffers:  # all ranks have them whole
         note = "a GPU; positions of masked weights, permutations, statistics of batch norms"
         rows.append(Row("buffers", network.buffers, size(network.buffers), note))
+    whole = f"a GPU, of {available / 1e9:g} GB, without what CUDA and the engine reserve{warning}"
     return [
         *rows,
         Row("activations", network.peak, size(network.peak), f"a GPU, micro-batches of {micro}{blocks}"),
-        Row(
-            "memory",
-            total,
-            size(total),
-            f"a GPU, of {available / 1e9:g} GB, without what CUDA and the engine reserve{warning}",
-        ),
+        Row("memory", total, size(total), whole),
     ]
 
 
@@ -158,16 +154,12 @@ def _step(recipe: Recipe, network: Pass, cluster: Cluster) -> list[Row]:
             f"H100), while the GPU computes for {1e3 * computing:.2g} ms"
         )
     roofline = f"{how}, {fraction:.0%} of the 16-bit peak{emulated}"
+    speed = f"{train.global_batch / step:,.0f} {sample_of(recipe)}s/s over all GPUs"
     return [
         *rows,
         Row("compute", compute + update, f"{1e3 * (compute + update):.1f} ms", roofline),
         Row("exposed communication", exposed_s, f"{1e3 * exposed_s:.1f} ms", f"{LATENCY * 1e6:g} us a call, assumed"),
-        Row(
-            "step",
-            step,
-            f"{1e3 * step:.1f} ms",
-            f"{train.global_batch / step:,.0f} {sample_of(recipe)}s/s over all GPUs",
-        ),
+        Row("step", step, f"{1e3 * step:.1f} ms", speed),
     ]
 
 
@@ -187,34 +179,19 @@ def _run(recipe: Recipe, cluster: Cluster, step: float, samples: int | None) -> 
         ended = "; train.max_steps ends it" if steps < whole else ""
         hours = steps * step / 3600
         total = hours * cluster.gpus
+        short_total = f"{total:,.1f}" if total >= 1 else f"{total:.1g}"
         omitted = "without start, evaluation and checkpoints"
         rows += [
             Row("steps", steps, f"{steps:,}", f"{train.epochs} epochs of {count:,} {sample}s ({origin}){ended}"),
             Row("hours", hours, f"{hours:.2f}" if hours >= 0.1 else f"{hours:.1g} ({_minutes(hours)})", omitted),
-            Row(
-                "GPU hours",
-                total,
-                f"{total:,.1f}" if total >= 1 else f"{total:.1g}",
-                "an estimate, not a measurement",
-            ),
+            Row("GPU hours", total, short_total, "an estimate, not a measurement"),
         ]
     if count and bytes_each:
-        rows.append(
-            Row(
-                "storage",
-                count * bytes_each,
-                f"{count * bytes_each / 1e9:,.3g} GB",
-                f"a node; {bytes_each / 1e3:,.3g} kB per {sample}",
-            )
-        )
-        rows.append(
-            Row(
-                "read rate",
-                rate * bytes_each,
-                f"{rate * bytes_each / 1e6:,.0f} MB/s",
-                "a node, until the file is in the page cache",
-            )
-        )
+        stored, read = count * bytes_each, rate * bytes_each
+        each = f"a node; {bytes_each / 1e3:,.3g} kB per {sample}"
+        rows.append(Row("storage", stored, f"{stored / 1e9:,.3g} GB", each))
+        cached = "a node, until the file is in the page cache"
+        rows.append(Row("read rate", read, f"{read / 1e6:,.0f} MB/s", cached))
     if sample == "image" and recipe.data.image_size == 224:
         cpus = rate / IMAGES_PER_CPU
         note = f"a node; one decodes {IMAGES_PER_CPU} {sample}s/s (measured by `widemix bench augment`)"

@@ -75,46 +75,36 @@ def fails(*nodes: int, died: int | None = None) -> dict[int, str]:
     return dict.fromkeys(nodes, "failed") | ({} if died is None else {died: DIED})
 
 
-def test_a_job_without_failures_trains_once_on_all_nodes():
-    job = Job(4, [4, 2], [{}])
-    assert job.sizes() == [(0, 1, 2, 3)]
-    assert job.ends == [None] * 4
+CRASHES, LOST = [fails(0, 1)] * 9, [fails(0, 1, 2, died=3), fails(0, 1, died=2)]
+FAILED = ChildFailedError
+LEFT = "{} of 5 nodes are left; 2 of them train"
 
 
-def test_of_nodes_left_as_many_train_as_divide(capsys):
-    job = Job(5, [5, 2], [fails(0, 1, 2, 4, died=3), fails(0, died=1), {}])
-    assert job.sizes() == [(0, 1, 2, 3, 4), (0, 1), (0, 2)]
-    assert all(size == len(job.sizes()[attempt]) for attempt, _, size in job.trained)
-    assert [node for node, end in enumerate(job.ends) if end] == [1, 3]
-    assert "4 of 5 nodes are left; 2 of them train" in (said := capsys.readouterr().out)
-    assert "3 of 5 nodes are left; 2 of them train" in said
-
-
-def test_with_too_few_nodes_the_failure_is_the_jobs(capsys):
-    job = Job(3, [3, 2], [fails(0, 1, died=2), fails(0, died=1)])
-    assert job.sizes() == [(0, 1, 2), (0, 1)]
-    assert isinstance(job.ends[0], ChildFailedError)
-    assert "1 nodes are left, and --elastic needs 2" in capsys.readouterr().out
-
-
-def test_ranks_that_crash_again_and_again_end_the_job():
-    job = Job(2, [2, 1], [fails(0, 1)] * 9, restarts=2)
-    assert job.sizes() == [(0, 1)] * 3
-    assert [type(end) for end in job.ends] == [ChildFailedError, type(None)]
-
-
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_a_lost_node_costs_no_restart_but_a_crash_does(restarts):
-    events = [fails(0, 1, 2, died=3), fails(0, 1, died=2), *[fails(0, 1)] * 9]
-    job = Job(4, [4, 3, 2], events, restarts=restarts)
-    assert job.sizes() == [(0, 1, 2, 3), (0, 1, 2), *[(0, 1)] * (1 + restarts)]
-    assert isinstance(job.ends[0], ChildFailedError)
-
-
-def test_a_missing_node_is_waited_for_as_long_again():
-    job = Job(3, [3, 2], [{}], absent=(2,))
-    assert job.sizes() == [(0, 1)]
-    assert job.now > GRACE_S
+@pytest.mark.parametrize(
+    ("nodes", "sizes", "events", "options", "trained", "ends", "said"),
+    [
+        (4, [4, 2], [{}], {}, [(0, 1, 2, 3)], [None] * 4, []),
+        (5, [5, 2], [fails(0, 1, 2, 4, died=3), fails(0, died=1), {}], {}, [(0, 1, 2, 3, 4), (0, 1), (0, 2)],
+         [None, DIED, None, DIED, None], [LEFT.format(4), LEFT.format(3)]),
+        (3, [3, 2], [fails(0, 1, died=2), fails(0, died=1)], {}, [(0, 1, 2), (0, 1)], [FAILED, DIED, DIED],
+         ["1 nodes are left, and --elastic needs 2"]),
+        (2, [2, 1], CRASHES, {}, [(0, 1)] * 3, [FAILED, None], []),
+        *((4, [4, 3, 2], [*LOST, *CRASHES], {"restarts": n},
+           [(0, 1, 2, 3), (0, 1, 2), *[(0, 1)] * (1 + n)], [FAILED, None, DIED, DIED], []) for n in (0, 1)),
+        (3, [3, 2], [{}], {"absent": (2,)}, [(0, 1)], [None] * 3, []),
+    ],
+    ids=["no failure", "as many as divide", "too few", "crashes", "no restarts", "one restart", "one never came"],
+)  # fmt: skip
+def test_an_elastic_job_trains_on_the_nodes_left(nodes, sizes, events, options, trained, ends, said, capsys):
+    """A lost node costs no restart, a crash does; with too few nodes the failure is the job's."""
+    job = Job(nodes, sizes, events, **options)
+    assert job.sizes() == trained
+    assert all(size == len(trained[attempt]) for attempt, _, size in job.trained)
+    kinds = {DIED: KeyboardInterrupt, None: type(None)}
+    assert [type(end) for end in job.ends] == [kinds.get(end, end) for end in ends]
+    output = capsys.readouterr().out
+    assert [text for text in said if text not in output] == []
+    assert not options.get("absent") or job.now > GRACE_S
 
 
 class Store(dict):

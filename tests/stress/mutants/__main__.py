@@ -19,13 +19,11 @@ import random
 import sys
 import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple
 
 from tests.stress.mutants import coverage
-from tests.stress.mutants.checkout import Checkout
+from tests.stress.mutants.checkout import Checkout, share
 from tests.stress.mutants.choice import room_of, sample, tests_of
 from tests.stress.mutants.coverage import NO_TESTS, WORK, Coverage
 from tests.stress.mutants.matrix import MATRIX, NOTICED, Row, read_rows
@@ -109,7 +107,7 @@ def report(rows: list[Row], least: float) -> int:
 class Run:
     """What is to be done with each break, and where its row is kept."""
 
-    def __init__(self, arguments: argparse.Namespace, index: Index, checkouts: list[Checkout], kept: Path):
+    def __init__(self, arguments: argparse.Namespace, index: Index, kept: Path):
         self._arguments, self._index, self._kept = arguments, index, kept
         self._covered, self._before = Coverage.read(), read_rows(MATRIX)
         self._options = ALL if arguments.matrix else FIRST
@@ -117,17 +115,11 @@ class Run:
         for change in parse(EQUIVALENT.read_text()):
             for site in index.find(change):
                 self._equivalent[site.file].add(index.result(site))
-        self._free: SimpleQueue[Checkout] = SimpleQueue()
-        for checkout in checkouts:
-            self._free.put(checkout)
 
-    def one(self, each: Break) -> None:
+    def one(self, each: Break, checkout: Checkout) -> None:
         """Try a break, and keep its row."""
-        checkout, began, site = self._free.get(), time.monotonic(), each.site
-        try:
-            ended, noticed, ran = self._outcome(each, checkout) if site else ("gone", [], [])
-        finally:
-            self._free.put(checkout)
+        began, site = time.monotonic(), each.site
+        ended, noticed, ran = self._outcome(each, checkout) if site else ("gone", [], [])
         place = (site.file, site.line) if site else ("", 0)
         row = Row(each.name, *place, ended, round(time.monotonic() - began, 1), noticed, ran)
         if self._options == FIRST:
@@ -211,9 +203,8 @@ def main() -> int:
         found = {name: row for name, row in found.items() if row.outcome in ("equivalent", *NOTICED)}
     elif (arguments.known or arguments.again) and all(each.name in found for each in breaks):
         found = {}  # all were done
-    run = Run(arguments, index, checkouts, kept)
-    with ThreadPoolExecutor(len(checkouts)) as pool:
-        list(pool.map(run.one, [each for each in breaks if each.name not in found]))
+    run = Run(arguments, index, kept)
+    share(checkouts, [each for each in breaks if each.name not in found], run.one)
     rows = read_rows(kept)
     if arguments.matrix:
         before = read_rows(MATRIX)

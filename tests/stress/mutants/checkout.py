@@ -8,9 +8,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 from tests.conftest import ROOT
 from widemix.files import try_lock
@@ -125,6 +128,23 @@ class Checkout:
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # what numba has compiled of it stays valid
             if numba:
                 shutil.rmtree(numba)
+
+
+def share(checkouts: Sequence[Checkout], items: Sequence[Any], action: Callable[[Any, Checkout], object]) -> None:
+    """Do something with each item, in the checkout that is free first."""
+    free: SimpleQueue[Checkout] = SimpleQueue()
+    for checkout in checkouts:
+        free.put(checkout)
+
+    def one(item: Any) -> None:
+        checkout = free.get()
+        try:
+            action(item, checkout)
+        finally:
+            free.put(checkout)
+
+    with ThreadPoolExecutor(len(checkouts)) as pool:
+        list(pool.map(one, items))
 
 
 def is_compiled(file: str, root: Path) -> bool:

@@ -12,13 +12,11 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Lock
 
 from tests.conftest import ROOT
-from tests.stress.mutants.checkout import Checkout
+from tests.stress.mutants.checkout import Checkout, share
 from tests.stress.mutants.names import ROOMS
 from widemix.files import atomic_write
 
@@ -116,20 +114,12 @@ def main(checkouts: Sequence[Checkout], words: Sequence[str] = ()) -> None:
     missing = [test for test in wanted if test not in entries or entries[test]["digest"] != digest(test)]
     missing = [test for test in missing if not words or any(word in test for word in words)]
     writing = Lock()
-    free: SimpleQueue[Checkout] = SimpleQueue()
-    for checkout in checkouts:
-        free.put(checkout)
 
-    def one(test: str) -> None:
-        checkout = free.get()
-        try:
-            entry = measure(checkout, test)
-        finally:
-            free.put(checkout)
+    def one(test: str, checkout: Checkout) -> None:
+        entry = measure(checkout, test)
         print(f"{entry['code']!s:>4} {entry['seconds']:6.1f} s  {test}", flush=True)
         with writing:
             entries[test] = entry
             atomic_write(MAP, lzma.compress(json.dumps(dict(sorted(entries.items()))).encode(), preset=2))
 
-    with ThreadPoolExecutor(len(checkouts)) as pool:
-        list(pool.map(one, missing))
+    share(checkouts, missing, one)
