@@ -205,6 +205,10 @@ def _our_decoder(kind: str) -> Method:
     return Method(lambda folder, threads: decoder(folder / kind, threads), decodes=kind)
 
 
+def _our_loader(kind: str, **augment: Any) -> Method:
+    return Method(lambda folder, threads: _loader(folder / kind, threads, **augment))
+
+
 # What `widemix prep` makes beside the files, each in its folder.
 PREPARED = {
     "original": "--no-restart-markers",
@@ -213,25 +217,14 @@ PREPARED = {
     "raw": "--raw",
 }
 FFCV, TIMM = "FFCV, original bytes, uint8", "timm's create_loader, original files"
+# The folders, by what rows say of them; a loader gets no pixels.
+_STORED = {"original bytes": "original", "restart markers": "segments", "coefficients": "coefficients"}
 METHODS: dict[str, Method] = {
     FFCV: Method(lambda folder, threads: _ffcv(folder / "original", threads), "ffcv"),
-    "ours, original bytes, uint8": _our_decoder("original"),
-    "ours, restart markers, uint8": _our_decoder("segments"),
-    "ours, coefficients, uint8": _our_decoder("coefficients"),
-    "ours, pixels, uint8": _our_decoder("raw"),
+    **{f"ours, {name}, uint8": _our_decoder(kind) for name, kind in (_STORED | {"pixels": "raw"}).items()},
     TIMM: Method(_timm),
-    "ours, original bytes": Method(lambda folder, threads: _loader(folder / "original", threads)),
-    "ours, restart markers": Method(lambda folder, threads: _loader(folder / "segments", threads)),
-    "ours, coefficients": Method(lambda folder, threads: _loader(folder / "coefficients", threads)),
-    "ours, original bytes, RandAugment and erasing": Method(
-        lambda folder, threads: _loader(folder / "original", threads, **WHOLE)
-    ),
-    "ours, restart markers, RandAugment and erasing": Method(
-        lambda folder, threads: _loader(folder / "segments", threads, **WHOLE)
-    ),
-    "ours, coefficients, RandAugment and erasing": Method(
-        lambda folder, threads: _loader(folder / "coefficients", threads, **WHOLE)
-    ),
+    **{f"ours, {name}": _our_loader(kind) for name, kind in _STORED.items()},
+    **{f"ours, {name}, RandAugment and erasing": _our_loader(kind, **WHOLE) for name, kind in _STORED.items()},
     "torchcodec and torchvision v2, original files": Method(_torchcodec, "torchcodec"),
     "simplejpeg and torchvision v2, original files": Method(_simplejpeg, "simplejpeg"),
     "SPDL, original files, uint8": Method(_spdl, "spdl.io"),

@@ -29,25 +29,11 @@ from widemix.terminal import print
 _DIGITS = 6  # of measured numbers
 # Commits of rows whose train_loss counts each line of the last epoch alike, also one of few steps at the run's end.
 _BY_LINES = frozenset(
-    {
-        "0e4c70b76de0",
-        "0eca23f648a4",
-        "2c351d168736",
-        "3da88e430143",
-        "3eabbe02e79c",
-        "4822066c9ba8",
-        "49bbc87f5122",
-        "5be045d3524c",
-        "85547d76162c",
-        "8e2dbe7c7c37",
-        "8e9a5cfd200b",
-        "9a1ff8346382",
-        "9c58e2bae2ae",
-        "a93071971b09",
-        "b120aac91a81",
-        "b76b41bc4bf0",
-        "f0ec69a7173a",
-    }
+    (
+        *("0e4c70b76de0", "0eca23f648a4", "2c351d168736", "3da88e430143", "3eabbe02e79c", "4822066c9ba8"),
+        *("49bbc87f5122", "5be045d3524c", "85547d76162c", "8e2dbe7c7c37", "8e9a5cfd200b", "9a1ff8346382"),
+        *("9c58e2bae2ae", "a93071971b09", "b120aac91a81", "b76b41bc4bf0", "f0ec69a7173a"),
+    )
 )
 
 

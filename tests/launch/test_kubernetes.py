@@ -104,16 +104,7 @@ def pod(system, run_main, digits, monkeypatch):
 
 @pytest.mark.parametrize(
     ("codes", "code"),
-    [
-        ([0, 0], 0),
-        ([2, 2], 2),
-        ([1, 2], 2),
-        ([0, 75], 143),
-        ([75, 75], 143),
-        ([1, None], 143),
-        ([0, None], 143),
-        ([], 143),
-    ],
+    [([0, 0], 0), ([2, 2], 2), ([1, 2], 2), *((own, 143) for own in ([0, 75], [75, 75], [1, None], [0, None], []))],
 )
 @pytest.mark.parametrize("override", ["--data.path={}", "--data.path {}"])
 def test_a_pod_ends_as_its_ranks_did(digits, pod, codes, code, override):

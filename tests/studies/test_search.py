@@ -191,26 +191,16 @@ FLIP = {"augment.hflip": Range(low=0.0, high=1.0, log=False)}
     ("keys", "trials", "widen", "top1", "added"),
     [
         # Nine trials of two keys are three of each: a quarter of their ranges apart.
-        (
-            RATE | DECAY,
-            9,
-            2,
-            lambda r: r.optim.weight_decay,
-            [(10 ** (-4 - 3 / 4), 0.8 * 8 / 9), (10 ** (-4 + 1 / 4), 0.8 * (8 / 9 + 1 / 4))],
-        ),
+        (RATE | DECAY, 9, 2, lambda r: r.optim.weight_decay,
+         [(10 ** (-4 - 3 / 4), 0.8 * 8 / 9), (10 ** (-4 + 1 / 4), 0.8 * (8 / 9 + 1 / 4))]),
         (RATE | DECAY, 9, 2, lambda r: -r.optim.weight_decay, []),  # below 0 no recipe has a weight decay
         # Eight are 2.8 of each, also a quarter apart; one is in the middle.
         (DECAY | FLIP, 8, 1, lambda r: r.optim.weight_decay, [(7 / 8 * 0.8 + 0.2, 5 / 9)]),
-        (
-            DECAY | FLIP,
-            1,
-            5,
-            lambda r: -abs(r.optim.weight_decay - 0.4) - r.augment.hflip,
-            [(0.0, 0.333), (0.8, 0.333), (0.4, 0.833)],
-        ),
+        (DECAY | FLIP, 1, 5, lambda r: -abs(r.optim.weight_decay - 0.4) - r.augment.hflip,
+         [(0.0, 0.333), (0.8, 0.333), (0.4, 0.833)]),
         (DECAY, 1, 1, lambda r: -50.0, [(0.0,)]),  # below first
     ],
-)
+)  # fmt: skip
 def test_each_key_is_widened_by_the_distance_of_its_trials(plan, keys, trials, widen, top1, added):
     """Each way once, as far as recipes allow."""
     arm = search_arms(
