@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from tests.bench.conftest import Clock, Processes
 from tests.conftest import ROOT, System
@@ -74,9 +75,11 @@ def test_a_round_has_whole_epochs_and_about_500_images(tmp_path, system: System,
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
-def test_training_images_are_read_and_changed_as_the_rows_say(images, processes: Processes, reads, tmp_path):
+def test_training_images_are_read_and_changed_as_the_rows_say(images, processes: Processes, reads, system, tmp_path):
     """The policy and the erasing are those of the full recipe."""
     files, options = link_repeatedly(jpegs(images), tmp_path / "images", 25), {}
+    given, fromarray = [], Image.fromarray
+    system({"PIL.Image.fromarray": lambda pixels: given.append(pixels.shape) or fromarray(pixels)})
     for name, contestant in augment.contestants(files, tmp_path / "images", tmp_path).items():
         reads.clear()
         if name.startswith("ours"):
@@ -91,7 +94,9 @@ def test_training_images_are_read_and_changed_as_the_rows_say(images, processes:
             stored = name.partition(", ")[2].partition(", ")[0]
             options[stored] = processes.prepared[Path(loader.data.path)]
         elif "decoding" in name:
+            given.clear()
             assert contestant(7) == 25
+            assert given == [(224, 224, 3)] * 25 * ("policy" in name)
             [(samples, boxes, cubic, pixels, threads)] = reads
             assert (sorted(samples), cubic.any(), threads) == ([*range(25)], False, 1)
             beton = open_beton(tmp_path / "original/train.beton")
