@@ -1,7 +1,6 @@
 """What is submitted to Slurm, with commands that note their words in its place. A real Slurm is in test_slurm.py."""
 
 import getpass
-import json
 import re
 import shlex
 import subprocess
@@ -16,7 +15,7 @@ from tests.transcripts import check_transcript, transcript
 from widemix.errors import InputError
 from widemix.launch.slurm import submit as slurm
 from widemix.launch.slurm.options import container_image, elastic_sizes, limit_minutes
-from widemix.launch.slurm.submit import merge, ranges
+from widemix.launch.slurm.submit import merge
 from widemix.recipe import load_recipe
 from widemix.studies.study_run import cross
 
@@ -288,18 +287,3 @@ def test_values_to_vary_are_split_at_commas(vary, key, values):
 def test_a_value_cut_in_the_table_is_refused(tmp_path, cut):
     with pytest.raises(InputError, match="a job's values have no tab and no line break"):
         merge(tmp_path, cross(RECIPE, ["train.seed=0,1"], [("data.path", cut)]))
-
-
-@pytest.mark.parametrize("numbers", [[1], [1, 2, 3, 7], [2, 4, 5, 9, 10, 11]])
-def test_ranges_expand_to_the_numbers(numbers):
-    parts = [list(map(int, part.split("-"))) for part in ranges(numbers).split(",")]
-    assert [number for first, *last in parts for number in range(first, (last or [first])[0] + 1)] == numbers
-
-
-def test_a_job_is_kept_with_its_command(submit, tmp_path, programs):
-    programs(sbatch=f'printf "%s\\n" "$@" >{tmp_path}/words; echo "12;cluster"', squeue="echo Priority")
-    code, output = submit("--time=6")
-    assert code == 0, output
-    (line,) = (tmp_path / "run/slurm/jobs.jsonl").read_text().splitlines()
-    words = ["sbatch", *(tmp_path / "words").read_text().splitlines()]
-    assert json.loads(line) == {"job": "12", "command": words}
