@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import yaml
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator
 
 from widemix.analysis.effective_weights import plot_fields, plot_weights
@@ -135,6 +136,27 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 }
 
 
+def plot_lines() -> Figure:
+    """Points with bars, of which two have one x; points without; a curve in its band; and references."""
+    points, curve, theirs = (figure := Figure()).subplots(1, 3)
+    for number, joined in ((1, True), (8, False)):
+        lines.Line(points, number, "a_$b$", COLORS[1]).points([1, 1, 2, 3], [3, 6, 5, 5], [0.5, 1, 0, 0], joined)
+    few = lines.Line(points, 2, "c", COLORS[2])
+    few.points([1, 2], [3, 4], [0, 0], True)
+    few.values([1, 2], [12345.6, 0.12345])
+    few.missing([])
+    few.missing([3, 5])
+    lines.Line(curve, 0, "a", COLORS[0]).band([1, 2, 4], [3, 5, 4], [1, 0.5, 2])
+    for reference in ([(1, 2), (3, 4, 0.5)], [(1, 2, 0.0)], [(1, 2), (2, 3), (3, 4)]):
+        lines.plot_reference(theirs, reference, "theirs")
+    for axes in figure.axes:
+        axes.legend()
+    return figure
+
+
+FIGURES["lines with their spread, values and what is missing"] = plot_lines
+
+
 def numbers(values: Any) -> Any:
     """Plain numbers of six digits, NaN as null; categories by name."""
     if np.asarray(values).dtype.kind == "U":
@@ -143,10 +165,16 @@ def numbers(values: Any) -> Any:
     return [numbers(each) for each in array] if array.ndim else None if np.isnan(array) else float(f"{array:.6g}")
 
 
+def style_of(line: Line2D) -> str:
+    across = "" if line.get_transform() == line.axes.transData else " across"  # a place on the axis, and not a value
+    return f"{line.get_linestyle()} {line.get_marker()}{across}"
+
+
 def shown(axes: Axes) -> dict[str, Any]:
     """All that is drawn on a pair of axes, but for what matplotlib chooses by itself."""
     legend, title = axes.get_legend(), axes.get_title() or axes.get_title(loc="left")
     named = [axis for axis in (axes.xaxis, axes.yaxis) if isinstance(axis.get_major_locator(), FixedLocator)]
+    bands = [each for each in axes.collections if isinstance(each, PolyCollection)]
     segments = [each.get_segments() for each in axes.collections if isinstance(each, LineCollection)]
     found = {
         "title": title.strip(),
@@ -157,10 +185,8 @@ def shown(axes: Axes) -> dict[str, Any]:
         "ticks": [[text.get_text() for text in axis.get_ticklabels()] for axis in named],
         "framed": bool(axes.images) and axes.spines["top"].get_visible(),
         "legend": [text.get_text() for text in legend.get_texts()] if legend else [],
-        "lines": [
-            [f"{line.get_linestyle()} {line.get_marker()}", numbers(line.get_xdata()), numbers(line.get_ydata())]
-            for line in axes.lines
-        ],
+        "lines": [[style_of(line), numbers(line.get_xdata()), numbers(line.get_ydata())] for line in axes.lines],
+        "bands": [numbers(path.vertices) for each in bands for path in each.get_paths()],
         "error bars": [numbers(segment) for each in segments for segment in each],
         "bars": [numbers([bar.get_x(), bar.get_y(), bar.get_width(), bar.get_height()]) for bar in axes.patches],
         "images": [[numbers(each.get_clim()), numbers(each.get_array())] for each in axes.images],

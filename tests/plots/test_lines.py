@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy.spatial import ConvexHull
 
-from widemix.plots.lines import Line, add_legend_below, legend_text, line_colors, plot_pareto_hull, plot_reference
+from widemix.plots.lines import Line, add_legend_below, legend_text, line_colors, plot_pareto_hull
 from widemix.plots.style import COLORS, as_png, log_axis
 
 
@@ -59,30 +58,6 @@ def test_ticks_of_few_decades_read_as_numbers(low, high, labels):
     assert not any(tick.get_text() for tick in axes.get_xticklabels(minor=True))
 
 
-def bars_of(axes):
-    """The bars of the newest points with a spread: (x, from, to) of each."""
-    _, _, [bars] = axes.containers[-1].lines
-    return [(segment[0, 0], *segment[:, 1]) for segment in bars.get_segments()]
-
-
-def test_points_have_bars_and_are_joined_by_means():
-    axes = Figure().subplots()
-    for number, joined in ((1, True), (8, False)):
-        line = Line(axes, number, "a_$b$", COLORS[1])
-        line.points([1, 1, 2, 3], [3, 6, 5, 5], [0.5, 1, 0, 0], joined)
-        assert bars_of(axes) == [(1, 2.5, 3.5), (1, 5, 7), (2, 5, 5), (3, 5, 5)]
-        points, means = axes.containers[-1].lines[0], axes.lines[-1]
-        assert [*zip(*points.get_data(), strict=True)] == [(1, 3), (1, 6), (2, 5), (3, 5)]
-        assert [*zip(*means.get_data(), strict=True)] == [(1, 4.5), (2, 5), (3, 5)]
-        assert (points.get_linestyle(), means.get_linestyle()) == ("None", "-" if joined else "None")
-        assert to_hex(means.get_color()) == to_hex(points.get_color()) == COLORS[1].lower()
-        assert means.get_marker() == "osD^vP*X<>"[number]
-    line.points([1, 2], [3, 4], [0, 0], True)
-    assert not axes.containers[-1].has_yerr
-    assert axes.lines[-1].get_linestyle() == "None"  # nothing is known between two points
-    assert axes.get_legend_handles_labels()[1] == [r" a_\$b\$"] * 3
-
-
 @pytest.mark.parametrize(
     ("names", "places"),
     [
@@ -95,36 +70,6 @@ def test_points_have_bars_and_are_joined_by_means():
 def test_a_network_has_the_same_colour_in_all_figures(names, places):
     """What is no such network has one of the other colours."""
     assert line_colors(names) == [COLORS[place] for place in places]
-
-
-def test_a_curve_lies_within_its_spread():
-    axes = Figure().subplots()
-    Line(axes, 0, "a", COLORS[0]).band([1, 2, 4], [3, 5, 4], [1, 0.5, 2])
-    assert [*zip(*axes.lines[-1].get_data(), strict=True)] == [(1, 3), (2, 5), (4, 4)]
-    corners = {tuple(corner) for corner in axes.collections[-1].get_paths()[0].vertices}
-    assert corners == {(1, 2), (1, 4), (2, 4.5), (2, 5.5), (4, 2), (4, 6)}
-    plot_reference(axes, [(1, 2), (3, 4, 0.5)], "theirs")
-    assert bars_of(axes) == [(1, 2, 2), (3, 3.5, 4.5)]
-    plot_reference(axes, [(1, 2, 0.0)], "theirs")
-    assert not axes.containers[-1].has_yerr
-    assert axes.get_legend_handles_labels()[1] == [" a", " theirs", " theirs"]
-
-
-def test_values_are_above_their_points():
-    axes = Figure().subplots()
-    line = Line(axes, 2, "a", COLORS[2])
-    line.values([1, 2], [12345.6, 0.12345])
-    assert [(text.get_text(), text.xy) for text in axes.texts] == [
-        ("1.235e+04", (1, 12345.6)),
-        ("0.1235", (2, 0.12345)),
-    ]
-    assert [text.xyann for text in axes.texts] == [(0, 23)] * 2  # in points: two rows of nine above the first
-    line.missing([])
-    assert not axes.lines
-    line.missing([3, 5])
-    [marks] = axes.lines
-    transform = axes.get_xaxis_transform().transform([(3, 0.08), (5, 0.08)])
-    np.testing.assert_allclose(marks.get_transform().transform(marks.get_xydata()), transform)
 
 
 @pytest.mark.parametrize(
