@@ -16,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from widemix.analysis.cka import (
-    LEAST,
     MinibatchCka,
     centered_kernel,
     diagonal_mean,
@@ -80,21 +79,6 @@ class Similarity:
         }
 
 
-def compare(
-    first: Network,
-    second: Network,
-    samples: Samples,
-    row_layers: Sequence[str] = (),
-    column_layers: Sequence[str] = (),
-) -> Similarity:
-    """Return CKA between named layers of two networks, by default those before skip connections.
-
-    Each network reads the samples with its own preprocessing. Layers are patterns such as `blocks.*.norm1`. On the
-    GPU if there is one.
-    """
-    return compare_each([first], second, samples, row_layers, column_layers)[0]
-
-
 @torch.no_grad()
 def compare_each(
     firsts: Sequence[Network],
@@ -103,9 +87,11 @@ def compare_each(
     row_layers: Sequence[str] = (),
     column_layers: Sequence[str] = (),
 ) -> list[Similarity]:
-    """Return `compare` of each first network with the second, from one pass over the samples."""
-    if samples.batch < LEAST or (samples.most is not None and samples.most < LEAST):
-        raise InputError(f"a mini-batch needs at least {LEAST} samples: unbiased HSIC divides by n (n - 3)")
+    """Return CKA between named layers of each first network and the second, by default those before skip connections.
+
+    From one pass over the samples, at least `LEAST` in a batch, which each network reads with its own preprocessing.
+    Layers are patterns such as `blocks.*.norm1`. On the GPU if there is one.
+    """
     topology, networks = read_topology(), [*firsts, second]
     sections = [inputs_section(network, firsts[0].data, samples) for network in networks]
     count = len(EvalLoader(sections[0], samples.batch, topology))

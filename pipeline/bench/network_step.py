@@ -24,11 +24,10 @@ from widemix.distributed.topology import keep_freed_memory, set_matmul_precision
 from widemix.engine.memory_layout import choose_memory_layout, layout_blocks, use_memory_layout
 from widemix.errors import InputError
 from widemix.estimate.fake import MemoryTracker
-from widemix.estimate.hardware import find_gpu
+from widemix.estimate.hardware import stated_peak
 from widemix.estimate.measure import product_side
 from widemix.models.registry import build_model
 from widemix.recipe import Recipe
-from widemix.recipe.sections import TrainSection
 from widemix.training.profile import torch_profiler
 
 _LISTED = 12  # operations; the others are added up
@@ -130,7 +129,8 @@ def measure_networks(recipe: Recipe, batch: int, rounds: int, compiled: bool, de
         state = [value for values in contestant.optimizer.state.values() for value in values.values()]
         contestant.memory_gib = peak_memory(step, contestant.network, [*state, inputs, targets], device)
         contestant.operations_ms = time_by_operation(step, device)
-    peaks = measure_peak(recipe.train.precision, device), stated_peak(recipe.train, device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    peaks = measure_peak(recipe.train.precision, device), stated_peak(recipe.train, name)
     return [
         row_of(contestant, contestants[0], batch, counter.get_total_flops(), peaks, device)
         for contestant in contestants
@@ -208,13 +208,6 @@ def measure_peak(precision: str, device: torch.device) -> float:
         torch.mm(left, right)
         best = min(best, compute_clock(device) - began)
     return 2 * side**3 / best
-
-
-def stated_peak(train: TrainSection, device: torch.device) -> float | None:
-    """FLOPs a second on the data sheet of this GPU; None of others, and where TF32 computes fp32."""
-    gpu = find_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    tf32 = train.precision == "fp32" and train.matmul_precision != "highest"
-    return gpu.peak(train.precision) if gpu and not tf32 else None
 
 
 def row_of(

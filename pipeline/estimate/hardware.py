@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from widemix.errors import InputError
 from widemix.recipe import Recipe
+from widemix.recipe.sections import TrainSection
 
 if TYPE_CHECKING:  # importing torch takes seconds
     from widemix.distributed.topology import Topology
@@ -132,18 +133,17 @@ def peak_fraction(recipe: Recipe, topology: "Topology") -> float | None:
     """
     import torch
 
-    if topology.device.type != "cuda":
-        return None
-    return fraction_of_peak(recipe, torch.cuda.get_device_name(topology.device), topology.world)
-
-
-def fraction_of_peak(recipe: Recipe, device: str, world: int) -> float | None:
-    """`peak_fraction` of so many GPUs of this name."""
     from widemix.models.cost import model_cost
 
-    gpu, train = find_gpu(device), recipe.train
-    others = train.fp8 or (train.precision == "fp32" and train.matmul_precision == "high")  # float8, TF32
-    if gpu is None or train.freeze or others:
+    train = recipe.train
+    if topology.device.type != "cuda" or train.freeze or train.fp8:
         return None
+    peak = stated_peak(train, torch.cuda.get_device_name(topology.device))
     cost = model_cost(recipe.model, recipe.data.image_size, recipe.data.num_classes)
-    return cost.training_flops / (world * gpu.peak(train.precision))
+    return cost.training_flops / (topology.world * peak) if peak else None
+
+
+def stated_peak(train: TrainSection, device: str) -> float | None:
+    """FLOPs a second on the data sheet of a GPU that CUDA calls so; None of others, and where TF32 computes fp32."""
+    gpu, tf32 = find_gpu(device), train.precision == "fp32" and train.matmul_precision != "highest"
+    return gpu.peak(train.precision) if gpu and not tf32 else None

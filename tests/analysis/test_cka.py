@@ -26,7 +26,7 @@ from widemix.analysis.cka import (
 from widemix.analysis.similarity import (
     Samples,
     Similarity,
-    compare,
+    compare_each,
     inputs_section,
     inverse_density,
     mean_diagonals,
@@ -168,7 +168,8 @@ def test_streaming_over_a_split_is_the_formula_over_stored_features(digits, tmp_
     keys = "model: {channels: 36}\ndata: {mean: [0.1, 0.2, 0.6], std: [0.2, 0.5, 0.3], eval_split: train, path: none}"
     narrow.write_text(f"extends: {ROOT}/recipes/digits/rp_s_mixer.yaml\n{keys}\n")
     first, second = map(load_network, ("recipes/digits/mixer.yaml", str(narrow)))
-    found = compare(first, second, Samples(digits, batch=500, most=60, seed=4), ["blocks.*.norm1"], ["blocks.1"])
+    samples = Samples(digits, batch=500, most=60, seed=4)
+    [found] = compare_each([first], second, samples, ["blocks.*.norm1"], ["blocks.1"])
     assert found.samples == found.batch == 60
     of_first = first.data.model_copy(update={"path": str(digits), "eval_split": "train"})
     own = inputs_section(second, of_first, Samples())
@@ -218,7 +219,7 @@ def test_several_first_networks_give_the_curve_over_all_pairs(digits, tmp_path, 
     assert pairs == [(a, b) for b in recipes for a in recipes]
     networks = [load_network(name) for name in recipes]
     samples = Samples(digits, batch=100, most=200)
-    alone = [compare(a, b, samples) for b in networks for a in networks]
+    alone = [compare_each([a], b, samples)[0] for b in networks for a in networks]
     for each, expected in zip(content["comparisons"], alone, strict=True):
         np.testing.assert_allclose(each["values"], expected.values, rtol=1e-6)
     means = [diagonal_mean(each.values) for each in alone]

@@ -7,7 +7,7 @@ import torch
 
 from widemix.distributed.topology import Topology
 from widemix.errors import InputError
-from widemix.estimate.hardware import Cluster, find_gpu, fraction_of_peak, peak_fraction
+from widemix.estimate.hardware import Cluster, find_gpu, peak_fraction
 from widemix.estimate.network import fake_pass
 from widemix.estimate.report import estimate
 from widemix.estimate.tables import size
@@ -232,9 +232,10 @@ def test_peaks_are_of_gpus_by_their_whole_names(name, peak):
         ({"precision": "bf16", "freeze": "[body]"}, "A100-SXM4-80GB", None),
     ],
 )
-def test_utilisation_is_of_the_peak_of_the_precision(options, gpu, peak):
+def test_utilisation_is_of_the_peak_of_the_precision(options, gpu, peak, system):
+    system({"torch.cuda.get_device_name": lambda device: f"NVIDIA {gpu}"})
     recipe = load_recipe(B16, [(f"train.{name}", value) for name, value in options.items()])
     flops = model_cost(recipe.model, 224, 1000).training_flops
     expected = None if peak is None else pytest.approx(flops / (4 * peak))
-    assert fraction_of_peak(recipe, f"NVIDIA {gpu}", 4) == expected
-    assert peak_fraction(recipe, Topology(0, 4, 0, 4, torch.device("cpu"))) is None
+    found = [peak_fraction(recipe, Topology(0, 4, 0, 4, torch.device(kind))) for kind in ("cuda", "cpu")]
+    assert found == [expected, None]
