@@ -11,8 +11,7 @@ Shapes: n samples of a mini-batch, N samples in all, F features (any further axe
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
@@ -56,11 +55,11 @@ def layers_by_pattern(module: nn.Module, patterns: Sequence[str]) -> list[str]:
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
-@contextmanager
-def recording(
-    module: nn.Module, layers: Sequence[str], reduce: Callable[[Tensor], Reduced]
-) -> Iterator[dict[str, Reduced]]:
-    """Within the context every forward pass of `module` fills the dictionary: `reduce` of each layer's output.
+@torch.no_grad()
+def layer_features(
+    module: nn.Module, inputs: Tensor, layers: Sequence[str], reduce: Callable[[Tensor], Reduced]
+) -> dict[str, Reduced]:
+    """Return `reduce` of the output of each named layer for one batch of inputs, in the order of `layers`.
 
     A layer of several outputs counts with its first. The outputs themselves are not kept, so that the memory is that
     of one forward pass.
@@ -75,24 +74,11 @@ def recording(
 
     handles = [module.get_submodule(name).register_forward_hook(record(name)) for name in layers]
     try:
-        yield features
+        module(inputs)
     finally:
         for handle in handles:
             handle.remove()
-
-
-@torch.no_grad()
-def layer_features(
-    module: nn.Module,
-    inputs: Tensor,
-    layers: Sequence[str],
-    reduce: Callable[[Tensor], Reduced],
-) -> dict[str, Reduced]:
-    """Return `reduce` of the output of each named layer for one batch of inputs, in the order of `layers`."""
-    with recording(module, layers, reduce) as features:
-        module(inputs)
-    silent = [name for name in layers if name not in features]
-    if silent:
+    if silent := [name for name in layers if name not in features]:
         raise InputError(f"layer {silent[0]}: the network's forward pass does not call it; name others")
     return {name: features[name] for name in layers}
 

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from widemix.analysis.cka import (
@@ -245,7 +244,12 @@ def plot_diagonals(similarities: Sequence[Similarity]):
     curve = mean_diagonals(similarities)
     if curve:
         axes.plot([similarity.sparsity for similarity in similarities], means, "o", alpha=0.35)
-        plot_curve(axes, curve, {one.row_sparsity for one in similarities if one.row_sparsity is not None})
+        x, y, spread = ([point[name] or 0 for point in curve] for name in ("inverse_density", "mean", "std"))
+        axes.errorbar(x, y, spread, color=COLORS[0], marker="o", capsize=3)
+        for sparsity in {one.row_sparsity for one in similarities if one.row_sparsity is not None}:
+            axes.axvline(sparsity, color="black", linewidth=0.8, linestyle="--")
+        axes.set_xscale("log", base=2)
+        axes.set_xlabel("1/p, inverse of the fraction of weights that are not zero; dashed: of the first")
     else:
         names = [label(similarity.column_network) for similarity in similarities]
         axes.plot(names, means, "o")
@@ -254,13 +258,3 @@ def plot_diagonals(similarities: Sequence[Similarity]):
     axes.set_ylabel("mean of the diagonal of CKA")
     axes.set_title(f"with {label(firsts[0])}" + (f" and {len(firsts) - 1} others" if len(firsts) > 1 else ""))
     return figure
-
-
-def plot_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], own: Collection[float]) -> None:
-    """Plot what `mean_diagonals` returns; a dashed line at each 1/p in `own`, those of the first networks."""
-    x, y, spread = ([point[name] or 0 for point in curve] for name in ("inverse_density", "mean", "std"))
-    axes.errorbar(x, y, spread, color=COLORS[0], marker="o", capsize=3)
-    for sparsity in own:
-        axes.axvline(sparsity, color="black", linewidth=0.8, linestyle="--")
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("1/p, inverse of the fraction of weights that are not zero; dashed: of the first")
