@@ -6,11 +6,10 @@ a busy machine slows all of them alike.
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from widemix.bench.timing import wall_clock
 from widemix.errors import InputError
@@ -22,6 +21,7 @@ BATCHES = (1, 8, 64, 256)
 _WARM_UP = 2  # rounds that compile and allocate, and are not counted
 
 
+@torch.inference_mode()
 def measure_inference(
     network: Network, batches: Sequence[int], rounds: int, precision: str, device: torch.device
 ) -> list[dict[str, Any]]:
@@ -34,25 +34,16 @@ def measure_inference(
         raise InputError(f"bench inference: {network.name} reads {network.data.kind}, not images")
     side, module = network.data.image_size, network.module.to(device)
     inputs = torch.randn(max(batches), 3, side, side).contiguous(memory_format=torch.channels_last).to(device)
-    parts = {batch: inputs[:batch] for batch in batches}
-    passes = time_passes(module, parts, rounds + _WARM_UP, precision, device)
-    return [_row(batch, own[_WARM_UP:], device) for batch, own in passes.items()]
-
-
-@torch.inference_mode()
-def time_passes(
-    module: nn.Module, parts: Mapping[int, torch.Tensor], rounds: int, precision: str, device: torch.device
-) -> dict[int, list[tuple[float, float]]]:
-    """Return the seconds of each forward pass by batch size: wall clock, the device included, and CPU time."""
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    passes: dict[int, list[tuple[float, float]]] = {batch: [] for batch in parts}
-    for _ in range(rounds):
-        for batch, given in parts.items():
+    passes: dict[int, list[tuple[float, float]]] = {batch: [] for batch in batches}  # wall clock and CPU time, s
+    for _ in range(rounds + _WARM_UP):
+        for batch, own in passes.items():
+            given = inputs[:batch]
             began, cpu = wall_clock(device), time.process_time()
             with torch.autocast(device.type, dtype, enabled=precision != "fp32"):
                 module(given)
-            passes[batch].append((wall_clock(device) - began, time.process_time() - cpu))
-    return passes
+            own.append((wall_clock(device) - began, time.process_time() - cpu))
+    return [_row(batch, own[_WARM_UP:], device) for batch, own in passes.items()]
 
 
 def _row(batch: int, passes: Sequence[tuple[float, float]], device: torch.device) -> dict[str, Any]:

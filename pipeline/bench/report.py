@@ -55,13 +55,10 @@ def _shown(value: float | str | None) -> str:
 
 def machine(*packages: str) -> str:
     """Return the processors, the GPU if there is one, and the versions of Python and packages as one line."""
-    models = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    known = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    models = [line.split(":")[1].strip() for line in known if line.startswith("model name")]
     versions = ", ".join(f"{package} {version(package)}" for package in packages)
     torch = sys.modules.get("torch")
     gpu = f", {torch.cuda.get_device_name()}" if torch and torch.cuda.is_available() else ""
     processor = f"{usable_cpus()} x {models[0] if models else platform.processor()}{gpu}"
     return f"{processor}, Python {platform.python_version()}, {versions}"
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
