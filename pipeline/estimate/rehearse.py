@@ -144,12 +144,9 @@ def rehearsal_line(row: dict[str, Any]) -> str:
         cells = [row["error"].replace("|", "\\|"), *[""] * 5]
     else:
         sent = sum(row.get(f"rehearsed {kind}", 0) for kind in ("all-reduce", "all-gather", "reduce-scatter"))
-        cells = [
-            f"{row['parameters'] / 1e6:.1f} M",
-            f"{sent / 1e6:,.0f} MB",
-            f"{row['rehearsed memory'] / 1e9:.2f} GB",
-        ]
-        cells += [f"{1e3 * row['step']:.0f} ms"]  # without a number of samples there are no hours
+        memory = f"{row['rehearsed memory'] / 1e9:.2f} GB"
+        cells = [f"{row['parameters'] / 1e6:.1f} M", f"{sent / 1e6:,.0f} MB", memory, f"{1e3 * row['step']:.0f} ms"]
+        # Without a number of samples there are no hours.
         cells += [f"{row['hours']:.1f}", f"{row['GPU hours']:,.0f}"] if "hours" in row else ["", ""]
     times = (f"{row['seconds']:.0f} s", f"{row['CPU seconds']:.0f} s")
     return " | ".join([f"| `{row['name']}`", *cells, *times]) + " |"
@@ -192,19 +189,11 @@ def measured(recipe: Recipe) -> list[Row]:
     network = fake_pass(ddp, micro, read_topology().device)
     roofline, seconds, peak = compare(ddp, network, micro)
     error = f"its roofline is {1e3 * roofline:.0f} ms, {roofline / seconds:.0%} of it"
-    rows = [
-        Row(
-            "measured pass",
-            seconds,
-            f"{1e3 * seconds:.0f} ms",
-            f"{micro} {sample_of(recipe)}s on this machine; {error}",
-        )
-    ]
+    samples = f"{micro} {sample_of(recipe)}s on this"
+    rows = [Row("measured pass", seconds, f"{1e3 * seconds:.0f} ms", f"{samples} machine; {error}")]
     if peak:
-        error = f"the estimate is {network.peak / peak - 1:+.1%} off"
-        rows.append(
-            Row("measured activations", peak, size(peak), f"{micro} {sample_of(recipe)}s on this GPU; {error}")
-        )
+        off = f"the estimate is {network.peak / peak - 1:+.1%} off"
+        rows.append(Row("measured activations", peak, size(peak), f"{samples} GPU; {off}"))
     return rows
 
 

@@ -106,9 +106,8 @@ def step_traffic(engine: EngineSection, train: TrainSection, network: Pass, clus
     size = 4 if train.precision == "fp32" else 2
     reduced = 2 if engine.reduce_dtype == "bf16" else 4
     bucket = engine.bucket_cap_mb * 2**20
-    if engine.kind == "ddp":
-        calls = math.ceil(4 * trained / bucket)
-        return [Traffic("all-reduce", reduced * trained, calls, ring, hidden=True)]
+    if engine.kind == "ddp" or (engine.kind == "deepspeed" and engine.zero_stage == 0):
+        return [Traffic("all-reduce", reduced * trained, math.ceil(4 * trained / bucket), ring, hidden=True)]
     if engine.kind == "fsdp":
         times = train.grad_accum_steps
         gathered = size * (weights + in_blocks)  # blocks are gathered again for the backward pass
@@ -120,8 +119,6 @@ def step_traffic(engine: EngineSection, train: TrainSection, network: Pass, clus
             shards = Traffic("all-reduce", reduced * trained / cluster.local, blocks + 1, between, hidden=True)
             summed = [summed[0]._replace(ring=ring), shards]
         return [Traffic("all-gather", times * gathered, times * (2 * blocks + 1), ring, True, times), *summed]
-    if engine.zero_stage == 0:
-        return [Traffic("all-reduce", reduced * trained, math.ceil(4 * trained / bucket), ring, hidden=True)]
     calls = math.ceil(trained / (bucket // 4))  # DeepSpeed counts elements of a bucket
     overlaps = engine.overlap_comm
     if engine.zero_stage == 3:
