@@ -1,19 +1,15 @@
 """Normalised pixels are torch's, and shuffled ones those of plain loops, also of a Mixer that does not notice."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
 from tests.data.loading import place, read, section, train_loader
 from tests.sections import train_section
-from widemix.data.grid import denormalise
 from widemix.data.loader import EvalLoader
 from widemix.data.normalise_and_mix import (
     normalise,
     normalise_with_torch,
-    per_channel,
     pixel_permutation,
 )
 from widemix.recipe.augment import AugmentSection
@@ -72,10 +68,3 @@ def test_normalised_is_torchs_arithmetic(shape):
         assert ours.dtype == torch.float32
         assert torch.equal(ours, (images.permute(0, 3, 1, 2).float() - mean) / std)
         assert ours.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_pixels_of_a_grid_are_those_that_were_normalised():
-    pixels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).repeat(1, 1, 1, 3)
-    section = SimpleNamespace(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    images = normalise(pixels, per_channel(section.mean), per_channel(section.std))
-    assert np.array_equal(denormalise(images, section), pixels)

@@ -242,12 +242,3 @@ def test_the_repair_command_has_all_settings(tmp_path, prepared, settings, words
 def test_the_command_for_a_source_without_a_folder_names_none(tmp_path, digits):
     assert "--from" not in repair_command(digits)
     assert repair_command(digits).startswith("widemix prep digits --no-shuffle --to ")
-
-
-def test_a_folder_of_short_sides_is_prepared_again_by_them(tmp_path, folder):
-    out = tmp_path / "out"
-    prepare("image-folder", folder, out, PrepSettings(max_size=512, side="shortest", splits="val"), processes=1)
-    before = read_manifest(out)
-    words = [*shlex.split(repair_command(out))[1:], "--processes", "1"]
-    assert run_command(make_parser(), argv=words) == 0
-    assert read_manifest(out) == before
