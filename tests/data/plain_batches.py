@@ -79,6 +79,20 @@ class Numbers:
         return low + int((high - low + 1) * uniform(self.stream, self.at))
 
 
+def crop_numbers(stream: int) -> Any:
+    """Of an attempt: area, aspect, top, left."""
+    return Numbers(
+        stream,
+        real=lambda reals, _: 4 * (reals // 2) + reals % 2,
+        whole=lambda reals, wholes: 4 * (reals // 2 - 1) + 2 + wholes,
+    )
+
+
+def erasing_numbers(stream: int) -> Any:
+    """One after the other."""
+    return Numbers(stream, *[lambda reals, wholes: reals + wholes] * 2)
+
+
 def plain_batch(images: Sequence[tuple[Image.Image, int]], recipe: Any, epoch: int, step: int) -> tuple:
     """Inputs, targets, samples and keys of one step, over all ranks, from all decoded images and their labels.
 
@@ -184,11 +198,7 @@ def cropped(image: Image.Image, data: Any, augment: Any, stream: Callable[[int],
         top = int(uniform(stream(CROP), 0) * (wide.height - side + 1))
         left = int(uniform(stream(CROP), 1) * (wide.width - side + 1))
         return wide.crop((left, top, left + side, top + side))
-    numbers: Any = Numbers(
-        stream(CROP),
-        real=lambda reals, _: 4 * (reals // 2) + reals % 2,  # of an attempt: area, aspect, top, left
-        whole=lambda reals, wholes: 4 * (reals // 2 - 1) + 2 + wholes,
-    )
+    numbers = crop_numbers(stream(CROP))
     numbers.choice = lambda kernels: kernels[uniform(stream(INTERPOLATION), 0) < 0.5]  # bilinear, bicubic
     crop = transforms.RandomResizedCropAndInterpolation(side, augment.scale, augment.ratio, data.interpolation)
     with patch.object(transforms, "random", numbers):
@@ -245,7 +255,7 @@ def jittered(image: Image.Image, augment: Any, stream: int) -> Image.Image:
 
 def erased(image: torch.Tensor, augment: Any, stream: int) -> torch.Tensor:
     """timm's random erasing; each box has a stream of noise, keyed by the counter of its top."""
-    numbers = Numbers(stream, *[lambda reals, wholes: reals + wholes] * 2)
+    numbers = erasing_numbers(stream)
 
     def noise(per_pixel, colour, shape, **_):
         channels, height, width = shape if per_pixel else (shape[0], 1, 1)

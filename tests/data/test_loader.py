@@ -35,7 +35,7 @@ from tests.data.loading import (
     text_section,
     train_loader,
 )
-from tests.data.plain_batches import CROP, FLIP, Numbers, stream_of, uniform
+from tests.data.plain_batches import CROP, FLIP, crop_numbers, stream_of, uniform
 from tests.layouts import two_classes
 from tests.sections import train_section
 from widemix.data.batches import StepPart
@@ -213,12 +213,7 @@ def test_random_crops_are_timms(sizes, scale, ratio, fallbacks, system):
     boxes, late = random_boxes(ids, height, width, 1, 2, scale, ratio, 0.3).tolist(), 0
     for view_id, (*box, flip) in zip(ids.tolist(), boxes, strict=True):
         h, w = sizes[view_id % len(sizes)]
-        numbers: Any = Numbers(
-            stream_of(1, 2, view_id, CROP),
-            real=lambda reals, _: 4 * (reals // 2) + reals % 2,
-            whole=lambda reals, wholes: 4 * (reals // 2 - 1) + 2 + wholes,
-        )
-        system({"timm.data.transforms.random": numbers})
+        system({"timm.data.transforms.random": crop_numbers(stream_of(1, 2, view_id, CROP))})
         expected = transforms.RandomResizedCropAndInterpolation.get_params(Image.new("L", (w, h)), scale, ratio)
         assert box == list(expected), (view_id, h, w)
         assert flip == (uniform(stream_of(1, 2, view_id, FLIP), 0) < 0.3)

@@ -1,24 +1,11 @@
-"""mixup and CutMix: timm's for the same random numbers, independent of the world size."""
+"""mixup and CutMix: timm's for the same random numbers, of each group."""
 
-import numpy as np
 import pytest
 import torch
-from timm.data import Mixup
 
+from tests.data.plain_batches import mixed
 from widemix.data.mixup import sample_mixture, soft_labels
-from widemix.data.random import MIX, key
 from widemix.recipe.augment import AugmentSection
-
-GROUP, CLASSES = 8, 10
-
-
-def batch(size):
-    numbers = torch.Generator().manual_seed(0)
-    return torch.randn(size, 3, 12, 12, generator=numbers), torch.randint(CLASSES, (size,), generator=numbers)
-
-
-def section_of(**keys) -> AugmentSection:
-    return AugmentSection(mix_group=GROUP, smoothing=0.1, mixup_switch_prob=0.3, **keys)
 
 
 @pytest.mark.one_in(7)
@@ -36,16 +23,14 @@ def section_of(**keys) -> AugmentSection:
 )
 @pytest.mark.parametrize("prob", [0.5, 1.0])
 def test_each_group_is_timms_mixup_with_the_same_numbers(mixup, cutmix, minmax, prob, mode):
-    section = section_of(mixup=mixup, cutmix=cutmix, cutmix_minmax=minmax, mixup_prob=prob, mix_mode=mode)
-    options = {"switch_prob": 0.3, "label_smoothing": 0.1, "num_classes": CLASSES}
-    timms = Mixup(mixup, cutmix, minmax, prob=prob, mode=mode, **options)
-    for step in range(40):
-        images, labels = batch(GROUP)
-        ours = images.clone()
-        mixture = sample_mixture(GROUP, 12, section, seed=3, step=step, first_group=5)
+    keys = {"mixup": mixup, "cutmix": cutmix, "cutmix_minmax": minmax, "mixup_prob": prob, "mix_mode": mode}
+    section = AugmentSection(mix_group=8, smoothing=0.1, mixup_switch_prob=0.3, **keys)
+    numbers = torch.Generator().manual_seed(0)
+    for step in range(20):
+        images, labels = torch.randn(16, 3, 12, 12, generator=numbers), torch.randint(10, (16,), generator=numbers)
+        ours, mixture = images.clone(), sample_mixture(16, 12, section, seed=3, step=step, first_group=0)
         mixture.mix(ours)
-        targets = mixture.mix_targets(soft_labels(labels, CLASSES, 0.1))
-        np.random.seed(key(3, step, 5, MIX) & 0xFFFFFFFF)
-        expected_images, expected_targets = timms(images, labels)
+        targets = mixture.mix_targets(soft_labels(labels, 10, 0.1))
+        expected_images, expected_targets = mixed(images, labels, section, 10, (3, step))
         torch.testing.assert_close(ours, expected_images)
         torch.testing.assert_close(targets, expected_targets)

@@ -1,14 +1,12 @@
 """Erasing: timm's boxes for the same random numbers, filled by mode."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from timm.data import random_erasing
 
+from tests.data.plain_batches import ERASE, erasing_numbers, stream_of
 from widemix.data.augment.erase import Erasing, erase, erase_with_torch, sample_boxes, sample_erasing
-from widemix.data.random import ERASE, key, uniform
 from widemix.recipe.augment import AugmentSection
 
 SEED, EPOCH = 3, 2
@@ -25,17 +23,6 @@ def erased(count: int, mode: str, batch: int, side: int = 32, prob: float = 1.0)
     return images
 
 
-def numbers_of(sample: int) -> SimpleNamespace:
-    """In place of Python's `random`: the numbers of one of our streams."""
-    stream, place = np.uint64(key(SEED, EPOCH, sample, ERASE)), iter(range(1000))
-    sample = lambda: uniform(stream, next(place))  # noqa: E731
-    return SimpleNamespace(
-        random=sample,
-        uniform=lambda low, high: low + (high - low) * sample(),
-        randint=lambda low, high: low + int((high - low + 1) * sample()),
-    )
-
-
 @pytest.mark.parametrize("count", [1, 3, 10])
 @pytest.mark.parametrize("side", [4, 8, 32, 224])
 def test_erased_boxes_are_timms_with_the_same_numbers(count, side, system):
@@ -43,7 +30,7 @@ def test_erased_boxes_are_timms_with_the_same_numbers(count, side, system):
     ours = erased(count, "const", 200, side, prob=0.5)
     for sample in range(200):
         expected = torch.full((3, side, side), 99.0)
-        system({"timm.data.random_erasing.random": numbers_of(sample)})
+        system({"timm.data.random_erasing.random": erasing_numbers(stream_of(SEED, EPOCH, sample, ERASE))})
         timms(expected)
         assert torch.equal(ours[sample], expected)
     assert 60 < sum(bool((image == 0).any()) for image in ours) < 140
