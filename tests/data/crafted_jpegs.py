@@ -1,6 +1,6 @@
 """JPEGs that encoders seldom write: of blocks of one colour each, coded here by the tables of ITU-T T.81."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -52,20 +52,26 @@ def places(size: tuple[int, int], factors: list[tuple[int, int]], apart: bool) -
 
 
 def crafted(
-    size: tuple[int, int], *factors: tuple[int, int], dc: Table = LUMA, apart: bool = False, first: int = 0
+    size: tuple[int, int],
+    *factors: tuple[int, int],
+    dc: Table = LUMA,
+    apart: bool = False,
+    first: int = 0,
+    levels: Sequence[int] = (),
 ) -> bytes:
     """A JPEG of this width and height; its components have these factors across and down.
 
-    apart: in a scan each. first: the coefficient after DC of the first block, in place of 0.
+    apart: in a scan each. first: the coefficient after DC of the first block, in place of 0. levels: DC of each block
+    of one scan, in place of random ones.
     """
     numbers, frame, data = np.random.RandomState(size[0]), b"", b""
     dc_codes, ac_codes = codes(dc), [codes(AC), codes(OTHER_AC)]
     for name, (across, down) in enumerate(factors, 1):
         frame += bytes([name, across << 4 | down, 0])
     for scan in places(size, list(factors), apart):
-        scan, bits, levels = list(scan), "", dict.fromkeys(range(len(factors)), 0)
-        for c, level in zip(scan, numbers.randint(-1000, 1001, len(scan)).tolist(), strict=True):
-            (count, text), levels[c] = number(level - levels[c]), level
+        scan, bits, last = list(scan), "", dict.fromkeys(range(len(factors)), 0)
+        for c, level in zip(scan, levels or numbers.randint(-1000, 1001, len(scan)).tolist(), strict=True):
+            (count, text), last[c] = number(level - last[c]), level
             bits += dc_codes[count] + text
             if first and not data and bits == dc_codes[count] + text:
                 bits += ac_codes[0][number(first)[0]] + number(first)[1]
