@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from tests.models.networks import MLP, RP, SHAPE, SINGLE
+from widemix.models.cost import model_cost
 from widemix.models.mixer.section import MixerSection
 from widemix.models.permutation import commutation
 from widemix.models.registry import build_model
+from widemix.recipe import load_recipe
 
 
 def build(seed=0, **section):
@@ -138,3 +140,28 @@ def test_what_the_paper_prints_otherwise_is_said():
     assert {name for name, note in said.items() if note} == set(starts)
     for name, start in starts.items():
         assert str(said[name]).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "printed"),
+    [
+        ("mixer_b_w_224", "omega", 2.90e8),
+        ("mixer_b_w_224", "hidden_width", 6.88e5),
+        ("mixer_b_w_table1_224", "omega", 2.6e8),
+        ("mixer_b_w_table1_224", "hidden_width", 6.2e5),
+        ("mixer_ss_w_32", "connections", 275e6),
+        ("mixer_ss_w_table1_32", "connections", 255e6),
+        ("mixer_h14_224", "parameters", 431e6),
+    ],
+)
+def test_published_sizes_give_what_the_paper_prints(name, figure, printed):
+    """Hayase & Karakida 2024, tables 1 and S.3, and of H/14 Tolstikhin et al. 2021, all rounded."""
+    cost = model_cost(*MixerSection.named()[name], 10)
+    assert getattr(cost, figure) == pytest.approx(printed, rel=0.01)
+
+
+def test_the_small_published_mixer_is_the_recipes():
+    """But for timm's epsilon."""
+    named, side = MixerSection.named()["mixer_ss8_32"]
+    recipe = load_recipe("cifar10/mixer_ss8")
+    assert (named.model_dump(exclude={"norm_eps"}), side) == (recipe.model.model_dump(exclude={"norm_eps"}), 32)

@@ -2,15 +2,14 @@
 
 import json
 import re
-import subprocess
-import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
-from tests.clone import CLONE, ROOT
+from tests.clone import ROOT
 from widemix.cli.parser import make_parser
 from widemix.errors import InputError
 from widemix.estimate.recipe_tables import shipped
@@ -25,7 +24,6 @@ from widemix.recipe import (
     key_names,
     keys,
     load_recipe,
-    parse_recipe,
     recipe_hash,
     suggest,
 )
@@ -57,20 +55,6 @@ def test_a_recipe_of_values_is_that_of_the_file():
     values = recipe.model_dump()
     assert Recipe(**values) == recipe
     assert Recipe(**{name: getattr(recipe, name) for name in Recipe.model_fields}) == recipe
-    train = values["train"]
-    for change, words in (
-        ({"trian": {}}, "recipe: unknown key trian; did you mean train?"),
-        ({"train": train | {"epochs": -1}}, "recipe: train.epochs -1: input should be greater than 0"),
-        ({"train": train | {"global_batch": 33}}, "recipe: train.global_batch 33 does not divide by"),
-        ({"model": {"kind": "mixxer"}}, "recipe: model.kind 'mixxer': no such kind; did you mean mixer?"),
-        ({"model": recipe.model, "optim": 5}, "recipe: optim 5: input should be a mapping of keys"),
-        ({"data": values["data"] | {5: 5}}, "recipe: data: the key 5 is not text"),
-    ):
-        with pytest.raises(InputError, match=re.escape(words)) as raised:
-            Recipe(**values | change)
-        assert "\n" not in str(raised.value)
-    with pytest.raises(InputError, match="recipe: data is missing"):
-        Recipe()  # type: ignore[call-arg]
     for build in (lambda: Recipe.model_validate(values | {"optim": 5}), lambda: OptimSection(lr=-1)):
         with pytest.raises(ValidationError):  # pydantic's own, as the class says
             build()
@@ -240,9 +224,6 @@ def test_overrides_are_yaml_and_win():
     recipe = load_recipe(DIGITS, overrides)
     assert (recipe.train.epochs, recipe.optim.betas, recipe.augment.auto_augment) == (7, (0.8, 0.9), None)
     assert load_recipe(DIGITS, iter([["train.epochs", "3"], *overrides])) == recipe  # the last one of a key
-    for wrong in ({"train.epochs": "7"}, [("train.epochs", "7", "8")], ["train.epochs"]):
-        with pytest.raises(InputError, match=r"overrides .* must be pairs of a key and its value as YAML text"):
-            load_recipe(DIGITS, wrong)
 
 
 def test_a_recipe_is_frozen():
@@ -254,11 +235,6 @@ def test_a_recipe_is_frozen():
     ):
         with pytest.raises(ValidationError, match="frozen"):
             setattr(section, name, value)
-
-
-def test_validation_never_changes_a_value():
-    values = yaml.safe_load(dump_recipe(load_recipe(DIGITS)))
-    assert parse_recipe(values).model_dump(mode="json") == values
 
 
 def test_hash_and_differences_follow_the_values():
@@ -313,23 +289,8 @@ def test_what_was_meant_is_suggested(name, table, words):
 
 @pytest.mark.parametrize(("world", "fits"), [(1, True), (2, True), (4, True), (3, False), (8, False)])
 def test_the_batch_falls_into_whole_groups_on_every_rank(world, fits):
-    recipe = load_recipe(DIGITS)  # 64 images in groups of 16
-    if fits:
-        check_world(recipe, world)
-    else:
-        with pytest.raises(ValueError, match="does not divide"):
-            check_world(recipe, world)
-
-
-def test_a_wrong_recipe_never_imports_torch():
-    code = (
-        "import sys\nfrom widemix.cli import main\n"
-        f"sys.argv = ['widemix', 'train', {str(DIGITS)!r}, '--train.epoch', '3']\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    print(end.code, 'torch' in sys.modules)"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=CLONE, check=True)
-    assert answer.stdout.split() == ["2", "False"]
-    assert answer.stderr == "error: --train.epoch: no such key; did you mean train.epochs?\n"
+    with nullcontext() if fits else pytest.raises(ValueError, match="does not divide"):
+        check_world(load_recipe(DIGITS), world)  # 64 images in groups of 16
 
 
 def test_help_shows_the_values_of_a_key_and_no_annotations(capsys):

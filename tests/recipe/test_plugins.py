@@ -1,7 +1,6 @@
 """`plugins` in a recipe: a plain nn.Module from a file of the user's, built, trained and exported by its name."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,25 +11,11 @@ import widemix
 from tests.conftest import train_lines
 from widemix import metrics
 from widemix.cli.parser import make_parser
-from widemix.data.augment.registry import OPERATIONS
 from widemix.data_prep.sources import SOURCES
 from widemix.errors import InputError
 from widemix.formats.manifest import read_manifest
 from widemix.models.export import loading_lines
 from widemix.models.families import KINDS
-from widemix.optim.section import OPTIMIZERS
-from widemix.plugins import (
-    LossSpec,
-    MagnitudeMap,
-    Metric,
-    OptimizerSpec,
-    register_family,
-    register_loss,
-    register_metric,
-    register_operation,
-    register_optimizer,
-    register_source,
-)
 from widemix.recipe import dump_recipe, load_recipe, losses, parse_recipe, plugins
 
 ROOT = Path(__file__).parents[2]
@@ -235,56 +220,3 @@ def test_a_module_that_cannot_be_imported_is_named(name, text, words, tmp_path, 
     with pytest.raises(InputError, match=f"^here: {words}"):
         plugins.import_modules(iter(["json", name]), "here")
     sys.modules.pop(name, None)
-
-
-SPEC, LOSS, METRIC = (
-    OptimizerSpec(lambda *_: None, "ours", 1),
-    LossSpec(lambda *_: None, "ours"),
-    Metric("a", "{}", True),
-)  # type: ignore[arg-type, return-value]
-WRONG_PARTS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
-    (register_optimizer, (None, SPEC), "name None"),
-    (register_optimizer, ("", SPEC), "name ''"),
-    (register_optimizer, ("two words", SPEC), "name 'two words'"),
-    (register_optimizer, ("x", len), "spec <built-in function len>: Input should be of the class OptimizerSpec"),
-    (register_optimizer, ("x", OptimizerSpec(3, "ours", 1)), "spec OptimizerSpec.*: build 3 should be a function"),  # type: ignore[arg-type]
-    (
-        register_optimizer,
-        ("x", OptimizerSpec(len, None, 1)),
-        "spec OptimizerSpec.*: help None should be of the type str",
-    ),  # type: ignore[arg-type]
-    (
-        register_optimizer,
-        ("x", OptimizerSpec(len, "ours", "two")),
-        "spec OptimizerSpec.*: states 'two' should be of the type int",
-    ),  # type: ignore[arg-type]
-    (register_loss, (7, LOSS), "name 7"),
-    (register_loss, ("x", {"compute": len}), "spec {.*}: Input should be of the class LossSpec"),
-    (register_loss, ("x", LossSpec("mse", "ours")), "spec LossSpec.*: compute 'mse' should be a function"),  # type: ignore[arg-type]
-    (register_metric, (b"x", METRIC), "name b'x'"),
-    (register_metric, ("x", len), "metric .*: Input should be of the class Metric"),
-    (register_metric, ("x", METRIC), "metric: has no build"),
-    (register_metric, ("x", Metric("a", "{}", True, len), "classes"), "targets 'classes'"),  # type: ignore[arg-type]
-    (register_source, (None, "a.read", "ours"), "name None"),
-    (register_source, ("x", "read", "ours"), "reader 'read'"),
-    (register_source, ("x", len, "ours"), "reader <built-in"),
-    (register_source, ("x", "a.read", 3), "description 3"),
-    (register_operation, ("X", None, MagnitudeMap()), "function None"),
-    (register_operation, ("X", len, 3), "magnitude_map 3: Input should be of the class MagnitudeMap"),
-    (register_operation, ("X", len, MagnitudeMap(), "mine"), "sets 'mine'"),
-    (register_operation, ("X", len, MagnitudeMap(), (), "1"), "shown '1'"),
-    (register_family, (None,), "section None: should be a class derived from ModelSection"),
-    (register_family, (torch.nn.Linear,), "section <class .*Linear'>: should be a class derived from ModelSection"),
-]
-
-
-@pytest.mark.parametrize(("register", "arguments", "words"), WRONG_PARTS)
-def test_a_part_of_another_type_is_refused_by_name(
-    register: Callable[..., object], arguments: tuple[object, ...], words: str
-) -> None:
-    before = [list(table) for table in (OPTIMIZERS, losses.LOSSES, metrics.METRICS, SOURCES, KINDS, OPERATIONS)]
-    with pytest.raises(InputError, match=f"^{words}"):
-        register(*arguments)
-    assert before == [
-        list(table) for table in (OPTIMIZERS, losses.LOSSES, metrics.METRICS, SOURCES, KINDS, OPERATIONS)
-    ]

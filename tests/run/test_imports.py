@@ -11,11 +11,14 @@ PROGRAM = """
 import contextlib, io, sys
 import widemix
 widemix.prepare, widemix.load_recipe
-from widemix.cli.parser import make_parser
-from widemix.cli.commands import run_command
+from widemix.cli import main
 for code, words in {commands!r}:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        assert run_command(make_parser(), argv=words) == code, words
+        sys.argv = ["widemix", *words]
+        try:
+            main()
+        except SystemExit as end:
+            assert end.code == code, words
     heavy = {{"torch", "timm", "numba", "scipy", "matplotlib", "deepspeed", "torchvision"}} & sys.modules.keys()
     assert not heavy, (words, heavy)
 """
