@@ -46,8 +46,9 @@ class Baseline:
     @property
     def text(self) -> str:
         """Both in words."""
+        data = f"`{self.data}`" + (f", {self.split}," if self.split != "test" else "")
         return (
-            f"on `{self.data}` the most frequent class has {self.majority:.2f} % top-1, logistic regression on "
+            f"on {data} the most frequent class has {self.majority:.2f} % top-1, logistic regression on "
             f"{self.features} {self.linear:.2f} % ({self.seconds:,.0f} s)"
         )
 

@@ -13,6 +13,7 @@ from widemix.markdown import escaped
 from widemix.studies.baselines import baseline_lines
 from widemix.studies.claims import Verdict, decide
 from widemix.studies.papers import Entry, Paper, check_estimate, full_size_hours, runs_of_one_seed
+from widemix.studies.quantity import label_of
 from widemix.studies.statements import Held, Stated, findings, read_held, statements_table
 from widemix.studies.study import read_study
 from widemix.studies.study_page import plot_caption
@@ -44,8 +45,8 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
     overall = _overall(printed)
     summary = _summary(list(held.values()), [one.verdict for one in counted.values()], overall)
     results = [result for each in held.values() if each.plan.study.measured and each.ended for result in each.results]
-    parts = ["# Results", summary, f"![Statements of the papers]({STATEMENTS})", _CAPTION]
-    parts += ["## Findings", findings(list(counted.values())), _RULE]
+    parts = ["# Results", _INTRODUCTION, summary, f"![Statements of the papers]({STATEMENTS})", _CAPTION]
+    parts += ["## Findings", findings(list(counted.values()), overall), _RULE]
     parts += _folded("How words and numbers are found", [_READING.replace("LINKS", links)])
     parts += _folded("What knows nothing of networks", baseline_lines(results, folder))
     for paper in papers:
@@ -60,15 +61,22 @@ def results_page(papers: Sequence[Paper], studies: Path, folder: Path, links: st
     return "\n\n".join(parts) + "\n", summary, printed
 
 
+_INTRODUCTION = """\
+What papers say of MLP-Mixers as wide MLPs with sparse weights, tried on CPU cores. *SW-MLP*: an MLP whose wide
+weights are masked at random. *S-Mixer*: a Mixer whose mixings are single square layers. *RP*: with random
+permutations in place of transpositions. Statements about matrices are computed; those about accuracy were tried with
+small networks on few images, and say at most in which direction it goes there."""
 _CAPTION = """\
-Each statement of a paper once: its difference and 95 % interval, to the right what the paper claims. The unit is the
-margin that counts as none, where a statement has one, else half of the interval. *In the small* means what a CPU
-core can train: mostly 5,000 of the 50,000 images of CIFAR-10, and fewer epochs, blocks and channels than in the
-papers; the tables below have both sizes."""
+Each statement of a paper once, where it has an interval: its difference and 95 % interval, to the right what the
+paper claims. The unit is the margin that counts as none, where a statement has one, else half of the interval, which
+then spans 2; beyond 1 the axis is logarithmic. *In the small* means what a CPU core can train: mostly 5,000 of the
+50,000 images of CIFAR-10, as JPEGs, and fewer epochs, blocks and channels than in the papers; the tables below have
+both sizes. *Ours* are statements that no paper makes, which the studies ask besides."""
 _RULE = """\
-The clearest decided statement of each figure, five in all: first those that are contradicted, three at most if
-others are decided; of a paper before ours; of five seeds and more before fewer; then by the difference in units of
-its margin or, without one, of half its interval. What a margin alone decides is no finding."""
+The clearest statement of each figure and word, five in all, of which two are contradicted at most: of those of papers
+that are decided also over all papers; of five seeds and more before fewer; then by the difference in units of its
+margin or, without one, of half its interval. What a margin alone decides, as that a difference is small, is no
+finding."""
 _READING = """\
 Written by `widemix study results` from the study files, the committed tables in `recipes/studies/results` and
 `recipes/papers.yaml`; a test holds it to them. `widemix study run NAME --report recipes/studies/results` trains what
@@ -93,13 +101,14 @@ def _stated(paper: Paper, held: Mapping[str, Held], studies: Path, folder: Path,
             rows = f"[{each.name}]({links}/{each.name}.md)"
             if each.plan.study.measured:
                 rows += f", {each.core_hours:.2f}"
-            runs = each.plan.study_runs
+            runs, y = each.plan.study_runs, each.plan.study.figure.y[:1]
             for verdict in each.verdicts:
                 own = [run for run in runs if run.panel == verdict.claim.panel]
-                yield Stated(verdict, entry.figure, theirs, scale(own), rows, len(own) < len(runs))
+                quantity = label_of(getattr(verdict.claim, "y", "") or y[0])
+                yield Stated(verdict, entry.figure, quantity, theirs, scale(own), rows, len(own) < len(runs))
         found = decide(entry.checks, [check_estimate(check, folder) for check in entry.checks])
         for check, verdict in zip(entry.checks, found, strict=True):
-            yield Stated(verdict, entry.figure, "", "", f"[{check.file}]({links}/{check.file})")
+            yield Stated(verdict, entry.figure, rows=f"[{check.file}]({links}/{check.file})")
 
 
 def _folded(title: str, parts: Sequence[str]) -> list[str]:
@@ -127,9 +136,9 @@ def _summary(held: Sequence[Held], found: Sequence[Verdict], overall: Mapping[in
     outside = sum(each.plan.study.measured and not each.plan.study.by_protocol for each in held)
     without = f"; {outside} of the studies are not under the protocol yet and have no verdict" if outside else ""
     return (
-        f"Of {len(printed)} statements of the papers, tried in the small: {_counted(printed)} (corrected over all of "
-        f"them: {over_all}); of {len(own)} of ours: {_counted(own)}. {runs:,} runs of {len(trained)} studies are in "
-        f"the tables{without}."
+        f"Of {len(printed)} statements of the papers, tried in the small: {_counted(printed)}; corrected over all of "
+        f"them and not within a study: {over_all}. Of {len(own)} of ours: {_counted(own)}. {runs:,} runs of "
+        f"{len(trained)} studies are in the tables{without}."
     )
 
 
@@ -156,7 +165,13 @@ def _section(
 ) -> list[str]:
     """A figure's sentence, plots and rows."""
     states = dict.fromkeys(each.state for each in held)
-    here = _counted(found) or "; ".join(states) or ("no statement to decide" if entry.command else "nothing")
+    of_paper, ours = ([one for one in found if one.claim.ours == is_ours] for is_ours in (False, True))
+    counts = [_counted(of_paper), f"of ours {_counted(ours)}" if ours else ""]
+    here = (
+        "; ".join(filter(None, counts))
+        or "; ".join(states)
+        or ("no statement to decide" if entry.command else "nothing")
+    )
     claimed = f"The paper: {escaped(claim)} " if claim else ""
     parts = [f"### {entry.figure[0].upper()}{entry.figure[1:]}", f"{claimed}Here: {here}."]
     for each in held:

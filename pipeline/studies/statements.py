@@ -12,10 +12,10 @@ from widemix.studies.plan import Plan, make_plan, open_trials
 from widemix.studies.points import Result
 from widemix.studies.rows import Table
 from widemix.studies.study import read_study
-from widemix.studies.study_page import Searched, verdict_cells
+from widemix.studies.study_page import Searched, source_cell, verdict_cells
 
 MOST = 5
-_AGAINST = 3  # of these at most, where there are others
+_AGAINST = 2  # of these at most, where there are others
 _SEEDS = 5
 
 
@@ -79,11 +79,13 @@ def read_held(path: Path, folder: Path) -> Held:
 class Stated:
     """A statement with what decides it.
 
-    figure: of the paper. theirs, ours: what was trained, in words. rows: a link to what was measured, and its cost.
+    figure: of the paper. quantity: what is compared. theirs, ours: what was trained, in words. rows: a link to what
+    was measured, and its cost.
     """
 
     verdict: Verdict
     figure: str
+    quantity: str = ""
     theirs: str = ""
     ours: str = ""
     rows: str = ""
@@ -116,42 +118,42 @@ def statements_table(stated: Sequence[Stated], overall: Mapping[int, str] | None
     return [*table, *([f"Statements without numbers: {left}."] if left else [])]
 
 
-def findings(found: Sequence[Stated]) -> str:
-    """A numbered list of what was decided, the clearest statement of each figure: negative ones first, then others.
+def findings(found: Sequence[Stated], overall: Mapping[int, str]) -> str:
+    """Return a numbered list of the clearest statements, one of each figure and word: five, at most two contradicted.
 
-    The negative ones are those that are contradicted. What a margin alone decides is none. A paper's statements come
-    before others, then those of five seeds and more, then the greatest difference (`Verdict.size`).
+    Of a paper, and decided also over the statements of all papers; what a margin alone decides is none. Those of
+    five seeds and more come before others, then the greatest difference (`Verdict.size`).
 
-    found: in the order of the page.
+    found: in the order of the page. overall: as of `statements_table`.
     """
-    first: dict[tuple[str, str], Verdict] = {}
-    for one in sorted(found, key=lambda one: _rank(one.verdict)):
-        if one.verdict.word in ("supported", "contradicted") and not one.verdict.by_margin:
-            first.setdefault((one.verdict.word, one.figure), one.verdict)
-    lines = {key: f"{_words(verdict)} ({key[1]})" for key, verdict in first.items()}
-    keys = list(lines)
-    against = [lines[key] for key in keys if key[0] == "contradicted"]
-    held = [lines[key] for key in keys if key[0] == "supported" and ("contradicted", key[1]) not in lines]
-    chosen = against[: max(_AGAINST, MOST - len(held))]
-    chosen = [*chosen, *held][:MOST]
-    return "\n".join(f"{number}. {line}" for number, line in enumerate(chosen, start=1)) or (
+    ranked = sorted(found, key=_rank)
+    first: dict[str, dict[str, Stated]] = {"contradicted": {}, "supported": {}}
+    for one in ranked:
+        verdict = one.verdict
+        if not verdict.by_margin and overall.get(id(verdict), "").startswith(f"{verdict.word},"):
+            first.get(verdict.word, {}).setdefault(one.figure, one)
+    against, held = (list(of_word.values()) for of_word in first.values())
+    chosen = [*against[: max(_AGAINST, MOST - len(held))], *held][:MOST]
+    lines = map(_words, sorted(chosen, key=_rank))
+    return "\n".join(f"{number}. {line}" for number, line in enumerate(lines, start=1)) or (
         "None yet: no statement is decided."
     )
 
 
-def _rank(verdict: Verdict) -> tuple[bool, bool, float]:
-    few = verdict.estimate is None or verdict.estimate.count < _SEEDS
-    return (verdict.claim.ours, few, -abs(verdict.size))
+def _rank(one: Stated) -> tuple[bool, float]:
+    few = one.verdict.estimate is None or one.verdict.estimate.count < _SEEDS
+    return (few, -abs(one.verdict.size))
 
 
-def _words(verdict: Verdict) -> str:
-    claim, estimate = verdict.claim, verdict.estimate
+def _words(one: Stated) -> str:
+    claim, estimate = one.verdict.claim, one.verdict.estimate
     assert estimate is not None
     panel = f"{claim.panel}: " if claim.panel else ""
-    source = f" [{escaped(claim.source)}]" if claim.source else ""
-    size = f"difference {estimate.mean:+.4g}"
-    text = f"**{verdict.word}**: {escaped(panel + claim.text)}{source}: {size}"
-    if estimate.exact:
-        return f"{text}, exact"
-    low, high = verdict.interval
-    return f"{text}, 95 % interval {low:+.4g} to {high:+.4g}, p = {verdict.p:.2g}, n = {estimate.count}"
+    low, high = one.verdict.interval
+    sizes = "".join(f"; {who}: {what}" for who, what in (("here", one.ours), ("in the paper", one.theirs)) if what)
+    quantity = f" of {escaped(one.quantity)}" if one.quantity else ""
+    return (
+        f"**{one.verdict.word}**: {escaped(panel + claim.text)} [{source_cell(claim)}]: difference{quantity} "
+        f"{estimate.mean:+.4g}, 95 % interval {low:+.4g} to {high:+.4g}, p = "
+        f"{one.verdict.p:.2g}, n = {estimate.count} ({one.figure}{sizes})"
+    )

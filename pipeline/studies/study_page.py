@@ -135,7 +135,7 @@ def verdict_cells(verdict: Verdict, panel: bool) -> list[str]:
         p = "" if math.isnan(verdict.p) else f"{verdict.p:.2g}"
         seeds = f"{estimate.count}{'' if estimate.paired else ', unpaired'}"
         numbers = [f"{estimate.mean:+.3g}", f"{low:+.3g} to {high:+.3g}", p, seeds]
-    return [text, _source(claim), expected, *numbers, _word(verdict)]
+    return [text, source_cell(claim), expected, *numbers, _word(verdict)]
 
 
 def plot_caption(study: Study) -> str:
@@ -148,7 +148,7 @@ def plot_caption(study: Study) -> str:
     return f"{mark} are means of {len(study.seeds)} seeds, {bar} one standard deviation to each side."
 
 
-def _source(claim: Statement) -> str:
+def source_cell(claim: Statement) -> str:
     """Where a claim is from, and what of it is younger than its runs."""
     line = claim.place.rpartition(":")[2]
     late = f"{' and '.join(claim.after_runs)} stated after the runs" if claim.after_runs else ""

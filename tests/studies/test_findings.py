@@ -28,13 +28,20 @@ FOUND = [
     ("figure 4", verdict("f", "supported")),
     ("figure 4", verdict("g", "contradicted")),
     ("figure 5", verdict("h", "contradicted")),
+    ("figure 6", verdict("k", "contradicted")),
     ("figure 6", verdict("i", "supported")),
     ("figure 7", verdict("j", "supported")),
 ]
 
 
 def listed(found):
-    return findings([Stated(verdict, figure) for figure, verdict in found])
+    """Of those of papers all are decided over all papers too, but one that says so."""
+    overall = {
+        id(verdict): f"{'undecided' if verdict.claim.text == 'o' else verdict.word}, p = 1"
+        for _, verdict in found
+        if not verdict.claim.ours
+    }
+    return findings([Stated(verdict, figure) for figure, verdict in found], overall)
 
 
 def texts(found):
@@ -47,15 +54,17 @@ def texts(found):
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        (FOUND, "ghe" + "ci"),  # c before d, of one figure; f not, since its figure is contradicted
-        (FOUND[:8], "ghe" + "c"),
-        (FOUND[4:6], "ef"),
-        ([("figure 1", verdict("a", "supported", source="ours")), *FOUND[5:6]], "fa"),
+        (
+            FOUND,
+            "ghcfi",
+        ),  # c before d, of one figure and word; neither e, of ours, nor k, the third that is contradicted
+        (FOUND[4:6], "f"),
+        ([("figure 0", verdict("o", "supported")), ("figure 0", verdict("o", "contradicted")), *FOUND[5:6]], "f"),
         ([(f"figure {n}", verdict(str(n), "contradicted")) for n in range(7)], "01234"),
         ([(f"figure {n}", verdict(str(n), "supported")) for n in range(7)], "01234"),
     ],
 )
-def test_three_at_most_are_negative_where_there_are_others(found, expected):
+def test_two_at_most_are_negative_where_there_are_others(found, expected):
     assert "".join(texts(found)) == expected
 
 
@@ -63,23 +72,32 @@ def test_the_clearest_of_a_figure_has_most_seeds_and_margins():
     """Its margin's, not the first of the figure; what a margin alone decides is no finding."""
     plain = verdict("c", "supported")
 
-    def of(text, mean, count=5, **keys):
+    def of(text, mean, count=5, figure="figure 1", **keys):
         claim = plain.claim.model_copy(update={"text": text, "margin": 0.5})
-        return ("figure 1", replace(plain, claim=claim, estimate=Estimate(mean, 0.1, count - 1, count, True), **keys))
+        return (figure, replace(plain, claim=claim, estimate=Estimate(mean, 0.1, count - 1, count, True), **keys))
 
     found = [of("a", 1.0), of("b", 9.0, count=3), of("c", -2.0), of("d", 5.0, by_margin=True)]
     assert texts(found) == ["c"]
     assert texts([found[1], found[0]]) == ["a"]
     assert texts([found[1], found[3]]) == ["b"]
+    assert texts([*found, of("e", 3.0, figure="figure 2"), of("f", 9.0, count=3, figure="figure 3")]) == [
+        "e",
+        "c",
+        "f",
+    ]
 
 
-def test_a_finding_has_its_panel_source_numbers_and_figure():
-    assert listed(FOUND[2:3]) == (
-        "1. **supported**: MNIST: c [section 4]: difference +1.5, 95 % interval +1.222 to +1.778, p = 0.011, n = 5 "
-        "(figure 2)"
+def test_a_finding_has_its_panel_source_numbers_and_sizes():
+    [(figure, one)] = FOUND[2:3]
+    late = replace(one, claim=one.claim.model_copy(update={"after_runs": ["statement"]}))
+    stated = Stated(late, figure, quantity="test error (%)", theirs="8 blocks", ours="2 blocks")
+    assert findings([stated], {id(late): "supported, p = 0.02"}) == (
+        "1. **supported**: MNIST: c [section 4; statement stated after the runs]: difference of test error (%) +1.5, "
+        "95 % interval +1.222 to +1.778, p = 0.011, n = 5 (figure 2; here: 2 blocks; in the paper: 8 blocks)"
     )
-    computed = replace(verdict("e", "contradicted", source=""), estimate=exact(1.5))
-    assert listed([("figure 3", computed)]) == "1. **contradicted**: e: difference +1.5, exact (figure 3)"
+    assert listed(FOUND[2:3]).endswith(
+        "[section 4]: difference +1.5, 95 % interval +1.222 to +1.778, p = 0.011, n = 5 (figure 2)"
+    )
     assert listed(FOUND[:2]) == "None yet: no statement is decided."
 
 

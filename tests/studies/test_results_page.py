@@ -173,8 +173,8 @@ def test_networks_that_a_linear_baseline_beats_decide_nothing(tmp_path):
     above, numbers, _ = page()
     assert "elow logistic" not in above
     assert numbers.startswith(
-        "Of 2 statements of the papers, tried in the small: 1 supported, 1 regime not reached (corrected over all of "
-        "them: 1 supported); of 0 of ours"
+        "Of 2 statements of the papers, tried in the small: 1 supported, 1 regime not reached; corrected over all of "
+        "them and not within a study: 1 supported. Of 0 of ours"
     )
     assert "runs of 1 studies" in numbers
 
