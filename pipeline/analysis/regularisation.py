@@ -126,20 +126,13 @@ def sweep(problem: Regression, decays: np.ndarray, seed: int = 0) -> list[dict[s
     """
     size, entries = problem.tokens * problem.channels, []
     for decay in map(float, decays):
-        mixer, product = minimise_kronecker(problem, decay, seed)
-        between, middle = minimise_norm(problem, decay, "frobenius")
-        bound, sparse = minimise_norm(problem, decay / size, "l1")
-        entries.append(
-            {
-                "decay": decay,
-                "mixer": mixer,
-                "frobenius": between,
-                "l1": bound,
-                "mixer_spread": _spread(product),
-                "frobenius_spread": _spread(middle),
-                "l1_spread": _spread(sparse),
-            }
-        )
+        sides = {
+            "mixer": minimise_kronecker(problem, decay, seed),
+            "frobenius": minimise_norm(problem, decay, "frobenius"),
+            "l1": minimise_norm(problem, decay / size, "l1"),
+        }
+        spreads = {f"{side}_spread": _spread(b) for side, (_, b) in sides.items()}
+        entries.append({"decay": decay, **{side: least for side, (least, _) in sides.items()}, **spreads})
     return entries
 
 

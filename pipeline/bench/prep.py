@@ -149,15 +149,8 @@ def by_litdata(named: Sequence[Path], out: Path) -> Cost:
     from litdata import optimize
 
     def write() -> None:
-        optimize(
-            _sample,
-            [str(file) for file in named],
-            str(out / "litdata"),
-            chunk_bytes=CHUNK,
-            num_workers=usable_cpus(),
-            start_method="fork",
-            verbose=False,
-        )
+        options: dict[str, Any] = {"chunk_bytes": CHUNK, "num_workers": usable_cpus(), "start_method": "fork"}
+        optimize(_sample, [str(file) for file in named], str(out / "litdata"), verbose=False, **options)
 
     return cost_of(write, out)
 

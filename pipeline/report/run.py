@@ -77,13 +77,8 @@ def read_run(path: Path, name: str) -> ReportedRun:
     """Read a run folder; `InputError` if it is none."""
     if not (path / "recipe.yaml").is_file():
         raise InputError(f"{path}: is not a run folder (it has no recipe.yaml)")
-    return ReportedRun(
-        name,
-        summarise(path),
-        metrics(path),
-        read_json(path / "environment.json") or {},
-        read_starts(path),
-    )
+    environment = read_json(path / "environment.json") or {}
+    return ReportedRun(name, summarise(path), metrics(path), environment, read_starts(path))
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
