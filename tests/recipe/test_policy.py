@@ -9,7 +9,6 @@ from timm.data import auto_augment
 from torchvision.transforms.autoaugment import AutoAugment as TorchvisionAutoAugment
 from torchvision.transforms.autoaugment import AutoAugmentPolicy
 
-from widemix.errors import InputError
 from widemix.recipe import policy
 from widemix.recipe.policy import AugMix, AutoAugment, Policy, RandAugment, Step, add_to_sets, parse_policy
 
@@ -117,9 +116,3 @@ def test_a_set_of_ones_own_has_a_name(monkeypatch):
     add_to_sets("Invert", ["new", "old"])
     assert [step.name for step in parse_policy("rand-told").steps] == ["Rotate", "Invert"]
     assert [step.name for step in parse_policy("rand-m5-tnew").steps] == ["Invert"]
-
-
-@pytest.mark.parametrize(("text", "words"), [("", "'': no such policy; known are rand"), ("rand-m9\n", "part 'm9")])
-def test_no_name_and_a_line_break_are_refused(text, words):
-    with pytest.raises(InputError, match=words):
-        parse_policy(text)

@@ -215,10 +215,6 @@ def test_frozen_parameters_are_named_by_patterns():
         "norm",
         "head",
     }
-    with pytest.raises(InputError, match=r"train.freeze steam.*: matches no parameter"):
-        freeze(mixer(), ["steam.*"])
-    with pytest.raises(InputError, match="leaves nothing to train"):
-        freeze(mixer(), ["*"])
     for patterns in (["stem.*", "steam.*"], ["stem.*", "blocks.0"], ["stem.*", "unused"]):
         with pytest.raises(InputError, match=rf"train.freeze {re.escape(patterns[1])}: "):
             freeze(mixer(), patterns)
