@@ -50,9 +50,10 @@ class BetonWriter:
         """
         self.path, self.layout, self.page = path, layout, page or PAGE
         self.journal = Journal(journal, seed)
-        begin = next_page(_tables_end(expected, layout), self.page)
-        self.written = Written(expected, layout.sample, layout.parts, begin)
+        self.begin = next_page(_tables_end(expected, layout), self.page)
+        self.written = Written(expected, layout.sample, layout.parts, self.begin)
         hashes = self._recover()
+        self.has_resumed = self.written.taken > 0
         self.pending: list[bytes] = []  # the data from `pending_start` to the position, not yet passed to `disk`
         self.pending_start = self.written.position
         self.disk = DiskFile(path, self.pending_start if self.written.taken else 0, hashes)
@@ -97,7 +98,8 @@ class BetonWriter:
         written = self.written
         self.disk.write(written.position, [written.table[: written.count].tobytes()])
         head = self._head() + written.samples[: written.count].tobytes()
-        self.disk.write(0, [head])
+        gap = self.begin - len(head) if self.has_resumed else 0  # no journal entry tells whether it still holds zeros
+        self.disk.write(0, [head, bytes(gap)])
         self.disk.flush(then=lambda _: None)
         self.disk.wait()
         return self.disk.hashes.of_file(self.path, head)

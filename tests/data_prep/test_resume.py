@@ -165,6 +165,7 @@ def test_a_stopped_preparation_says_how_it_goes_on(cut, out, capsys):
     [
         *itertools.product(["journal"], LINES, [0, 1, -1]),
         *itertools.product(["journal", "beton"], ["cut", "zeros", "bit", "longer"], [0.0, 0.8, 0.999]),
+        *itertools.product(["beton"], ["bit"], [0.1, 0.3, 0.5]),  # between the tables and the data
     ],
 )
 def test_torn_and_changed_files_are_not_believed(cut, out, file, how, at, capsys):
