@@ -17,10 +17,11 @@ from torch import nn
 from widemix.errors import InputError
 from widemix.models.mixer.network import Mixer
 from widemix.models.permutation import Permute
+from widemix.models.pk_layers import Mixing
 from widemix.models.structured import StructuredLinear
 from widemix.plots.style import label, new_figure, styled
 
-_TOKEN_MIXINGS = ("mlp_tokens.fc1", "mlp_tokens.fc", "linear_tokens")  # of our networks, and timm's
+_TOKEN_MIXINGS = ("mlp_tokens.fc1", "linear_tokens")  # of timm's networks
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,12 @@ def token_filters(module: nn.Module, block: int) -> tuple[str, np.ndarray]:
     if not 0 <= block < len(blocks):
         raise InputError(f"--blocks {block}: the network has {len(blocks)} blocks, from 0")
     layers = dict(blocks[block].named_modules())
-    name = next((name for name in _TOKEN_MIXINGS if name in layers), None)
+    mixing = layers.get("mlp_tokens")
+    names = [f"mlp_tokens.{mixing.steps()[0].name}"] if isinstance(mixing, Mixing) else _TOKEN_MIXINGS
+    name = next((name for name in names if name in layers), None)
     if name is None:
         raise InputError(f"--blocks {block}: has no token mixing with a usual name ({', '.join(_TOKEN_MIXINGS)})")
-    if isinstance(getattr(layers.get("mlp_tokens"), "permute_in", None), Permute):
+    if isinstance(mixing, Mixing) and isinstance(mixing.permute_in, Permute):
         raise InputError(f"--blocks {block}: its tokens are randomly permuted with the channels and have no grid")
     layer: Any = layers[name]
     matrix = layer.dense_weight() if isinstance(layer, StructuredLinear) else layer.weight

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from widemix.errors import InputError, install_extra
-from widemix.models.pk_layers import MixingLayer, MixingMlp
+from widemix.models.pk_layers import Mixing
 
 _SIDE = 16  # what the sides of a matrix must be a multiple of
 _CAPABILITY = (8, 9)  # of the first GPUs with such products: Ada, Hopper
@@ -43,7 +43,7 @@ def multiply_in_fp8(network: nn.Module, device: torch.device) -> None:
         reason = f"does not run with torch {torch.__version__} ({error})"
         raise InputError(f"train.fp8 true: torchao {reason}; take a newer torch, or set it to false") from None
 
-    mixings = (part for part in network.modules() if isinstance(part, (MixingLayer, MixingMlp)))
+    mixings = (part for part in network.modules() if isinstance(part, Mixing))
     chosen = {id(layer) for mixing in mixings for layer in mixing.children() if _fits(layer)}
     if not chosen:
         raise InputError(f"train.fp8 true: no linear layer of a mixing has sides that are multiples of {_SIDE}")

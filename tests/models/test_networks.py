@@ -47,6 +47,7 @@ def test_logits_and_gradients_are_those_of_the_formula(name):
     ],
 )
 def test_networks_compile_without_graph_breaks(name):
+    torch._dynamo.reset()  # of networks before: it compiles a function eight times at most
     section = NETWORKS[name]
     model, x = random_model(section), inputs_of(section)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
