@@ -30,22 +30,22 @@ PREPARE = """
     import sys
     from pathlib import Path
     import psutil
-    from widemix.data_prep import beton_writer, image_processes
+    from widemix.data_prep import beton_writer, image_processes, unfinished
     from widemix.data_prep.prepare import prepare
     from widemix.data_prep.settings import PrepSettings
 
-    append = beton_writer.Journal.append
+    append = unfinished.Journal.append
 
     def append_and_wait(self, entry):
         append(self, entry)
         if len(psutil.Process().children()) == 2:
-            beton_writer.Journal.append = append
+            unfinished.Journal.append = append
             os.kill(os.getpid(), signal.SIGSTOP)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it from the start
     beton_writer.SHARD = 20_000
     image_processes.MIN_SECONDS_PER_PROCESS, image_processes.TIMED = 1e-9, 1
-    beton_writer.Journal.append = append_and_wait
+    unfinished.Journal.append = append_and_wait
     try:
         settings = PrepSettings(max_size=0)
         prepare("image-folder", Path(sys.argv[1]), Path(sys.argv[2]), settings, processes=3)

@@ -19,13 +19,14 @@ from tests.data_prep.conftest import contents
 from tests.data_prep.interruptions import DONE, FAILED, LINES, PREPARED, RAW, bmps, change, make_job, run_in_child
 from tests.shims import disk_of
 from widemix.data_prep import beton_writer
-from widemix.data_prep.beton_writer import ORIGIN, Journal
+from widemix.data_prep.beton_writer import ORIGIN
 from widemix.data_prep.image import encode
 from widemix.data_prep.prep_dir import lock_folder
 from widemix.data_prep.prepare import prepare
 from widemix.data_prep.records import Encoded
 from widemix.data_prep.samples import ImageFiles, TarImages
 from widemix.data_prep.settings import PrepSettings
+from widemix.data_prep.unfinished import Journal
 from widemix.data_prep.write_dataset import check_unchanged
 from widemix.errors import InputError, RunError
 from widemix.formats.beton import JPEG

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.shims import disk_of
-from widemix.data_prep.beton_writer import DiskFile
+from widemix.data_prep.unfinished import DiskFile
 from widemix.errors import InputError
 from widemix.formats import chunks
 from widemix.formats.chunks import ChunkHashes, hash_bytes, hash_chunks
