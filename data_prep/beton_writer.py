@@ -50,7 +50,7 @@ class BetonWriter:
         self.has_resumed = self.written.taken > 0
         self.pending: list[bytes] = []  # the data from `pending_start` to the position, not yet passed to `disk`
         self.pending_start = self.written.position
-        self.disk = DiskFile(path, self.pending_start if self.written.taken else 0, hashes)
+        self.disk = DiskFile(path, self.pending_start if self.has_resumed else 0, hashes)
 
     def __enter__(self) -> "BetonWriter":
         return self

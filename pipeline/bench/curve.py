@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def read_per_s(recipe: Recipe, threads: int) -> float:
-    """Return how many images the recipe's loader reads in a second with so many threads: the median of batches."""
+    """Return how many images the recipe's loader reads in a second with so many threads, once it runs ahead."""
     loader = _loader(recipe, threads)
     reads = [partial(loader.source.read, StepPart(loader.order.step(0, 0)[: loader.micro_batch_size]))] * _BATCHES
     with prefetch(reads, loader.data, loader.source, loader.micro_batch_size) as hosts:

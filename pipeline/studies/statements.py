@@ -149,11 +149,12 @@ def _words(one: Stated) -> str:
     claim, estimate = one.verdict.claim, one.verdict.estimate
     assert estimate is not None
     panel = f"{claim.panel}: " if claim.panel else ""
-    low, high = one.verdict.interval
     sizes = "".join(f"; {who}: {what}" for who, what in (("here", one.ours), ("in the paper", one.theirs)) if what)
     quantity = f" of {escaped(one.quantity)}" if one.quantity else ""
-    return (
-        f"**{one.verdict.word}**: {escaped(panel + claim.text)} [{source_cell(claim)}]: difference{quantity} "
-        f"{estimate.mean:+.4g}, 95 % interval {low:+.4g} to {high:+.4g}, p = "
-        f"{one.verdict.p:.2g}, n = {estimate.count} ({one.figure}{sizes})"
-    )
+    text = f"**{one.verdict.word}**: {escaped(panel + claim.text)} [{source_cell(claim)}]: difference{quantity} "
+    text += f"{estimate.mean:+.4g}, "
+    if estimate.exact:
+        return f"{text}exact ({one.figure}{sizes})"
+    low, high = one.verdict.interval
+    text += f"95 % interval {low:+.4g} to {high:+.4g}, p = {one.verdict.p:.2g}, n = {estimate.count}"
+    return f"{text} ({one.figure}{sizes})"

@@ -98,6 +98,8 @@ def test_a_finding_has_its_panel_source_numbers_and_sizes():
     assert listed(FOUND[2:3]).endswith(
         "[section 4]: difference +1.5, 95 % interval +1.222 to +1.778, p = 0.011, n = 5 (figure 2)"
     )
+    computed = replace(verdict("e", "contradicted"), estimate=exact(1.5))
+    assert listed([("figure 3", computed)]) == "1. **contradicted**: e [section 4]: difference +1.5, exact (figure 3)"
     assert listed(FOUND[:2]) == "None yet: no statement is decided."
 
 
