@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
         close = [meant] if meant in known else difflib.get_close_matches(option, self._option_string_actions, n=1)
         if close:
             return f"; did you mean --{close[0].lstrip('-')}?"
-        hint = suggest(option.lstrip("-"), key_names()).replace("mean ", "mean --") if takes_keys else ""
+        hint = suggest(option.lstrip("-"), key_names(), "--") if takes_keys else ""
         return "" if "lists them" in hint else hint  # the help of the command lists its options
 
 

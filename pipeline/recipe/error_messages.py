@@ -101,19 +101,19 @@ def _kind(path: list[str], values: Mapping[str, Any]) -> str | None:
     return values["model"]["kind"] if path[0] == "model" else path.pop(1)
 
 
-def suggest(name: str, table: Iterable[str]) -> str:
+def suggest(name: str, table: Iterable[str], prefix: str = "") -> str:
     """Return the end of an error message: "; did you mean KEY?", the key in `table` that other libraries call so, or
-    else the nearest.
+    else the nearest, after a prefix.
     """
     names = list(table)
     leaf = name.rsplit(".", 1)[-1]
     if other_name(leaf) in names:
-        return f"; did you mean {other_name(leaf)}?"
+        return f"; did you mean {prefix}{other_name(leaf)}?"
     same_leaf = [known for known in names if known.rsplit(".", 1)[-1] == leaf]
     close = same_leaf or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if not close:
         by_leaf = {known.rsplit(".", 1)[-1]: known for known in names}
         close = [by_leaf[match] for match in difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.5)]
     if close:
-        return f"; did you mean {close[0]}?"
+        return f"; did you mean {prefix}{close[0]}?"
     return f"; choose from {', '.join(names)}" if len(names) < 12 else "; `widemix train --help` lists them"
