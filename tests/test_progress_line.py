@@ -1,10 +1,12 @@
 """What takes long says how far it is."""
 
+import io
 import itertools
 import re
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr
 
 import pytest
 
@@ -167,17 +169,16 @@ def test_a_rate_has_two_digits_or_all_before_the_point():
     assert {rate: show_rate(rate) for rate in shown} == shown
 
 
-def test_a_block_is_announced_once_it_takes_long(capsys):
+def test_a_block_is_announced_once_it_takes_long():
     with announce("a short block", after=60.0):
         pass
     with pytest.raises(KeyboardInterrupt), announce("a block that fails", after=0.3):
         raise KeyboardInterrupt
-    said, deadline = "", time.monotonic() + 300
-    with announce("a long block", after=0.5):
-        while not said.endswith("\n") and time.monotonic() < deadline:
+    deadline = time.monotonic() + 300
+    with redirect_stderr(io.StringIO()) as said, announce("a long block", after=0.5):
+        while not said.getvalue().endswith("\n") and time.monotonic() < deadline:
             time.sleep(0.01)
-            said += capsys.readouterr().err
-    assert said == "a long block\n"
+    assert said.getvalue() == "a long block\n"
 
 
 @pytest.mark.parametrize(

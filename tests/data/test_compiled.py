@@ -1,5 +1,6 @@
 """numba's cache: complete for ranks that start at once, and not compiled again."""
 
+import io
 import os
 import shutil
 import subprocess
@@ -113,21 +114,21 @@ def of(module: str) -> SimpleNamespace:
         (of("widemixed.a"), "0", 0.0, False),
     ],
 )
-def test_long_compilation_is_announced_once(function, rank, after, announced, monkeypatch, capsys):
+def test_long_compilation_is_announced_once(function, rank, after, announced, monkeypatch):
     """By the first rank, of our functions, in the midst of which others are compiled."""
     monkeypatch.setenv("RANK", rank)
     notice, before = CompilationNotice(after), set(threading.enumerate())
     begin = event.Event("numba:compile", event.EventStatus.START, {"dispatcher": function})
     end = event.Event("numba:compile", event.EventStatus.END, begin.data)
-    said, deadline = "", time.monotonic() + 60
+    deadline, said = time.monotonic() + 60, io.StringIO()
+    monkeypatch.setattr("sys.stderr", said)
     for number in range(2):
         notice.on_start(begin)
         timers = set(threading.enumerate()) - before
         assert all(timer.daemon for timer in timers)  # a process that has ended does not wait to say it
         assert len(timers) == (after > 0) or not after
-        while announced and number == 0 and not said and time.monotonic() < deadline:
+        while announced and number == 0 and not said.getvalue() and time.monotonic() < deadline:
             time.sleep(0.01)
-            said += capsys.readouterr().err
         for _ in range(2):
             notice.on_start(begin)
             notice.on_end(end)
@@ -136,8 +137,7 @@ def test_long_compilation_is_announced_once(function, rank, after, announced, mo
         for timer in timers:
             timer.join(timeout=60)  # it won't say so later either
         assert set(threading.enumerate()) <= before
-    said += capsys.readouterr().err
-    assert said.count("compiling the functions that prepare these batches") == announced
+    assert said.getvalue().count("compiling the functions that prepare these batches") == announced
 
 
 def test_the_announcement_says_where_nothing_is_kept(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import io
 import mmap
 import os
 import re
@@ -11,7 +12,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -158,17 +161,16 @@ def test_four_processes_copy_once(tmp_path, folder):
     assert "".join(errors for _, errors in outputs).count("copying from") == 1
 
 
-def test_what_another_process_copies_is_waited_for(tmp_path, folder, capsys):
+def test_what_another_process_copies_is_waited_for(tmp_path, folder):
     """With a line that says so."""
     copy = stage(folder, tmp_path / "local")
     lock = tmp_path / f"local/.{copy.name}.lock"
-    capsys.readouterr()
-    with lock.open("a") as file, ThreadPoolExecutor() as pool:
+    with lock.open("a") as file, ThreadPoolExecutor() as pool, redirect_stderr(io.StringIO()) as said:
         fcntl.flock(file, fcntl.LOCK_EX)
-        again, said = pool.submit(stage, folder, tmp_path / "local"), ""
-        while not said.endswith("\n") and not again.done():
-            said += capsys.readouterr().err
-        assert said == f"{lock}: waiting for the process that copies\n"
+        again, deadline = pool.submit(stage, folder, tmp_path / "local"), time.monotonic() + 300
+        while not said.getvalue().endswith("\n") and not again.done() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert said.getvalue() == f"{lock}: waiting for the process that copies\n"
         file.close()
         assert again.result(300) == copy
 
