@@ -37,8 +37,8 @@ def test_names_are_drawn_letter_by_letter(name):
 
 def test_no_settings_of_the_current_folder_reach_a_figure(tmp_path):
     program = (
-        "import hashlib; from tests.plots.test_style import *;"
-        "print(hashlib.sha256(as_png(plot_confusion(ASSESSMENT, DETAILS))).hexdigest())"
+        "import hashlib; from widemix.plots.style import as_png, new_figure, styled;"
+        "print(hashlib.sha256(as_png(styled(new_figure)(3, 2)[0])).hexdigest())"
     )
 
     def plotted() -> str:
