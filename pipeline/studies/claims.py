@@ -182,11 +182,15 @@ def _estimate(claim: Claim, results: Sequence[Result], study: Study) -> Estimate
     if claim.slope is not None:
         return paired_estimate(list(known[0].values()))
     left, right = known
-    both = [left[seed] - right[seed] for seed in left if seed in right]
-    if len(both) >= 2:
+    seeds = [seed for seed in left if seed in right]
+    if len(seeds) >= 2:
+        left, right = ({seed: side[seed] for seed in seeds} for side in known)
         largest = 100.0 if name == "error" else max(map(abs, (*left.values(), *right.values())))  # error: 100 - top-1
-        return paired_estimate(both, _ROUNDING * largest)
-    return welch_estimate(list(left.values()), list(right.values()))
+        estimate = paired_estimate([left[seed] - right[seed] for seed in seeds], _ROUNDING * largest)
+    else:
+        estimate = welch_estimate(list(left.values()), list(right.values()))
+    means = (statistics.fmean(left.values()), statistics.fmean(right.values()))
+    return estimate and replace(estimate, sides=means)
 
 
 def _values(place: Place, claim: Claim, results: Sequence[Result], study: Study) -> dict[int, float] | None:

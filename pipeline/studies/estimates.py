@@ -12,7 +12,7 @@ LEVEL = 0.05
 class Estimate:
     """Mean of a contrast, its standard error and the degrees of freedom, from `count` seeds of each side.
 
-    exact: it was computed and has no error.
+    exact: it was computed and has no error. sides: the means of both, where they are known.
     """
 
     mean: float
@@ -20,6 +20,7 @@ class Estimate:
     freedom: float
     count: int
     paired: bool
+    sides: tuple[float, float] | None = None
 
     @property
     def exact(self) -> bool:

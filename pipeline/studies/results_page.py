@@ -90,7 +90,8 @@ were not searched for each line has no word, nor has a statement about networks 
 are those of the papers' texts, whose words the study files quote. Core hours are those of all runs of a study,
 trials included. CIFAR-10 was trained on JPEGs of the official images: errors here compare with each other, not with
 published ones. Hours at full size are those of a roofline on one H100, of all seeds together
-([table](LINKS/full_size.csv))."""
+([table](LINKS/full_size.csv)). Each row has the commit, machine and day of its run; how to cite them says
+[CITATION.cff](../CITATION.cff)."""
 
 
 def _stated(paper: Paper, held: Mapping[str, Held], studies: Path, folder: Path, links: str) -> Iterable[Stated]:
@@ -188,7 +189,7 @@ def _study(held: Held, links: str) -> list[str]:
         return [f"**{title}** (`{name}`): {held.state}. No verdict yet."]
     rows = held.plan.table.rows.values()
     lost = sum(row.state == "diverged" for row in rows)
-    cost = f" {len(rows)} runs, trials included; {lost} diverged; {held.core_hours:.2f} core hours."
+    cost = f" `widemix study run {name}`: {len(rows)} runs, trials included; {lost} diverged; {held.core_hours:.2f} core hours."
     parts = [] if study.by_protocol or not study.measured else [_OUTSIDE]
     caption = " ".join(filter(None, [f"{title}.", plot_caption(study), f"[All numbers]({links}/{name}.md)."]))
     return [*parts, f"![{title}]({links}/{name}.png)", caption + (cost if study.measured else "")]

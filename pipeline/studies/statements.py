@@ -107,9 +107,11 @@ def statements_table(stated: Sequence[Stated], overall: Mapping[int, str] | None
             key = (one.rows.partition(",")[0], one.verdict.word)
             without[key] = without.get(key, 0) + 1
             continue
-        text, place, expected, *numbers, word = verdict_cells(one.verdict, one.several)
+        text, place, expected, difference, *numbers, word = verdict_cells(one.verdict, one.several)
+        if sides := one.verdict.estimate.sides:
+            difference = f"{escaped(one.quantity)}: {sides[0]:#.4g} - {sides[1]:#.4g} = {difference}"
         last = (overall or {}).get(id(one.verdict), "")
-        cells = [text, word, *numbers, one.ours, one.theirs, place, expected, last, one.rows]
+        cells = [text, word, difference, *numbers, one.ours, one.theirs, place, expected, last, one.rows]
         rows.append([cell for name, cell in zip(names, cells, strict=True) if name in kept])
     lines = [f"| {' | '.join(row)} |" for row in [kept, *rows]]
     lines.insert(1, f"|{'|'.join('---:' if name in right else '---' for name in kept)}|")

@@ -78,7 +78,7 @@ def below(runs):
 
 
 def contrast(claim, runs, y):
-    """The word without a test, or the differences of seeds (of both sides, where they share none)."""
+    """The word without a test, or the values of both sides and their differences, by seed."""
     lost, places = below(runs), [claim[side] for side in ("left", "right", "slope") if side in claim]
     own = [[run for run in runs if is_at(run, place)] for place in places]
     assert all(own), claim["text"]
@@ -97,7 +97,8 @@ def contrast(claim, runs, y):
         }
         for side in kept
     ]
-    values = [means[0][seed] - means[1][seed] for seed in sorted(means[0])]
+    values = np.array([[side[seed] for seed in sorted(means[0])] for side in means])
+    values = np.stack([*values, values[0] - values[1]])
     for condition in claim.get("regime", []):
         rows = [run["values"] for run in runs if is_at(run, condition) and run["values"]]
         mean = np.mean([row[condition["y"]] - row.get(condition.get("minus"), 0) for row in rows])
@@ -147,7 +148,7 @@ def recomputed(name):
             own = [run for run in runs if run["panel"] == panel]
             word, values = contrast(claim, own, claim.get("y", text["figure"].get("y", ["error"])[0]))
             rows.append([claim, word, values])
-    ps = holm([None if word else p_and_word(claim, values) for claim, word, values in rows])
+    ps = holm([None if word else p_and_word(claim, values[-1]) for claim, word, values in rows])
     return [(claim, values, *(p or (None, word))) for (claim, word, values), p in zip(rows, ps, strict=True)]
 
 
@@ -173,9 +174,11 @@ def test_each_row_of_the_page_is_what_scipy_finds(name):
     for claim, values, p, word in recomputed(name):
         if values is not None:
             said, difference, interval, *numbers = next(papers if "place" in claim else ours)
-            low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
-            assert [difference, interval] == [f"{np.mean(values):+.3g}", f"{low:+.3g} to {high:+.3g}"], claim
-            assert numbers == ["" if p is None else f"{p:.2g}", str(len(values))], claim
+            left, right, mean = values.mean(1)
+            low, high = stats.t.interval(0.95, len(values[-1]) - 1, mean, stats.sem(values[-1]))
+            assert difference.partition(": ")[2] == f"{left:#.4g} - {right:#.4g} = {mean:+.3g}", claim
+            assert [interval, *numbers[1:]] == [f"{low:+.3g} to {high:+.3g}", str(len(values[-1]))], claim
+            assert numbers[0] == ("" if p is None else f"{p:.2g}"), claim
             assert word in said, claim
     assert [*papers, *ours] == []
 
