@@ -49,7 +49,8 @@ def run_command(
         arguments.overrides = overrides
         if overrides and not hasattr(arguments, "recipe"):
             raise InputError(
-                f"--{overrides[0][0]}: no such option; recipe keys are options only of commands that take a recipe"
+                f"--{overrides[0][0]}: no such option; recipe keys are options only of commands that take a recipe; "
+                f"see `{' '.join([parser.prog, *words[:1]])} --help`"
             )
         _check_finite(arguments)
         _check_outputs(arguments)
