@@ -6,8 +6,8 @@ from widemix.data_prep.sources import register_source
 from widemix.metrics import PERCENT, Metric, register_metric
 from widemix.models.families import register as register_family
 from widemix.models.section import ModelSection
-from widemix.optim.section import OptimizerSpec
 from widemix.optim.section import register as register_optimizer
+from widemix.optim.spec import OptimizerSpec
 from widemix.recipe.losses import LossSpec
 from widemix.recipe.losses import register as register_loss
 from widemix.section import key

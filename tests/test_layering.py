@@ -45,9 +45,12 @@ def layer_of(module: str) -> tuple[int, str] | None:
 
 
 @functools.cache
-def imports(path: Path) -> list[str]:
+def imports(path: Path, types: bool = True) -> list[str]:
+    """types: with what is imported for annotations alone."""
     names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    tree.body = [node for node in tree.body if types or "if TYPE_CHECKING:" not in ast.unparse(node)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -66,6 +69,22 @@ def test_imports_point_up_the_page(path):
         there = layer_of(module)
         if there is not None:
             assert there[0] < here[0] or there[1] == here[1], f"{path.name} imports {module}"
+
+
+def test_no_files_import_each_other_in_a_circle():
+    """Nor where one does so only once it is called."""
+    names = {name_of(path) for path in FILES} - {"widemix"}
+    arrows = {
+        name_of(path): {
+            there
+            for module in imports(path, types=False)
+            for there in ({module} & names or {module.rpartition(".")[0]} & names)
+            if there != name_of(path)
+        }
+        for path in FILES
+    }
+    assert sum(map(len, arrows.values())) > 1000, "the imports were not found"
+    list(TopologicalSorter(arrows).static_order())
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if "data_prep" in path.parts], ids=name_of)

@@ -1,11 +1,12 @@
 """The base of the model sections of a recipe: everything that the rest of the project asks of a model family.
 
-Nothing here and in the families' section.py imports torch, so that a recipe loads without it: methods that need a
-network import it when they are called.
+Nothing here and in the families' section.py imports torch, so that a recipe loads without it: `FamilySection.build`
+imports the network's module when it is called.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Container, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
@@ -139,7 +140,19 @@ class ModelSection(Section):
         return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
-class DropPathSection(ModelSection):
+class FamilySection(ModelSection):
+    """A section of a family of this package, whose network is in the module `network` beside the section's."""
+
+    network: ClassVar[str]  # what makes it there, of the section and arguments of timm's networks
+
+    @override
+    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
+        module = import_module(f"{type(self).__module__.rpartition('.')[0]}.network")
+        sizes = {"num_classes": num_classes} | ({"img_size": image_size} if self.takes == "images" else {})
+        return getattr(module, self.network)(self, **sizes, **timm)
+
+
+class DropPathSection(FamilySection):
     """The keys of networks with our stochastic depth."""
 
     drop_path: DropPath = key(0.0, "stochastic depth: probability that a mixing is skipped")

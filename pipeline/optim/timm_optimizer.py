@@ -10,7 +10,7 @@ import torch
 from timm.optim import get_optimizer_class, get_optimizer_info, list_optimizers
 
 from widemix.errors import InputError
-from widemix.optim.section import Groups, OptimizerSpec
+from widemix.optim.spec import Groups, OptimizerSpec
 
 # Those that compute each weight's step from its own gradients alone, so that ZeRO may cut parameters into slices.
 ELEMENTWISE = frozenset(

@@ -189,7 +189,8 @@ def _study(held: Held, links: str) -> list[str]:
         return [f"**{title}** (`{name}`): {held.state}. No verdict yet."]
     rows = held.plan.table.rows.values()
     lost = sum(row.state == "diverged" for row in rows)
-    cost = f" `widemix study run {name}`: {len(rows)} runs, trials included; {lost} diverged; {held.core_hours:.2f} core hours."
+    cost = f" `widemix study run {name}`: {len(rows)} runs, trials included; {lost} diverged; "
+    cost += f"{held.core_hours:.2f} core hours."
     parts = [] if study.by_protocol or not study.measured else [_OUTSIDE]
     caption = " ".join(filter(None, [f"{title}.", plot_caption(study), f"[All numbers]({links}/{name}.md)."]))
     return [*parts, f"![{title}]({links}/{name}.png)", caption + (cost if study.measured else "")]

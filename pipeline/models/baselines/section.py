@@ -1,6 +1,6 @@
 """Recipe sections of the baselines with patches."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -15,14 +15,9 @@ class FfOnlySection(PatchedSection):
 
     timm_architecture: ClassVar[str] = "widemix_ff_only"
 
+    network = "FfOnly"
     kind: Literal["ff_only"] = key(..., "ff_only: a ViT with feed-forward layers over tokens in place of attention")
     expansion: Expansion = key(4.0, "ff_only: hidden width of both feed-forward layers over their own")
-
-    @override
-    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
-        from widemix.models.baselines.network import FfOnly
-
-        return FfOnly(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
@@ -56,6 +51,7 @@ class PermutatorSection(PatchedSection):
     timm_architecture: ClassVar[str] = "widemix_permutator"
     has_feature_maps: ClassVar[bool] = True
 
+    network = "Permutator"
     kind: Literal["permutator"] = key(..., "permutator: Vision Permutator, mixing along height, width and channels")
     expansion: Expansion = key(3.0, "permutator: hidden width of the channel MLP over C")
 
@@ -64,12 +60,6 @@ class PermutatorSection(PatchedSection):
         grid = check_patches(side, self.patch_size)
         if self.channels % grid:
             raise ValueError(f"model.channels {self.channels} do not divide by the grid's side {grid}")
-
-    @override
-    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
-        from widemix.models.baselines.network import Permutator
-
-        return Permutator(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
@@ -101,6 +91,7 @@ class RepMlpSection(PatchedSection):
     timm_architecture: ClassVar[str] = "widemix_repmlp"
     has_feature_maps: ClassVar[bool] = True
 
+    network = "RepMlp"
     kind: Literal["repmlp"] = key(..., "repmlp: token mixing trained in parallel to convolutions that fuse into it")
     expansion: Expansion = key(4.0, "repmlp: hidden width of the channel MLP over C")
     share_sets: Positive = key(..., "G: sets of channels with token-mixing weights of their own; divides C")
@@ -114,12 +105,6 @@ class RepMlpSection(PatchedSection):
         if any(side % 2 == 0 for side in self.kernels):
             raise ValueError(f"kernels {list(self.kernels)} must be odd")
         return self
-
-    @override
-    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
-        from widemix.models.baselines.network import RepMlp
-
-        return RepMlp(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

@@ -47,6 +47,7 @@ class MixerSection(MixerKeys, PatchedSection):
     timm_architecture: ClassVar[str] = "widemix_mixer"
     has_feature_maps: ClassVar[bool] = True
 
+    network = "Mixer"
     kind: Literal["mixer", "s_mixer"] = key(
         ..., "mixer: two layers a mixing; s_mixer: one layer a mixing (the paper's S-Mixer)"
     )
@@ -185,12 +186,6 @@ class MixerSection(MixerKeys, PatchedSection):
         if keys.keys() & {"token_hidden", "channel_hidden"}:  # in place of the expansion
             defaults = {**defaults, "expansion": None}
         return super().from_keys(keys, defaults)
-
-    @override
-    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
-        from widemix.models.mixer.network import Mixer
-
-        return Mixer(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

@@ -12,12 +12,18 @@ from torch import Tensor, nn
 
 from widemix.models.layers import BlockDiagonal, LayerNorm
 from widemix.models.mlp_base import MlpClassifier
-from widemix.models.plain_mlps.section import BottleneckMlpSection, LassoSection, ShallowSection
+from widemix.models.plain_mlps.section import (
+    HIDDEN,
+    KERNEL,
+    PADDING,
+    STRIDE,
+    BottleneckMlpSection,
+    LassoSection,
+    ShallowSection,
+    count_positions,
+)
 from widemix.models.section import hidden_width
 from widemix.models.structured_factors import split
-
-KERNEL, STRIDE, PADDING = 9, 2, 4
-HIDDEN = 24  # hidden units over alpha
 
 
 class LocallyConnected(nn.Module):
@@ -36,21 +42,6 @@ class LocallyConnected(nn.Module):
         patches = self.unfold(images)  # [B, inputs, positions]
         out = patches.permute(2, 0, 1) @ self.weight  # [positions, B, channels]
         return out.permute(1, 2, 0).flatten(1)
-
-
-def count_positions(side: int) -> int:
-    """Number of positions of the 9 x 9 window of stride 2 on an image of `side` pixels."""
-    return len(_starts(side)) ** 2
-
-
-def count_pixels(side: int) -> int:
-    """Number of pixels that the windows of all positions have together, without the border around the image."""
-    return sum(min(start + KERNEL, side) - max(start, 0) for start in _starts(side)) ** 2
-
-
-def _starts(side: int) -> range:
-    """Where the window begins at each of its positions along a side of the image; below 0 within the border."""
-    return range(-PADDING, side + PADDING - KERNEL + 1, STRIDE)
 
 
 class LassoNet(MlpClassifier):

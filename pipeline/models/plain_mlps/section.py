@@ -1,22 +1,26 @@
 """Recipe sections of MLPs on pixels: S-FC, S-LOCAL, the residual MLP of "Scaling MLPs", structured matrices."""
 
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers
-from widemix.models.section import Expansion, ModelSection, hidden_width
+from widemix.models.section import Expansion, FamilySection, hidden_width
 from widemix.models.structured_factors import split
 from widemix.section import Depth, Epsilon, Positive, key
 
+KERNEL, STRIDE, PADDING = 9, 2, 4
+HIDDEN = 24  # hidden units over alpha
 
-class LassoSection(ModelSection):
+
+class LassoSection(FamilySection):
     """The shallow networks of beta-LASSO (Neyshabur 2020)."""
 
     timm_architecture: ClassVar[str] = "widemix_lasso"
 
+    network = "LassoNet"
     kind: Literal["s_fc", "s_local"] = key(
         ..., "s_fc, s_local: S-CONV made fully, or locally, connected (beta-LASSO)"
     )
@@ -25,15 +29,7 @@ class LassoSection(ModelSection):
     )
 
     @override
-    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
-        from widemix.models.plain_mlps.network import LassoNet
-
-        return LassoNet(self, img_size=image_size, num_classes=num_classes, **timm)
-
-    @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
-        from widemix.models.plain_mlps.network import HIDDEN, KERNEL, count_pixels, count_positions
-
         positions, width = count_positions(image_size), HIDDEN * self.base_channels
         first = positions * self.base_channels
         if self.kind == "s_fc":
@@ -70,11 +66,12 @@ class LassoSection(ModelSection):
         return "stem.0"
 
 
-class BottleneckMlpSection(ModelSection):
+class BottleneckMlpSection(FamilySection):
     """A dense MLP with residual blocks, the network of "Scaling MLPs" (Bachmann et al. 2023)."""
 
     timm_architecture: ClassVar[str] = "widemix_bottleneck_mlp"
 
+    network = "BottleneckMlp"
     kind: Literal["bottleneck_mlp"] = key(
         ..., 'bottleneck_mlp: residual MLP of "Scaling MLPs", whose published weights train.init_from reads'
     )
@@ -82,12 +79,6 @@ class BottleneckMlpSection(ModelSection):
     depth: Depth = key(..., "L: blocks")
     expansion: Expansion = key(4.0, "gamma: hidden width over m")
     norm_eps: Epsilon = key(1e-5, "epsilon of LayerNorm")
-
-    @override
-    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
-        from widemix.models.plain_mlps.network import BottleneckMlp
-
-        return BottleneckMlp(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
@@ -118,11 +109,12 @@ class BottleneckMlpSection(ModelSection):
         return "stem"
 
 
-class ShallowSection(ModelSection):
+class ShallowSection(FamilySection):
     """x -> Bc B2 ReLU(B1 x) with matrices of a chosen kind (Hayase & Karakida 2024, figure 2d)."""
 
     timm_architecture: ClassVar[str] = "widemix_shallow"
 
+    network = "ShallowMlp"
     kind: Literal["shallow"] = key(..., "shallow: B2 ReLU(B1 x) of structured matrices, then a linear head")
     width: Positive = key(..., "m: features of the MLP")
     matrices: Literal["dense", "monarch", "kronecker"] = key(..., "kind of B1 and B2 (equation 12)")
@@ -137,12 +129,6 @@ class ShallowSection(ModelSection):
         if self.matrices != "dense" and split(self.width)[0] == 1:
             raise ValueError(f"width {self.width} is prime: {self.matrices} matrices need two factors")
         return self
-
-    @override
-    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
-        from widemix.models.plain_mlps.network import ShallowMlp
-
-        return ShallowMlp(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
@@ -181,6 +167,21 @@ def _matrix(kind: str, inputs: int, outputs: int) -> list[LayerCost]:
         LayerCost(rows, columns, out_columns, matrices=1 if shared else rows, bias=False),
         LayerCost(out_columns, rows, out_rows, matrices=1 if shared else out_columns, bias=False),
     ]
+
+
+def count_positions(side: int) -> int:
+    """Number of positions of the 9 x 9 window of stride 2 on an image of `side` pixels."""
+    return len(_starts(side)) ** 2
+
+
+def count_pixels(side: int) -> int:
+    """Number of pixels that the windows of all positions have together, without the border around the image."""
+    return sum(min(start + KERNEL, side) - max(start, 0) for start in _starts(side)) ** 2
+
+
+def _starts(side: int) -> range:
+    """Where the window begins at each of its positions along a side of the image; below 0 within the border."""
+    return range(-PADDING, side + PADDING - KERNEL + 1, STRIDE)
 
 
 SECTIONS = (LassoSection, BottleneckMlpSection, ShallowSection)

@@ -6,15 +6,16 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, patch_layer
-from widemix.models.section import Expansion, ModelSection, Seed, check_patches, hidden_width
+from widemix.models.section import Expansion, FamilySection, Seed, check_patches, hidden_width
 from widemix.section import Depth, Epsilon, Positive, key
 
 
-class SwMlpSection(ModelSection):
+class SwMlpSection(FamilySection):
     """An MLP with frozen random masks on its weights, or dense (Hayase & Karakida 2024, appendices A.1 and A.2.5)."""
 
     timm_architecture: ClassVar[str] = "widemix_sw_mlp"
 
+    network = "SwMlp"
     kind: Literal["sw_mlp"] = key(..., "sw_mlp: MLP with frozen random masks on its weights")
     patch_size: Positive = key(..., "P: side of a patch, pixels; must divide data.image_size")
     channels: Positive | None = key(
@@ -71,12 +72,6 @@ class SwMlpSection(ModelSection):
                 f"model.width {self.width}: {patches} patches of {embedded // patches} channels have {embedded} "
                 "features; set model.width to that, or model.project_features to true"
             )
-
-    @override
-    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
-        from widemix.models.sw_mlp.network import SwMlp
-
-        return SwMlp(self, img_size=image_size, num_classes=num_classes, **timm)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

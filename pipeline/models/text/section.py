@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 from typing_extensions import override
@@ -11,11 +11,11 @@ from typing_extensions import override
 from widemix.errors import InputError
 from widemix.models.layer_costs import LayerCost, NetworkCost, NormCost, mlp_layers
 from widemix.models.mixer.section import MixerKeys, MixerSection
-from widemix.models.section import Expansion, ModelSection, hidden_width
+from widemix.models.section import Expansion, FamilySection, hidden_width
 from widemix.section import Depth, Positive, key
 
 
-class TextSection(ModelSection):
+class TextSection(FamilySection):
     """The keys that text models share: token ids, and a width that is given or follows from a budget of weights."""
 
     takes: ClassVar[Literal["images", "text"]] = "text"
@@ -103,6 +103,7 @@ class TextMixerSection(TextSection, MixerKeys):
 
     timm_architecture: ClassVar[str] = "text_mixer"
 
+    network = "TextMixer"
     kind: Literal["text_mixer"] = key(..., "text_mixer: token embedding and a Mixer")
 
     @property
@@ -121,12 +122,6 @@ class TextMixerSection(TextSection, MixerKeys):
     @override
     def depth_to_width(self) -> float:
         return 2 * super().depth_to_width()
-
-    @override
-    def build(self, image_size: int, num_classes: int) -> Any:
-        from widemix.models.text.network import TextMixer
-
-        return TextMixer(self, num_classes=num_classes)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:
@@ -156,6 +151,7 @@ class TextTransformerSection(TextSection):
 
     timm_architecture: ClassVar[str] = "text_transformer"
 
+    network = "TextTransformer"
     kind: Literal["text_transformer"] = key(..., "text_transformer: token embedding and torch.nn's encoder")
     heads: Positive = key(4, "attention heads; must divide d")
 
@@ -175,12 +171,6 @@ class TextTransformerSection(TextSection):
     def weights(self, width: int) -> int:
         attention = 4 * width * (width + 1)
         return self.depth * (attention + _mlp_weights(width, hidden_width(self.expansion, width)) + 4 * width)
-
-    @override
-    def build(self, image_size: int, num_classes: int) -> Any:
-        from widemix.models.text.network import TextTransformer
-
-        return TextTransformer(self, num_classes=num_classes)
 
     @override
     def layer_costs(self, image_size: int, num_classes: int) -> NetworkCost:

@@ -14,22 +14,18 @@ from widemix.section import DropPath, PositiveAmount, key
 class ResMlpSection(PatchedSection):
     """ResMLP (Touvron et al. 2021): a linear layer over tokens and an MLP over channels, without normalisation."""
 
+    network = "resmlp"
     kind: Literal["resmlp"] = key(..., "resmlp: a linear layer over tokens, an MLP over channels, no normalisation")
     expansion: Expansion = key(4.0, "resmlp: hidden width of the channel MLP over C")
     layer_scale: PositiveAmount = key(
         1e-4, "resmlp: first value of the learnt factors of each mixing; timm's, 1e-5 for 24 blocks"
     )
 
-    @override
-    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
-        from widemix.models.timm_networks.network import resmlp
-
-        return resmlp(self, img_size=image_size, num_classes=num_classes, **timm)
-
 
 class GmlpSection(PatchedSection):
     """gMLP (Liu et al. 2021): an MLP over channels; half of its hidden features, mixed over tokens, gate the rest."""
 
+    network = "gmlp"
     kind: Literal["gmlp"] = key(..., "gmlp: an MLP over channels with a spatial gating unit")
     expansion: Expansion = key(6.0, "gmlp: hidden width of the channel MLP over C; half of it gates the other half")
 
@@ -43,12 +39,6 @@ class GmlpSection(PatchedSection):
                 "which have no halves"
             )
         return self
-
-    @override
-    def build(self, image_size: int, num_classes: int, **timm: Any) -> Any:
-        from widemix.models.timm_networks.network import gmlp
-
-        return gmlp(self, img_size=image_size, num_classes=num_classes, **timm)
 
 
 Argument = bool | int | float | str
@@ -92,7 +82,7 @@ class TimmSection(ModelSection):
 
     @override
     def build(self, image_size: int, num_classes: int) -> Any:
-        from widemix.models.timm_networks.network import create_timm_model
+        from widemix.models.timm_networks.by_name import create_timm_model
 
         own = {"img_size": image_size, "drop_path_rate": self.drop_path}
         return create_timm_model(self.name, num_classes, **self.arguments | own)
@@ -104,7 +94,7 @@ class TimmSection(ModelSection):
 
     @override
     def timm_spec(self, image_size: int, own_names: Container[str]) -> tuple[str, dict[str, Any]]:
-        from widemix.models.timm_networks.network import without_untaken
+        from widemix.models.timm_networks.by_name import without_untaken
 
         own = {"img_size": image_size, "drop_path_rate": self.drop_path}
         return self.name, without_untaken(self.name, self.arguments | own)
@@ -116,13 +106,13 @@ class TimmSection(ModelSection):
 
     @override
     def first_layer(self) -> str | None:
-        from widemix.models.timm_networks.network import published
+        from widemix.models.timm_networks.by_name import published
 
         return published(self.name, "first_conv")
 
     @override
     def classifier(self) -> str | None:
-        from widemix.models.timm_networks.network import published
+        from widemix.models.timm_networks.by_name import published
 
         return published(self.name, "classifier")
 
