@@ -90,8 +90,8 @@ were not searched for each line has no word, nor has a statement about networks 
 are those of the papers' texts, whose words the study files quote. Core hours are those of all runs of a study,
 trials included. CIFAR-10 was trained on JPEGs of the official images: errors here compare with each other, not with
 published ones. Hours at full size are those of a roofline on one H100, of all seeds together
-([table](LINKS/full_size.csv)). Each row has the commit, machine and day of its run; how to cite them says
-[CITATION.cff](../CITATION.cff)."""
+([table](LINKS/full_size.csv)). Each row has the commit, machine and day of its run; `CITATION.cff` says how
+to cite them."""
 
 
 def _stated(paper: Paper, held: Mapping[str, Held], studies: Path, folder: Path, links: str) -> Iterable[Stated]:
