@@ -32,6 +32,9 @@ def error_message(
     ]
     others = [each for each in others if each not in of_types]
     where = origin.get(name, default_origin)
+    for each in of_types:
+        if isinstance(first["input"], Mapping) and len(each["loc"]) > len(first["loc"]):  # about an item of a mapping
+            first, of_types, name = each, [], f"{name}.{each['loc'][-1]}"
     more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
         leaf = name not in RecipeFields.model_fields and any(known.endswith(f".{name}") for known in key_names())
@@ -42,7 +45,11 @@ def error_message(
             return f"{where}: {name} is not a key of kind {family}{cure}{more}"
         return f"{where}: unknown key {name}{suggest(name, table)}{more}"
     if first["type"] == "missing" and isinstance(first["loc"][-1], int):
-        return f"{where}: {name}: the list is too short{more}"
+        length = 1 + max(int(each["loc"][-1]) for each in (first, *others) if each["loc"][:-1] == first["loc"][:-1])
+        return f"{where}: {name} {_as_yaml(first['input'])}: input should be a list of {length} values{more}"
+    if first["type"] == "too_long":
+        length = first["ctx"]["max_length"]
+        return f"{where}: {name} {_as_yaml(first['input'])}: input should be a list of {length} values{more}"
     if first["type"] == "missing":
         return f"{where}: {name} is missing{more}"
     if first["type"] == "union_tag_not_found":
@@ -59,7 +66,9 @@ def error_message(
         return f"{where}: {section}the key {_as_yaml(first['input'])} is not text; put quotes around it{more}"
     message = re.sub(" or instance of [A-Za-z]+$", "", first["msg"])
     message = message.removeprefix("Value error, ").replace("valid tuple", "list")
-    message = message.replace("be a list", f"be a list, such as [{first['input']}]")
+    default = keys()[name].default if name in keys() and not isinstance(first["input"], str) else ()
+    example = list(default) if isinstance(default, tuple) and default else f"[{first['input']}]"
+    message = message.replace("be a list", f"be a list, such as {example}")
     message = ", or ".join([message, *(each["msg"].removeprefix("Input should be ") for each in of_types)])
     message = message.replace("valid dictionary", "mapping of keys")
     given = f" {_as_yaml(first['input'])}" if not isinstance(first["input"], (dict, BaseModel)) else ""
