@@ -28,6 +28,8 @@ _NAMES = {"aug_repeats": "num_aug_repeats", "workers": "num_workers", "mix_mode"
 
 
 def _check_path(path: str | Path) -> str | Path:
+    if path == "":
+        raise ValueError("is empty; give a path, or '.' for this folder")
     try:
         os.lstat(path)
     except ValueError:
