@@ -222,6 +222,8 @@ def _gpu(arguments: argparse.Namespace) -> Exit:
 def _bench(arguments: argparse.Namespace) -> Exit:
     check_least(arguments, 1, "rounds", "samples", "batch", "threads", "lines", "step_ms")
     check_least(arguments, 0, "launch_ms")
+    if getattr(arguments, "launch_ms", 0) and arguments.step_ms is None:
+        raise InputError(f"--launch-ms {arguments.launch_ms}: is part of --step-ms; give both")
     if arguments.overrides and not arguments.recipe:
         raise InputError(f"--{arguments.overrides[0][0]}: is a key of a recipe, and none is named")
     origin = getattr(arguments, "origin", None)
