@@ -45,7 +45,9 @@ def error_message(
             return f"{where}: {name} is not a key of kind {family}{cure}{more}"
         return f"{where}: unknown key {name}{suggest(name, table)}{more}"
     if first["type"] == "missing" and isinstance(first["loc"][-1], int):
-        length = 1 + max(int(each["loc"][-1]) for each in (first, *others) if each["loc"][:-1] == first["loc"][:-1])
+        absent = [each for each in others if each["loc"][:-1] == first["loc"][:-1]]
+        length = first["loc"][-1] + 1 + len(absent)
+        more = f" (and {len(others) - len(absent)} more)" if len(others) > len(absent) else ""
         return f"{where}: {name} {_as_yaml(first['input'])}: input should be a list of {length} values{more}"
     if first["type"] == "too_long":
         length = first["ctx"]["max_length"]
