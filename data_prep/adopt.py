@@ -22,7 +22,7 @@ from widemix.data_prep.settings import PrepSettings
 from widemix.data_prep.sources.labels import check_label
 from widemix.data_prep.write_dataset import LISTED, print_untrained
 from widemix.errors import InputError, RunError
-from widemix.files import atomic_write
+from widemix.files import atomic_write, real_path
 from widemix.formats.beton import COEFFICIENTS, JPEG, RAW, Beton, open_beton
 from widemix.formats.checksums import NUMBER, SUFFIX, crc32c, sample_checksum
 from widemix.formats.chunks import hash_bytes, hash_chunks
@@ -67,11 +67,12 @@ def adopt(
     """
     if (to / NAME).exists():
         raise InputError(f"{to}: is already prepared; name a new or an empty folder")
-    for path in betons.values():
-        if path.resolve().parent == to.resolve():
+    places = {split: real_path(path) for split, path in betons.items()}
+    for split, path in betons.items():
+        if places[split].parent == real_path(to):
             raise InputError(f"--to {to}: holds {path} itself; name another folder")
     check_target(to, force=False)
-    opened = {split: open_beton(path.resolve()) for split, path in betons.items()}
+    opened = {split: open_beton(place) for split, place in places.items()}
     for beton in opened.values():
         check_label(str(beton.path), max(0, int(beton.label.max())))
     names = tuple(classes) or tuple(map(str, range(1 + max(int(beton.label.max()) for beton in opened.values()))))

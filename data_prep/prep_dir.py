@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from widemix.errors import InputError
-from widemix.files import atomic_write, parse_json
+from widemix.files import atomic_write, parse_json, real_path
 from widemix.formats.manifest import NAME, Manifest, manifest_json, read_manifest
 from widemix.formats.text import TOKENIZER
 from widemix.lock import HeldFolder, hold
@@ -121,11 +121,7 @@ def _files(manifest: Manifest) -> set[str]:
 
 def check_outside(to: Path, origin: Path | None) -> None:
     """Raise `InputError` if the folder `to` is the source or lies within it, links resolved."""
-    try:
-        place = to.resolve()
-    except RuntimeError:  # of Python 3.11 and 3.12; later ones leave it to the next call
-        raise InputError(f"{to}: cannot be written to (Too many levels of symbolic links)") from None
-    if origin is not None and place.is_relative_to(origin):
+    if origin is not None and real_path(to).is_relative_to(origin):
         raise InputError(f"--to {to}: lies within the source {origin}; name a folder outside of it")
 
 

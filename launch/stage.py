@@ -28,6 +28,7 @@ from widemix.files import (
     fsync_path,
     open_to_write,
     private_folder,
+    real_path,
     refuse_links,
     try_lock,
     wait_for_lock,
@@ -64,7 +65,7 @@ def stage(folder: Path | str, local: Path, relay: Relay | None = None) -> Path:
     manifest = _read_manifest(source)
     if local.exists() and not local.is_dir():
         raise InputError(f"{local}: is a file, not a folder to copy to")
-    if isinstance(folder, Path) and local.resolve().is_relative_to(folder.resolve()):
+    if isinstance(folder, Path) and real_path(local).is_relative_to(folder.resolve()):
         raise InputError(f"{local}: is in the folder that is to be copied; name one on the node's own disk")
     text = manifest_json(manifest)
     name = Path(folder.resolve() if isinstance(folder, Path) else folder.rstrip("/")).name

@@ -109,6 +109,11 @@ def is_ours(path: Path, entries: bool = False) -> bool:
     return True
 
 
+def real_path(path: Path) -> Path:
+    """`path.resolve()`, which leaves a loop of links to what opens it; Python 3.11 and 3.12 raise a RuntimeError."""
+    return Path(os.path.realpath(path))
+
+
 def csv_text(rows: Iterable[Iterable[object]]) -> str:
     """Return rows as CSV. A text that spreadsheets compute, such as `=1+1`, gets an apostrophe before it.
 
