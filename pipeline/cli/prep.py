@@ -209,7 +209,10 @@ def _max_bad(arguments: argparse.Namespace) -> float:
     return fraction
 
 
-def print_summary(manifest: "Manifest", to: Path) -> None:
+HOLD_OUT = "the same with --holdout 10% --force makes one of these samples"
+
+
+def print_summary(manifest: "Manifest", to: Path, cure: str = HOLD_OUT) -> None:
     """Print a line for each split, how many files were unusual in which way, and the first that were left out."""
     for split in manifest.splits.values():
         print(f"{to / split.file}: {_summary(split, manifest)}")
@@ -224,7 +227,7 @@ def print_summary(manifest: "Manifest", to: Path) -> None:
     for exception in [each for each in manifest.exceptions if each["rule"].startswith("left out")][:_NAMED]:
         print(f"{exception['file']}: {exception['rule']}")
     if [*manifest.splits] == ["train"] and not (manifest.settings.get("splits") or manifest.settings.get("part")):
-        print(f"{to}: has no split to evaluate on; the same with --holdout 10% --force makes one of these samples")
+        print(f"{to}: has no split to evaluate on; {cure}")
 
 
 def _price(manifest: "Manifest", to: Path) -> str:
@@ -280,5 +283,5 @@ def _join(arguments: argparse.Namespace) -> Exit:
     from widemix.data_prep.join import join
 
     manifest = join(arguments.parts, arguments.to, max_bad=_max_bad(arguments), force=arguments.force)
-    print_summary(manifest, arguments.to)
+    print_summary(manifest, arguments.to, "parts that are prepared with --holdout 10% have one")
     return Exit.DONE

@@ -42,7 +42,7 @@ def _adopt(arguments: argparse.Namespace) -> Exit:
             raise InputError(f"{word}: is of the same split as {betons[split]}; name them, such as train={path}")
         betons[split] = Path(path)
     manifest = adopt(betons, arguments.to, read_names(arguments.classes) if arguments.classes else ())
-    print_summary(manifest, arguments.to)
+    print_summary(manifest, arguments.to, "name a file of one too, such as val=FILE")
     return Exit.DONE
 
 

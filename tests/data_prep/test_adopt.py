@@ -64,6 +64,12 @@ def test_a_folder_of_links(tmp_path, beton, capsys, monkeypatch, system, hard):
         adopt({"train": beton}, out)
 
 
+def test_a_lone_train_is_told_with_what_adopt_can_do(tmp_path, beton, capsys):
+    assert main(["adopt", str(beton), "--to", str(tmp_path / "out")]) == 0
+    advice = "out: has no split to evaluate on; name a file of one too, such as val=FILE\n"
+    assert capsys.readouterr().out.endswith(advice)
+
+
 def test_a_disk_without_links_is_told(tmp_path, beton, capsys, system):
 
     def fails(*_, **__):

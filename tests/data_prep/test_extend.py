@@ -239,6 +239,14 @@ def test_parts_of_arrays_are_joined_too(tmp_path, source, capsys):
     assert contents(out) == contents(tmp_path / "one")
 
 
+def test_a_lone_train_is_told_with_what_join_can_do(tmp_path, folder, capsys):
+    shutil.rmtree(folder / "val")
+    parts = parts_of("image-folder", folder, tmp_path, count=2)
+    assert main(["join", *map(str, parts), "--to", str(tmp_path / "out")]) == 0
+    advice = "out: has no split to evaluate on; parts that are prepared with --holdout 10% have one\n"
+    assert capsys.readouterr().out.endswith(advice)
+
+
 def test_many_missing_parts_are_counted(tmp_path):
     prepare("digits", None, tmp_path / "13", PrepSettings(splits="test", part="13/13"))
     with pytest.raises(InputError, match=r"^parts 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more of 13 are missing"):
