@@ -62,7 +62,7 @@ def add_prep(commands) -> None:
     add(
         "--extend",
         action="store_true",
-        help="take over what the source gained or changed; only new images are encoded",
+        help="take over the source's new images, labels, splits and classes; only new images are encoded",
     )
     _add_machine_options(parser)
     _add_image_options(parser)
